@@ -29,11 +29,12 @@ help: ## Show this list
 
 setup: .venv/.ready ## Make .venv with all extras and the tools (needs Python 3.11 or newer)
 
-lint: setup ## Check style, types and layers
+lint: setup ## Check style, types, layers and words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m dev.words
 
 test: tools setup ## Run the tests that need Python and a JDK alone; SUITES="spark mirrors" for others (python -m dev suites --all)
 	$(BIN)/python -m dev test --jobs $(JOBS) $(if $(ORDER),--order $(ORDER)) $(SUITES)

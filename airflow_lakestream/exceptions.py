@@ -1,7 +1,7 @@
 """Base classes of all deliberate errors of this package.
 
 There is one root, so that a caller can catch any error of lakestream. `Terminal` and `Transient` are markers: only the
-operators read them, to tell Airflow whether a retry can help. Facts are attributes; the text says what to do.
+operators read them, to let Airflow know whether a retry can help. Facts are attributes; the text says what to do.
 """
 
 from __future__ import annotations

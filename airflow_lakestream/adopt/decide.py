@@ -34,13 +34,13 @@ class AdoptionDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRowPositions:
-    """Positions found in the rows. `all_tell`: each row has topic, partition and offset.
+    """Positions found in the rows. `all_have_positions`: each row has topic, partition and offset.
 
     `in_own_columns`: in the columns that landings write, which audits read.
     """
 
     rows: RowPositions
-    all_tell: bool
+    all_have_positions: bool
     in_own_columns: bool
     text: str
     total: int | None = None
@@ -67,11 +67,11 @@ class TopicAdoption:
         claimed = self._claim.claimed(self._state)
         self._check_log(claimed)
         self._check_rows()
-        if self._positions.all_tell:
+        if self._positions.all_have_positions:
             return self._by_rows(claimed)
         if self._claim.is_by_rows:
             raise CannotAdopt(
-                f"{self._positions.text}. Which records the table has can't be told by its rows. Name their columns "
+                f"{self._positions.text}. The rows do not show which records the table has. Name the columns "
                 "(--columns), or take the position of the tool that wrote them (--from group, connect, "
                 "spark-checkpoint, flink-savepoint or ranges)."
             )
@@ -82,8 +82,10 @@ class TopicAdoption:
     @property
     def _own_rows(self) -> RangeSet:
         found = {key: tally for key, tally in self._positions.rows.tallies.items() if key[0] == self._topic}
-        there = RangeSet(OffsetRange(*key, *interval) for key, tally in found.items() for interval in tally.intervals())
-        return there - self._held
+        all_rows = RangeSet(
+            OffsetRange(*key, *interval) for key, tally in found.items() for interval in tally.intervals()
+        )
+        return all_rows - self._held
 
     def _check_log(self, claimed: RangeSet) -> None:
         """Refuse a position outside of the topic's log."""
@@ -154,7 +156,7 @@ class TopicAdoption:
             trusted.append(
                 f"that {abs(total - landed.width)} {than} rows than offsets are right: "
                 + (
-                    "markers, compacted and filtered records have no row, and neither have lost ones"
+                    "markers and compacted, filtered and lost records have no row"
                     if total < landed.width
                     else "they are of other topics, of earlier offsets, or doubled"
                 )
@@ -179,16 +181,19 @@ class TopicAdoption:
                 f"there is nothing to adopt of {self._topic}: {self._claim.source} has no offset that no ledger of the "
                 "table holds."
             )
-        told = [*trusted, f"that {self._topic} was not deleted and created again since: Kafka does not tell by offsets"]
-        told += _by_partition(self._claim, self._state)
+        assumptions = [
+            *trusted,
+            f"that {self._topic} was not deleted and created again since: offsets do not show it",
+        ]
+        assumptions += _by_partition(self._claim, self._state)
         entry = replace(entry, origin=self._origin(entry.landed), epochs=leader_epochs(self._state))
         return AdoptionDecision(
             identity=self._state.identity,
             entry=entry,
             left=left,
-            by_rows=self._positions.all_tell,
+            by_rows=self._positions.all_have_positions,
             proved=proved,
-            trusted=tuple(told),
+            trusted=tuple(assumptions),
         )
 
 
@@ -204,7 +209,7 @@ def _by_partition(claim: PositionClaim, state: TopicState) -> list[str]:
     topic, marks = state.identity.topic, state.marks
     named = [f"{topic}[{p}] has no position: the next run lands it from its beginning" for p in _without(claim, marks)]
     return named + [
-        f"{topic}[{p}]: the position {end} is below the log's start {marks[p].low}: retention has taken what is "
+        f"{topic}[{p}]: the position {end} is below the log's start {marks[p].low}: retention has removed the records "
         "between, and the next run's on_data_loss decides"
         for p, end in sorted(claim.ends.items())
         if p in marks and end < marks[p].low

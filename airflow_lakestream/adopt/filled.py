@@ -10,7 +10,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from airflow_lakestream.adopt.claim import CannotAdopt
-from airflow_lakestream.audit.books import groups_seen
+from airflow_lakestream.audit.books import groups_of
 from airflow_lakestream.audit.rows import RowPositions, count_rows
 from airflow_lakestream.audit.run import load
 from airflow_lakestream.core.ledger import Landing, Ledger
@@ -89,7 +89,7 @@ class IcebergFilledTable:
             raise fan_out_books.PartOfFanOut(name, note)
         self.name, self.head, self.properties = name, ledger_store.head_of(metadata), metadata.properties
         self.columns = self._table.schema().as_arrow()
-        groups = sorted({*groups_seen(self._table), group})
+        groups = sorted({*groups_of(self._table), group})
         self.ledgers = {one: ledger_store.read_ledger(self._table, one) for one in groups}
 
     def count(self, columns: PositionColumns, topic: str) -> RowPositions:
@@ -134,6 +134,6 @@ def open_filled(lake: Any, table: str, group: str) -> FilledTable:
     return filled
 
 
-def newest(marks: Iterator[Mapping[str, str]], keys: Sequence[str]) -> Mapping[str, str] | None:
+def newest_with(marks: Iterator[Mapping[str, str]], keys: Sequence[str]) -> Mapping[str, str] | None:
     """Return the newest commit with all of these keys, or None."""
     return next((one for one in marks if all(key in one for key in keys)), None)

@@ -24,16 +24,18 @@ class HolesBelow(LakestreamError, Terminal):
         self.holes = holes
         super().__init__(
             f"{table}: the ledger of {group!r} has holes below what it holds: {shown([*map(str, holes)], 10)}. "
-            "Another tool knows one offset for each partition: it would leave the holes out, or land what lies above "
-            'them a second time. Nothing was set. Land the holes first, by a run with mode="resume".'
+            "Another tool knows one offset for each partition: it would leave the holes out, or land the records "
+            'above them a second time. Nothing was set. Land the holes first, by a run with mode="resume".'
         )
 
 
 class NotSet(LakestreamError, Terminal):
     """The tool shows another position than was set."""
 
-    def __init__(self, name: str, topic: str, wanted: Mapping[int, int], there: Mapping[int, int | None]) -> None:
-        texts = [f"{topic}[{p}] is at {offset} instead of {wanted[p]}" for p, offset in sorted(there.items())]
+    def __init__(
+        self, name: str, topic: str, wanted: Mapping[int, int], offsets_after: Mapping[int, int | None]
+    ) -> None:
+        texts = [f"{topic}[{p}] is at {offset} instead of {wanted[p]}" for p, offset in sorted(offsets_after.items())]
         super().__init__(f"{name}: {shown(texts, 10, 'partitions')}. Does something use it? Run it again.")
 
 
@@ -122,13 +124,15 @@ class LedgerHandover:
         if late := {p: state.marks[p].low for p, offset in offsets.items() if offset < state.marks[p].low}:
             raise CannotAdopt(
                 f"{self.topic}: the log begins above where the ledger ends, in partitions {sorted(late)}: {to.name} "
-                'would go on wherever its own reset policy says. Nothing was set. Run with on_data_loss="record" first.'
+                'would continue by its own reset policy. Nothing was set. Run with on_data_loss="record" first.'
             )
         to.check_at_rest()
         if write:
-            there = to.set(self.topic, offsets)
-            if wrong := {p: there.get(p) for p, offset in offsets.items() if there.get(p) != offset}:
-                raise NotSet(to.name, self.topic, offsets, wrong)
+            offsets_after = to.set(self.topic, offsets)
+            if different := {
+                p: offsets_after.get(p) for p, offset in offsets.items() if offsets_after.get(p) != offset
+            }:
+                raise NotSet(to.name, self.topic, offsets, different)
         return LedgerHandoverResult(self.table, to.name, self.topic, offsets, write)
 
 

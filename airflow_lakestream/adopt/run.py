@@ -93,11 +93,11 @@ class TableAdoption:
         filled = filled or open_filled(lake, self.table, self.consumer_group)
         claim = tool.read(self.topic)
         positions = self._positions(filled)
-        if positions.rows.odd:
+        if positions.rows.impossible:
             raise CannotRebuild(
                 f"{self.table} has rows at positions that no record can have: "
-                f"{', '.join(one.text for one in positions.rows.odd[:10])}. Delete them, or move them to another "
-                "table, first."
+                f"{', '.join(one.text for one in positions.rows.impossible[:10])}. Delete them, or move them to "
+                "another table, first."
             )
         held = union(
             entry.held
@@ -156,15 +156,17 @@ class TableAdoption:
         if missing and not self.columns.is_own:
             raise InvalidArgument("--columns", f"{self.table} has no column {', '.join(missing)}.")
         total = filled.rows()
-        rows_text = "rows whose number its metadata does not tell" if total is None else f"{total} rows"
+        rows_text = "an unknown number of rows" if total is None else f"{total} rows"
         if missing:
             text = f"{self.table} has {rows_text}, and no column {', '.join(missing)}"
-            return TableRowPositions(rows=RowPositions(), all_tell=False, in_own_columns=True, text=text, total=total)
+            return TableRowPositions(
+                rows=RowPositions(), all_have_positions=False, in_own_columns=True, text=text, total=total
+            )
         rows = filled.count(self.columns, self.topic)
         lacking, of = rows.without_position, ", ".join(self.columns.paths.values())
         text = f"{lacking} rows of {self.table} have no {of}" if lacking else f"each has {of}"
         own = self.columns.is_own
-        return TableRowPositions(rows=rows, all_tell=not lacking, in_own_columns=own, text=text, total=total)
+        return TableRowPositions(rows=rows, all_have_positions=not lacking, in_own_columns=own, text=text, total=total)
 
 
 def _triples(ranges: RangeSet) -> list[list[int]]:

@@ -26,7 +26,7 @@ class AdoptedRows:
     @classmethod
     def find(
         cls,
-        books: TableLedgers,
+        ledgers: TableLedgers,
         schema: pa.Schema,
         properties: Mapping[str, str],
         count: Callable[[PositionColumns], RowPositions],
@@ -36,7 +36,7 @@ class AdoptedRows:
         :param count: counts the table's rows by such columns.
         """
         found = cls()
-        for group, identity, entry in books.entries():
+        for group, identity, entry in ledgers.entries():
             for receipt in receipts(properties, group):
                 ranges = receipt.verifiable & entry.adopted
                 if receipt.topic != identity.topic or receipt.columns is None or not ranges:
@@ -52,13 +52,13 @@ class AdoptedRows:
 
     def counted(self, audits: Iterable[PartitionAudit]) -> tuple[int, int]:
         """Return the number of adopted offsets with a row, and without a row. The ledger's counts include neither."""
-        there = lacking = 0
+        with_row = lacking = 0
         for one in audits:
             key = one.topic, one.partition
             intervals = self.within(key).intervals()
-            there += sum(end - start for start, end in intervals)
+            with_row += sum(end - start for start, end in intervals)
             lacking += (one.missing & self.ranges.of_partition(*key)).width
-        return there, lacking
+        return with_row, lacking
 
     def _take(self, ranges: RangeSet, rows: RowPositions) -> None:
         for key in ranges.partitions:
@@ -68,12 +68,12 @@ class AdoptedRows:
         self.ranges |= ranges
 
 
-def adopted_lines(books: TableLedgers, properties: Mapping[str, str], verified: RangeSet) -> list[str]:
+def adopted_lines(ledgers: TableLedgers, properties: Mapping[str, str], verified: RangeSet) -> list[str]:
     """Describe the offsets landed by another tool's word alone."""
     found = []
-    for group, identity, entry in books.entries():
+    for group, identity, entry in ledgers.entries():
         if ranges := entry.adopted - verified:
             by = shown([str(one) for one in receipts(properties, group) if one.topic == identity.topic], 3, "tools")
             text = shown([str(one) for one in ranges], 10)
-            found.append(f"{text}: adopted {by or 'from another tool'}; no row says that it is there")
+            found.append(f"{text}: adopted {by or 'from another tool'}; no row proves it")
     return found

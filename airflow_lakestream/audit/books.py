@@ -20,7 +20,7 @@ class NoLedger(LakestreamError, Terminal):
     """The group has no ledger on the table, or the ledger does not have the topic."""
 
     def __init__(self, table: str, consumer_group: str, known: tuple[str, ...], topic: str | None = None) -> None:
-        what = "no ledger" if topic is None else f"nothing of topic {topic!r} in its ledger"
+        what = "no ledger" if topic is None else f"no offsets of topic {topic!r} in its ledger"
         has = f"Groups with a ledger there: {', '.join(known)}." if known else "No group has a ledger there."
         super().__init__(f"consumer group {consumer_group!r} has {what} on {table}. {has}")
 
@@ -35,7 +35,7 @@ class TableLedgers:
     @classmethod
     def of(cls, table: Table, group: str, topic: str | None) -> TableLedgers:
         """Read the ledgers at the table's head. Raises NoLedger, UndecidedLedger and UnreadableLedger."""
-        names = sorted({*groups_seen(table), group})
+        names = sorted({*groups_of(table), group})
         ledgers = {name: ledger_store.read_ledger(table, name) for name in names}
         return cls.made(".".join(table.name()), group, ledgers, topic)
 
@@ -136,13 +136,13 @@ class TableLedgers:
                 yield group, identity, entry
 
 
-def check_group_seen(table: Table, group: str) -> None:
+def check_group(table: Table, group: str) -> None:
     """Raise NoLedger if the table has no trace of a group."""
-    if group not in (known := groups_seen(table)):
+    if group not in (known := groups_of(table)):
         raise NoLedger(".".join(table.name()), group, known)
 
 
-def groups_seen(table: Table) -> tuple[str, ...]:
+def groups_of(table: Table) -> tuple[str, ...]:
     """Return the groups with a ledger property or with landings in snapshots, sorted."""
     in_summaries = {
         group

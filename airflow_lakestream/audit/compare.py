@@ -59,7 +59,7 @@ class ImpossibleRows:
         return {name: getattr(self, name) for name in names}
 
 
-def sorted_odd(found: dict[tuple[str | None, int | None], ImpossibleRows]) -> list[ImpossibleRows]:
+def sorted_impossible(found: dict[tuple[str | None, int | None], ImpossibleRows]) -> list[ImpossibleRows]:
     """Return the rows sorted by topic and partition, NULL first."""
     return [found[key] for key in sorted(found, key=lambda key: tuple((part is not None, part) for part in key))]
 
@@ -113,10 +113,10 @@ class PartitionAudit:
 
     `missing`: readable in Kafka and in the ledger, but with fewer rows and rejected records than landings. `doubled`:
     more rows than landings. `both`: a row and a rejected record. `rejected_twice`: no row, and more rejected records
-    than landings. `unexpected`: rows that no group's ledger knows; `odd` are such rows whose position no record can
-    have. `before`: rows without a ledger, below the group's beginning; another tool wrote them, and they do not count
-    as damage; `rows_before` is their number. `not_verifiable`: landed, but Kafka no longer shows that part of the log,
-    or was not asked; or without a row while the ledger counts skipped and filtered records, which have no row; or
+    than landings. `unexpected`: rows that no group's ledger knows; `impossible` are such rows whose position no record
+    can have. `before`: rows without a ledger, below the group's beginning; another tool wrote them, and they do not
+    count as damage; `rows_before` is their number. `not_verifiable`: landed, but Kafka no longer shows that part of the
+    log, or was not asked; or without a row while the ledger counts skipped and filtered records, which have no row; or
     adopted. `lost` and `forgotten` are the ledger's receipts, and do not count as damage.
 
     `rejected` counts the rejected records; `rejected_too_many` the rejected records in `both` and `rejected_twice`.
@@ -129,7 +129,7 @@ class PartitionAudit:
     both: RangeSet = RangeSet()
     rejected_twice: RangeSet = RangeSet()
     unexpected: RangeSet = RangeSet()
-    odd: ImpossibleRows | None = None
+    impossible: ImpossibleRows | None = None
     before: RangeSet = RangeSet()
     lost: RangeSet = RangeSet()
     forgotten: RangeSet = RangeSet()
@@ -148,19 +148,19 @@ class PartitionAudit:
     def is_damaged(self) -> bool:
         """Whether rows are missing, doubled or of unknown origin, or rejected records are stored too often."""
         found = self.missing or self.doubled or self.both or self.rejected_twice or self.unexpected
-        return bool(found) or self.odd is not None
+        return bool(found) or self.impossible is not None
 
     def with_rows(self, asked: RangeSet) -> RangeSet:
         """Return the asked offsets with rows."""
-        return self._among(asked, self.tally)
+        return self._with_count(asked, self.tally)
 
     def with_rejects(self, asked: RangeSet) -> RangeSet:
         """Return the asked offsets with rejected records."""
-        return self._among(asked, self.rejects)
+        return self._with_count(asked, self.rejects)
 
-    def _among(self, asked: RangeSet, there: OffsetTally) -> RangeSet:
+    def _with_count(self, asked: RangeSet, counts: OffsetTally) -> RangeSet:
         key = self.topic, self.partition
-        segments = TallySegments({"asked": OffsetTally(asked.intervals(*key)), "there": there})
+        segments = TallySegments({"asked": OffsetTally(asked.intervals(*key)), "there": counts})
         both = pc.and_(pc.greater(segments.counts["asked"], 0), pc.greater(segments.counts["there"], 0))
         return RangeSet(OffsetRange(*key, start, end) for start, end in segments.where(both))
 
@@ -212,15 +212,15 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, OffsetTally]) -> 
     segments = TallySegments(tallies)
     n = segments.counts
     due = pc.and_(pc.greater(n["landed"], 0), pc.greater(n["readable"], 0))
-    kept = pc.and_(due, pc.and_(pc.equal(n["forgotten"], 0), pc.equal(n["adopted"], 0)))
-    there = pc.add(n["rows"], n["rejected"])
-    missing = pc.and_(kept, pc.less(there, n["required"]))
+    expected = pc.and_(due, pc.and_(pc.equal(n["forgotten"], 0), pc.equal(n["adopted"], 0)))
+    present = pc.add(n["rows"], n["rejected"])
+    missing = pc.and_(expected, pc.less(present, n["required"]))
     known = pc.greater(n["allowed"], 0)
     too_many = pc.and_(known, pc.greater(n["rows"], n["allowed"]))
     unknown = pc.and_(pc.invert(known), pc.greater(n["rows"], 0))
     is_before = pc.greater(n["before"], 0)
     before, unexpected = pc.and_(unknown, is_before), pc.and_(unknown, pc.invert(is_before))
-    beside = pc.and_(pc.greater(n["rejected"], 0), pc.greater(there, n["allowed"]))
+    too_many_rejected = pc.and_(pc.greater(n["rejected"], 0), pc.greater(present, n["allowed"]))
     has_row = pc.greater(n["rows"], 0)
 
     def ranges(mask: object) -> RangeSet:
@@ -231,15 +231,17 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, OffsetTally]) -> 
         partition=partition,
         missing=ranges(missing),
         doubled=tuple(DoubledRange(*d) for d in segments.with_count(too_many, n["rows"])),
-        both=ranges(pc.and_(beside, has_row)),
-        rejected_twice=ranges(pc.and_(beside, pc.invert(has_row))),
+        both=ranges(pc.and_(too_many_rejected, has_row)),
+        rejected_twice=ranges(pc.and_(too_many_rejected, pc.invert(has_row))),
         unexpected=ranges(unexpected),
         before=ranges(before),
         readable=segments.width(due),
-        rows_missing=segments.total(missing, pc.subtract(n["required"], there)),
+        rows_missing=segments.total(missing, pc.subtract(n["required"], present)),
         rows_too_many=segments.total(pc.or_(too_many, unexpected), pc.subtract(n["rows"], n["allowed"])),
         rows_before=segments.total(before, n["rows"]),
-        rejected_too_many=segments.total(beside, pc.min_element_wise(n["rejected"], pc.subtract(there, n["allowed"]))),
+        rejected_too_many=segments.total(
+            too_many_rejected, pc.min_element_wise(n["rejected"], pc.subtract(present, n["allowed"]))
+        ),
     )
 
 

@@ -17,11 +17,11 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 class TopicDamage:
     """The repairable damage of a topic.
 
-    `missing`, `doubled` and `unexpected` are the audit's ranges without the ranges that are left alone. `beside` has a
-    row and a rejected record, or several rejected ones. `gone` are landed offsets that Kafka no longer shows and that
-    have neither; by the counts, `rows_gone` of them had a row. `rejected` are the damaged offsets with a rejected
-    record; `rejects_lacking` is how many more the ledger counts than there are (negative: fewer). `odd` describes rows
-    of the topic whose position no record can have.
+    `missing`, `doubled` and `unexpected` are the audit's ranges without the ranges that are left alone.
+    `with_row_and_reject` has a row and a rejected record, or several rejected ones. `vanished` are landed offsets that
+    Kafka no longer shows and that have neither; by the counts, `rows_vanished` of them had a row. `rejected` are the
+    damaged offsets with a rejected record; `rejects_lacking` is how many more the ledger counts than there are
+    (negative: fewer). `impossible` describes rows of the topic whose position no record can have.
     """
 
     identity: TopicIdentity
@@ -29,17 +29,17 @@ class TopicDamage:
     missing: RangeSet
     doubled: RangeSet
     unexpected: RangeSet
-    gone: RangeSet
-    rows_gone: int
-    beside: RangeSet = RangeSet()
+    vanished: RangeSet
+    rows_vanished: int
+    with_row_and_reject: RangeSet = RangeSet()
     rejected: RangeSet = RangeSet()
     rejects_lacking: int = 0
-    odd: tuple[str, ...] = ()
+    impossible: tuple[str, ...] = ()
 
     @property
     def ranges(self) -> RangeSet:
         """All offsets to read again."""
-        return self.missing | self.doubled | self.beside | self.unexpected
+        return self.missing | self.doubled | self.with_row_and_reject | self.unexpected
 
 
 @dataclass
@@ -56,16 +56,16 @@ class TableDamage:
     spares_files: bool = False
 
 
-def damage_of(result: AuditResult, books: TableLedgers) -> TableDamage:
+def damage_of(result: AuditResult, ledgers: TableLedgers) -> TableDamage:
     """Sort the findings of a full audit into repairable damage and damage to leave alone."""
     damage = TableDamage()
-    for topic in sorted({one.topic for one in result.partitions} & set(books.topics)):
+    for topic in sorted({one.topic for one in result.partitions} & set(ledgers.topics)):
         audits = [one for one in result.partitions if one.topic == topic]
-        found = _of_topic(result, books, topic, audits, damage)
-        if found is not None and (found.ranges or found.rows_gone or found.odd):
+        found = _of_topic(result, ledgers, topic, audits, damage)
+        if found is not None and (found.ranges or found.rows_vanished or found.impossible):
             damage.topics.append(found)
-    strange = [one for one in result.odd if one.topic not in books.topics]
-    damage.left += [f"{one.text}: of a topic that this group has not landed." for one in strange]
+    of_unknown_topics = [one for one in result.impossible if one.topic not in ledgers.topics]
+    damage.left += [f"{one.text}: of a topic that this group has not landed." for one in of_unknown_topics]
     if damage.spares_files or result.blind:
         damage.left += [f"{one.text}; not all can be landed again. Put the file back." for one in result.lost_files]
     else:
@@ -74,55 +74,61 @@ def damage_of(result: AuditResult, books: TableLedgers) -> TableDamage:
 
 
 def _of_topic(
-    result: AuditResult, books: TableLedgers, topic: str, audits: list[PartitionAudit], whole: TableDamage
+    result: AuditResult, ledgers: TableLedgers, topic: str, audits: list[PartitionAudit], table_damage: TableDamage
 ) -> TopicDamage | None:
-    left = whole.left
-    odd = tuple(one.text for one in result.odd if one.topic == topic)
-    beside = union(one.both | one.rejected_twice for one in audits)
-    missing, doubled = union(one.missing for one in audits), _doubled(audits) - beside
+    left = table_damage.left
+    impossible = tuple(one.text for one in result.impossible if one.topic == topic)
+    with_row_and_reject = union(one.both | one.rejected_twice for one in audits)
+    missing, doubled = union(one.missing for one in audits), _doubled(audits) - with_row_and_reject
     unexpected = union(one.unexpected for one in audits)
     beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.topic == topic)
-    if not (missing or doubled or beside or unexpected or beyond or odd):
+    if not (missing or doubled or with_row_and_reject or unexpected or beyond or impossible):
         return None
-    identities = books.identities(topic)
+    identities = ledgers.identities(topic)
     if len(identities) != 1:
-        left.append(f"{topic}: several incarnations of it were landed, and no row says which one it is of.")
-        whole.spares_files = True
+        left.append(f"{topic}: several incarnations of it were landed, and the rows do not show which.")
+        table_damage.spares_files = True
         return None
-    entry = books.own_entry(topic)
-    theirs = books.landed_by_others(topic)
-    for ranges, why in (
-        ((missing | doubled | beside) & theirs, "another consumer group landed them, too, and no row says whose it is"),
+    entry = ledgers.own_entry(topic)
+    landed_by_others = ledgers.landed_by_others(topic)
+    for ranges, reason in (
         (
-            (doubled | beside) & entry.forgotten,
+            (missing | doubled | with_row_and_reject) & landed_by_others,
+            "another consumer group landed them, too, and the rows do not show their group",
+        ),
+        (
+            (doubled | with_row_and_reject) & entry.forgotten,
             "there is a receipt that their rows were deleted on purpose: delete them",
         ),
-        (doubled - entry.landed - theirs, "this group has not landed them"),
-        ((missing | doubled | beside) & entry.adopted, "they were adopted, and a repair can't tell the tool's rows"),
+        (doubled - entry.landed - landed_by_others, "this group has not landed them"),
+        (
+            (missing | doubled | with_row_and_reject) & entry.adopted,
+            "they were adopted, and a repair can't identify the tool's rows",
+        ),
     ):
-        left += _left(ranges, why)
-    counts = books.counts(topic)
-    whole.spares_files |= bool(missing & theirs)
+        left += _left(ranges, reason)
+    counts = ledgers.counts(topic)
+    table_damage.spares_files |= bool(missing & landed_by_others)
     if counts.skipped or counts.filtered:
         # A file that held each offset between its bounds once had a row for each.
         held = missing & union(one.ranges for one in result.lost_files)
-        left += _left(missing - held, "which of them were skipped or filtered, the ledger does not tell")
-        whole.spares_files |= any(not one.ranges for one in result.lost_files)
+        left += _left(missing - held, "the ledger does not record which of them were skipped or filtered")
+        table_damage.spares_files |= any(not one.ranges for one in result.lost_files)
         missing, beyond = held, 0
     # Nothing distinguishes the rows of adopted offsets from other rows, so no adopted offset is known to lack a row.
-    gone = (_without_rows(audits) & entry.landed) - theirs - entry.forgotten - entry.lost - entry.adopted
-    if beyond and not gone:
+    vanished = (_without_rows(audits) & entry.landed) - landed_by_others - entry.forgotten - entry.lost - entry.adopted
+    if beyond and not vanished:
         left.append(f"{topic}: {beyond} more rows are missing, of records that compaction has removed since.")
     damage = TopicDamage(
         identity=identities[0],
         entry=entry,
-        missing=missing - theirs - entry.adopted,
-        doubled=(doubled & entry.landed) - theirs - entry.forgotten - entry.adopted,
+        missing=missing - landed_by_others - entry.adopted,
+        doubled=(doubled & entry.landed) - landed_by_others - entry.forgotten - entry.adopted,
         unexpected=unexpected - entry.lost,
-        gone=gone,
-        rows_gone=min(beyond, gone.width),
-        beside=(beside & entry.landed) - theirs - entry.forgotten - entry.adopted,
-        odd=odd,
+        vanished=vanished,
+        rows_vanished=min(beyond, vanished.width),
+        with_row_and_reject=(with_row_and_reject & entry.landed) - landed_by_others - entry.forgotten - entry.adopted,
+        impossible=impossible,
     )
     there = sum(one.with_rejects(entry.landed.of_partition(one.topic, one.partition)).width for one in audits)
     return replace(
@@ -144,6 +150,6 @@ def _without_rows(audits: Iterable[PartitionAudit]) -> RangeSet:
     return union(ranges - one.with_rows(ranges) - one.with_rejects(ranges) for one, ranges in asked)
 
 
-def _left(ranges: RangeSet, why: str) -> Iterator[str]:
+def _left(ranges: RangeSet, reason: str) -> Iterator[str]:
     if ranges:
-        yield f"{ranges}: {why}."
+        yield f"{ranges}: {reason}."

@@ -17,7 +17,7 @@ from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.rows import RowPositions, UnreadableRows
-from airflow_lakestream.audit.run import Audit, find_lost, look_for_positions, together
+from airflow_lakestream.audit.run import Audit, find_lost, load_consistent, look_for_positions
 from airflow_lakestream.audit.statistics import FileFacts, LostFile, TableFiles, partly
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_location
@@ -54,41 +54,43 @@ class DeltaAudit(Audit):
         for group in sorted({*ledger_store.groups(main), self.consumer_group}):
             ledger_store.check_not_taken_away(main, group, storage.store(self.table))
         groups = sorted({*ledger_store.groups(main), self.consumer_group})
-        ledgers = {group: ledger_store.read_ledger(main, group) for group in groups}
-        books = TableLedgers.made(self.table, self.consumer_group, ledgers, self.topic)
+        by_group = {group: ledger_store.read_ledger(main, group) for group in groups}
+        ledgers = TableLedgers.made(self.table, self.consumer_group, by_group, self.topic)
         result = AuditResult(self.table, self.consumer_group, main.version, self.full)
-        topics = self.begin(result, books, main.properties)
+        topics = self.begin(result, ledgers, main.properties)
         files = _statistics(main)
         reject_files = TableFiles() if rejects is None else _statistics(rejects)
-        lost = _find_lost(storage, main, files, books)
-        if not result.take_lost(lost, [] if rejects is None else _find_lost(storage, rejects, reject_files, books)):
+        lost = _find_lost(storage, main, files, ledgers)
+        if not result.take_lost(lost, [] if rejects is None else _find_lost(storage, rejects, reject_files, ledgers)):
             return result
         without = {one.path for one in lost}
         adopted = self.adopted(
             result,
-            books,
+            ledgers,
             main.schema,
             main.properties,
             lambda columns: RowPositions.of(_rows(storage, main, without, None, columns)),
         )
         if not has_positions and not adopted.ranges:
-            look_at_rejects(result, books, None if rejects is None else reject_files)
+            look_at_rejects(result, ledgers, None if rejects is None else reject_files)
         elif self.full:
             rows = RowPositions.of(_rows(storage, main, without, self.topic)) if has_positions else RowPositions()
-            rejected = RowPositions() if rejects is None else RowPositions.of(_rejected(storage, main, rejects, books))
-            self.judge(result, books, rows, rejected, topics, adopted)
+            rejected = (
+                RowPositions() if rejects is None else RowPositions.of(_rejected(storage, main, rejects, ledgers))
+            )
+            self.judge(result, ledgers, rows, rejected, topics, adopted)
         else:
             for head in filter(None, (main, rejects)):
                 _check_counted(head)
-            look_at_files(result, books, files, topics)
-            look_at_rejects(result, books, None if rejects is None else reject_files)
+            look_at_files(result, ledgers, files, topics)
+            look_at_rejects(result, ledgers, None if rejects is None else reject_files)
         return result
 
 
 def _both(storage: DeltaStorage, table: str) -> tuple[DeltaTableHead, DeltaTableHead | None]:
     """Load a table and its reject table (None if absent) in consistent versions."""
     load_rejects = partial(storage.open, rejects_of(table))
-    return together(partial(_open, storage, table), load_rejects, lambda head: head.version)
+    return load_consistent(partial(_open, storage, table), load_rejects, lambda head: head.version)
 
 
 def _open(storage: DeltaStorage, table: str) -> DeltaTableHead:
@@ -105,14 +107,14 @@ def _files(head: DeltaTableHead) -> Iterator[Add]:
         raise UnreadableRows(head.table, e) from e
 
 
-def _find_lost(storage: DeltaStorage, head: DeltaTableHead, files: TableFiles, books: TableLedgers) -> list[LostFile]:
+def _find_lost(storage: DeltaStorage, head: DeltaTableHead, files: TableFiles, ledgers: TableLedgers) -> list[LostFile]:
     """Return the lost files, and remove each from `files`. Raises UnreadableRows if the store does not answer."""
     store = storage.store(head.table)
 
     def size_of(path: str) -> int:
         return int(obstore.head(store, unquote(path))["size"])
 
-    return find_lost(head.table, files, size_of, books, (OSError, BaseError))
+    return find_lost(head.table, files, size_of, ledgers, (OSError, BaseError))
 
 
 def _rows(
@@ -133,7 +135,7 @@ def _rows(
 
 
 def _rejected(
-    storage: DeltaStorage, main: DeltaTableHead, rejects: DeltaTableHead, books: TableLedgers
+    storage: DeltaStorage, main: DeltaTableHead, rejects: DeltaTableHead, ledgers: TableLedgers
 ) -> Iterator[pa.Table]:
     """Yield the rejected records that count for any of the groups."""
     settlement = RejectSettlement.by(pending_of(rejects.properties), DeltaMainLedgers(main, storage.store(main.table)))
@@ -141,7 +143,7 @@ def _rejected(
     for add in _files(rejects):
         rows = read_file(store, add, rejects.schema)
         open_or_stale = pc.or_(settlement.stale(rows), settlement.undecided(rows))
-        for group, identity, entry in books.entries():
+        for group, identity, entry in ledgers.entries():
             own = pc.and_(settlement.is_of(rows, group, identity), is_hit(rows, entry.landed))
             yield rows.filter(pc.and_not(own, open_or_stale))
 
@@ -154,7 +156,9 @@ def _statistics(head: DeltaTableHead) -> TableFiles:
 def _check_counted(head: DeltaTableHead) -> None:
     """Raise UnreadableRows if the log lacks the number of rows of a file."""
     if path := next((add["path"] for add in _files(head) if add["stats"]["numRecords"] is None), None):
-        raise UnreadableRows(head.table, ValueError(f"its log does not say how many rows {path} has; --full reads it"))
+        raise UnreadableRows(
+            head.table, ValueError(f"its log does not have the number of rows of {path}; --full reads it")
+        )
 
 
 def _facts(add: Add) -> FileFacts:

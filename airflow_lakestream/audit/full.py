@@ -16,7 +16,7 @@ from airflow_lakestream.core.ranges import RangeSet
 
 def judge_topic(
     result: AuditResult,
-    books: TableLedgers,
+    ledgers: TableLedgers,
     rows: RowPositions,
     rejected: RowPositions,
     adopted: AdoptedRows,
@@ -25,38 +25,44 @@ def judge_topic(
 ) -> None:
     """Add the verdict on the partitions of a topic; `log` is None if Kafka no longer has the topic."""
     audits = []
-    odd = {(one.topic, one.partition): one for one in rows.odd if one.topic is not None and one.partition is not None}
-    for key in sorted({*books.partitions([topic]), *(key for key in (*rows.tallies, *odd) if key[0] == topic)}):
+    impossible = {
+        (one.topic, one.partition): one
+        for one in rows.impossible
+        if one.topic is not None and one.partition is not None
+    }
+    for key in sorted(
+        {*ledgers.partitions([topic]), *(key for key in (*rows.tallies, *impossible) if key[0] == topic)}
+    ):
         facts = PartitionFacts(
             *key,
-            allowed=books.allowed(key),
+            allowed=ledgers.allowed(key),
             rows=rows.tallies.get(key, OffsetTally()) + adopted.within(key),
             rejected=rejected.tallies.get(key, OffsetTally()),
         )
         if log is not None:
-            facts.required = books.allowed(key, log.identity)
+            facts.required = ledgers.allowed(key, log.identity)
             facts.readable = log.readable.get(key, OffsetTally())
             facts.shown = log.shown.of_partition(*key)
-        facts = books.complete(facts)
+        facts = ledgers.complete(facts)
         facts = replace(facts, adopted=facts.adopted - adopted.ranges)
-        audits.append(replace(compare(facts), odd=odd.get(key)))
-    if topic in books.topics:
-        audits = _count(result, books, adopted, topic, audits)
+        audits.append(replace(compare(facts), impossible=impossible.get(key)))
+    if topic in ledgers.topics:
+        audits = _count(result, ledgers, adopted, topic, audits)
     result.note_rows_before(topic, audits)
     result.partitions += audits
 
 
 def _count(
-    result: AuditResult, books: TableLedgers, adopted: AdoptedRows, topic: str, audits: list[PartitionAudit]
+    result: AuditResult, ledgers: TableLedgers, adopted: AdoptedRows, topic: str, audits: list[PartitionAudit]
 ) -> list[PartitionAudit]:
     """Also compare the counts, which include offsets without records in Kafka."""
-    counts = books.counts(topic)
+    counts = ledgers.counts(topic)
     # Skipped and filtered records have no row and no rejected record; the ledger counts them without offsets.
     passed = counts.skipped + counts.filtered
     # The ledger counts no rows of other tools.
-    theirs, theirs_missing = adopted.counted(audits)
-    missing = sum(audit.rows_missing for audit in audits) - theirs_missing
-    found = sum(audit.rows - audit.rows_too_many - audit.rows_before for audit in audits) - theirs
+    adopted_rows, adopted_missing = adopted.counted(audits)
+    missing = sum(audit.rows_missing for audit in audits) - adopted_missing
+    found = sum(audit.rows - audit.rows_too_many - audit.rows_before for audit in audits) - adopted_rows
     rejected = sum(audit.rejected - audit.rejected_too_many for audit in audits)
     if counts.rejected or rejected:
         result.counts.append(rejected_count(topic, counts.rejected, rejected))

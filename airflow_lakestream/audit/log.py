@@ -56,7 +56,7 @@ def read_log(
         landed = landed_of(found.identity)
         left = landed & union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
         try:
-            for chunk in reader.read(Plan(state, RangeSet(bridged(left - done)) - damaged), stop):
+            for chunk in reader.read(Plan(state, RangeSet(bridge_holes(left - done)) - damaged), stop):
                 covers = chunk.covers
                 found.readable.setdefault((topic, covers.partition), OffsetTally()).add_offsets(chunk.batch.offsets)
                 done |= RangeSet([covers])
@@ -72,7 +72,7 @@ def read_log(
                 raise
 
 
-def bridged(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
+def bridge_holes(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
     """Join ranges separated by a small hole; the caller ignores records in the hole."""
     last: OffsetRange | None = None
     for r in ranges:

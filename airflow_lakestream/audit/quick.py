@@ -14,7 +14,7 @@ from airflow_lakestream.core.landing.unaccounted import OFFSETS_END, ForeignRowQ
 from airflow_lakestream.core.ranges import Interval, PartitionKey, overlapping
 
 
-def look_at_files(result: AuditResult, books: TableLedgers, files: TableFiles, topics: Iterable[str]) -> None:
+def look_at_files(result: AuditResult, ledgers: TableLedgers, files: TableFiles, topics: Iterable[str]) -> None:
     """Compare the files' statistics with the ledgers, and add the findings to the result."""
     if files.deletes:
         # A delete may be of any file, so counts and bounds no longer show which rows are left.
@@ -23,17 +23,17 @@ def look_at_files(result: AuditResult, books: TableLedgers, files: TableFiles, t
             "--full reads them."
         )
     else:
-        judged, mixed = _without_rows_before(result, books, files)
-        _count(result, books, judged, mixed, list(topics))
-        _check_bounds(result, books, judged, list(topics))
+        judged, mixed = _without_rows_before(result, ledgers, files)
+        _count(result, ledgers, judged, mixed, list(topics))
+        _check_bounds(result, ledgers, judged, list(topics))
     for path, times in files.listed_twice.items():
         rows = next(f.rows for f in files.data if f.path == path)
         result.findings.append(f"the table lists data file {path} {times} times, {rows} rows each time")
 
 
-def _without_rows_before(result: AuditResult, books: TableLedgers, files: TableFiles) -> tuple[TableFiles, set[str]]:
+def _without_rows_before(result: AuditResult, ledgers: TableLedgers, files: TableFiles) -> tuple[TableFiles, set[str]]:
     """Leave out another tool's files, all below the group's beginning; also return files with possibly mixed rows."""
-    fates = [(file, _fate(file, books)) for file in files.data]
+    fates = [(file, _fate(file, ledgers)) for file in files.data]
     if rows := sum(file.rows for file, fate in fates if fate is RowFate.BESIDE):
         result.notes.append(f"{rows} rows are below where the group began: another tool's, not judged.")
     mixed = {file.path for file, fate in fates if fate is None}
@@ -45,9 +45,9 @@ def _without_rows_before(result: AuditResult, books: TableLedgers, files: TableF
     return TableFiles([file for file, fate in fates if fate is not RowFate.BESIDE]), mixed
 
 
-def _fate(file: FileFacts, books: TableLedgers) -> RowFate | None:
+def _fate(file: FileFacts, ledgers: TableLedgers) -> RowFate | None:
     """Return the fate of a file's rows regarding the group's landings, or None if it is not the same for all."""
-    before = {topic: books.before(topic) for topic in file.topics(books.topics)}
+    before = {topic: ledgers.before(topic) for topic in file.topics(ledgers.topics)}
     may_be = any(
         overlapping(ranges.intervals(*key), *(file.offset or (None, None)))
         for ranges in before.values()
@@ -56,45 +56,45 @@ def _fate(file: FileFacts, books: TableLedgers) -> RowFate | None:
     )
     if not may_be or file.nulls == file.rows:
         return RowFate.ACCOUNTED
-    topic = only_topic(file, books)
+    topic = only_topic(file, ledgers)
     if topic is None or file.bounds is None or not file.has_positions or file.nulls:
         return None
-    asked = ForeignRowQuery(topic, books.landed_by_anyone(topic), books.own_entry(topic).origin)
+    asked = ForeignRowQuery(topic, ledgers.landed_by_anyone(topic), ledgers.own_entry(topic).origin)
     return asked.fate(*file.bounds)
 
 
-def look_at_rejects(result: AuditResult, books: TableLedgers, files: TableFiles | None) -> None:
+def look_at_rejects(result: AuditResult, ledgers: TableLedgers, files: TableFiles | None) -> None:
     """Compare the size of the reject table with the ledgers; `files` is None without a reject table."""
-    expected, found = books.counts().rejected, sum(file.rows for file in files.data) if files is not None else 0
+    expected, found = ledgers.counts().rejected, sum(file.rows for file in files.data) if files is not None else 0
     if files is not None and files.deletes and expected:
         result.blind.append("the reject table has delete files: how many records are left is not in the statistics.")
     elif found < expected:
         result.counts.append(rejected_count("all topics and groups", expected, found))
     elif found > expected:
         # Records of landings under way, rolled back or failed: only the ids in the rows show which records count.
-        result.notes.append(f"the reject table has {found} records, of which {expected} count; --full tells which.")
+        result.notes.append(f"the reject table has {found} records, of which {expected} count; --full shows which.")
 
 
-def _count(result: AuditResult, books: TableLedgers, files: TableFiles, mixed: set[str], topics: list[str]) -> None:
+def _count(result: AuditResult, ledgers: TableLedgers, files: TableFiles, mixed: set[str], topics: list[str]) -> None:
     """Compare the number of rows with the ledgers; rows of `mixed` files make up any difference."""
     if unknown := [f for f in files.data if f.nulls is None and f.rows]:
         result.blind.append(
-            f"{len(unknown)} data files, {unknown[0].path} for one, do not say how many rows have no _kafka_offset, so "
-            "rows of other writers can't be told from landed ones. --full reads them."
+            f"{len(unknown)} data files, {unknown[0].path} for one, have no count of the rows without _kafka_offset, "
+            "so rows of other writers can't be distinguished from landed rows. --full reads them."
         )
         return
     if foreign := sum(f.nulls or 0 for f in files.data):
         result.notes.append(f"{foreign} rows have no Kafka offset: another writer's, not judged.")
-    landed = [(file, only_topic(file, books)) for file in files.data if file.rows - (file.nulls or 0)]
+    landed = [(file, only_topic(file, ledgers)) for file in files.data if file.rows - (file.nulls or 0)]
     if any(topic is None for _, topic in landed):
         # With files of several topics, only the whole table can be counted.
-        expected = books.counts().written
+        expected = ledgers.counts().written
         found = _found([file for file, _ in landed], mixed, expected)
         result.counts.append(CountComparison("all topics and groups", expected, found))
         return
     for topic in topics:
-        expected = books.counts(topic).written
-        found = _found([file for file, its in landed if its == topic], mixed, expected)
+        expected = ledgers.counts(topic).written
+        found = _found([file for file, file_topic in landed if file_topic == topic], mixed, expected)
         result.counts.append(CountComparison(topic, expected, found, topic))
 
 
@@ -105,10 +105,10 @@ def _found(files: Iterable[FileFacts], mixed: set[str], expected: int) -> int:
     return min(max(expected, rows[False]), rows[False] + rows[True])
 
 
-def _check_bounds(result: AuditResult, books: TableLedgers, files: TableFiles, topics: list[str]) -> None:
+def _check_bounds(result: AuditResult, ledgers: TableLedgers, files: TableFiles, topics: list[str]) -> None:
     """Compare, by partition, the rows certain from the bounds; add impossible bounds as findings."""
     certain: dict[PartitionKey, OffsetTally] = {}
-    odd: dict[PartitionKey, ImpossibleRows] = {}
+    impossible: dict[PartitionKey, ImpossibleRows] = {}
     blank = 0
     for file in files.data:
         if file.partly:
@@ -119,19 +119,19 @@ def _check_bounds(result: AuditResult, books: TableLedgers, files: TableFiles, t
             blank += file.nulls != file.rows
             continue
         partition, offset = file.bounds
-        if (topic := only_topic(file, books)) is not None and partition[0] == partition[1]:
+        if (topic := only_topic(file, ledgers)) is not None and partition[0] == partition[1]:
             key = topic, partition[0]
             _take(certain.setdefault(key, OffsetTally()), file, partition[0], offset)
-            if (found := _odd(file, partition[0], offset)) is not None:
-                odd[key] = odd[key] + found if key in odd else found
+            if (found := _impossible_rows(file, partition[0], offset)) is not None:
+                impossible[key] = impossible[key] + found if key in impossible else found
         else:
-            result.findings += _outside(file, partition, offset, books)
+            result.findings += _outside(file, partition, offset, ledgers)
     if blank:
         result.notes.append(f"{blank} data files have no bounds: their rows were counted, but not placed.")
-    for key in sorted({*certain, *books.partitions(topics)}):
+    for key in sorted({*certain, *ledgers.partitions(topics)}):
         if key[0] in topics:
-            facts = PartitionFacts(*key, allowed=books.allowed(key), rows=certain.get(key, OffsetTally()))
-            result.partitions.append(replace(compare(books.complete(facts)), odd=odd.get(key)))
+            facts = PartitionFacts(*key, allowed=ledgers.allowed(key), rows=certain.get(key, OffsetTally()))
+            result.partitions.append(replace(compare(ledgers.complete(facts)), impossible=impossible.get(key)))
 
 
 def _take(rows: OffsetTally, file: FileFacts, partition: int, bounds: Interval) -> None:
@@ -147,24 +147,24 @@ def _take(rows: OffsetTally, file: FileFacts, partition: int, bounds: Interval) 
         rows.add_offsets([offset for offset in (low, high) if 0 <= offset < OFFSETS_END])
 
 
-def _odd(file: FileFacts, partition: int, bounds: Interval) -> ImpossibleRows | None:
+def _impossible_rows(file: FileFacts, partition: int, bounds: Interval) -> ImpossibleRows | None:
     """Return the rows of a single-partition file with impossible bounds or an impossible partition, or None."""
     if file.has_positions:
         return None
     if partition < 0:
         return ImpossibleRows("", partition, *bounds, file.rows - (file.nulls or 0))
-    odd = [offset for offset in set(bounds) if not 0 <= offset < OFFSETS_END]
-    return ImpossibleRows("", partition, min(odd), max(odd), len(odd))
+    impossible = [offset for offset in set(bounds) if not 0 <= offset < OFFSETS_END]
+    return ImpossibleRows("", partition, min(impossible), max(impossible), len(impossible))
 
 
-def _outside(file: FileFacts, partitions: Interval, bounds: Interval, books: TableLedgers) -> Iterator[str]:
+def _outside(file: FileFacts, partitions: Interval, bounds: Interval, ledgers: TableLedgers) -> Iterator[str]:
     """Describe the contradictions between the ledgers and the bounds of a file of several topics or partitions."""
-    candidates = file.topics(books.known_topics)
+    candidates = file.topics(ledgers.known_topics)
     if not candidates:
         yield f"{file.path}: {file.rows} rows of topics that no group's ledger has"
         return
     # Rows below the group's beginning are another tool's, and no damage.
-    landed = [r for topic in candidates for r in books.landed_by_anyone(topic) | books.before(topic)]
+    landed = [r for topic in candidates for r in ledgers.landed_by_anyone(topic) | ledgers.before(topic)]
     for partition in sorted(set(partitions)):
         if not any(r.partition == partition for r in landed):
             yield f"{file.path}: rows of partition {partition} of {', '.join(candidates)}, which no group's ledger has"
@@ -178,7 +178,7 @@ def _outside(file: FileFacts, partitions: Interval, bounds: Interval, books: Tab
             )
 
 
-def only_topic(file: FileFacts, books: TableLedgers) -> str | None:
+def only_topic(file: FileFacts, ledgers: TableLedgers) -> str | None:
     """Return the only topic of a file's rows, by its bounds, or None if several or unknown topics are possible."""
-    candidates = file.topics(books.known_topics)
+    candidates = file.topics(ledgers.known_topics)
     return candidates[0] if len(candidates) == 1 and file.is_of_one_topic else None

@@ -50,8 +50,10 @@ def rebuild_topic(
     a record in Kafka and no row is landed. Raises CannotRebuild and the errors of source and reader.
     """
     found = {key: tally for key, tally in rows.tallies.items() if key[0] == topic}
-    there = RangeSet(OffsetRange(*key, start, end) for key, tally in found.items() for start, end in tally.intervals())
-    own = there - others
+    with_rows = RangeSet(
+        OffsetRange(*key, start, end) for key, tally in found.items() for start, end in tally.intervals()
+    )
+    own = with_rows - others
     holes = (own.gaps() | claimed) - own - others
     log = read_log(lambda _: holes, source, reader, stop)
     state = source.look()
@@ -61,7 +63,7 @@ def rebuild_topic(
             raise CannotRebuild(
                 f"{topic}[{partition}]: rows go up to offset {intervals[-1][1]}, but the log ends at "
                 f"{marks.end if marks else 'nothing: there is no such partition'}. The rows belong to another topic of "
-                "the same name, so they say nothing about this one."
+                "the same name, so they prove nothing about this topic."
             )
     records = RangeSet(
         OffsetRange(*key, start, end) for key, tally in log.readable.items() for start, end in tally.intervals()

@@ -20,8 +20,8 @@ SEES = {
     False: (
         "quick: file statistics against the ledger; no row's position was read and Kafka was not asked. Seen: how many "
         "rows are missing or too many, files there twice, files outside all landed ranges, files that are gone or have "
-        "another size than the metadata says, bounds that leave values out. Not seen: which offsets "
-        "are missing, as many rows missing as doubled, and which rejected records count. --full tells."
+        "another size than in the metadata, bounds that leave values out. Not seen: which offsets "
+        "are missing, as many rows missing as doubled, and which rejected records count. --full shows these."
     ),
 }
 
@@ -150,10 +150,10 @@ _DONE = {
 class AuditResult:
     """Verdict on a table and group, with reasons.
 
-    `lost_files` are data files that are gone or cut; `wrong_bounds` are files with values that filters skip; `odd` are
-    rows whose position no record can have. `findings` are damages that no range of one partition can express.
-    `blind` lists the parts that could not be read although they were needed. `made` names the functions whose rows
-    keep no positions. `notes` are for the reader. Damage counts even if `blind` is not empty.
+    `lost_files` are data files that are gone or cut; `wrong_bounds` are files with values that filters skip;
+    `impossible` are rows whose position no record can have. `findings` are damages that no range of one partition can
+    express. `blind` lists the parts that could not be read although they were needed. `made` names the functions whose
+    rows keep no positions. `notes` are for the reader. Damage counts even if `blind` is not empty.
     """
 
     table: str
@@ -166,7 +166,7 @@ class AuditResult:
     lost_files: list[LostFile] = field(default_factory=list)
     wrong_bounds: list[WrongBounds] = field(default_factory=list)
     wrong_bounds_of_rejects: list[WrongBounds] = field(default_factory=list)
-    odd: list[ImpossibleRows] = field(default_factory=list)
+    impossible: list[ImpossibleRows] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -202,7 +202,7 @@ class AuditResult:
         self.findings += [*(one.text for one in deletes), *(f"reject table: {one.text}" for one in rejects)]
         if deletes or rejects:
             self.blind.append(
-                "which rows are there, and which records are rejected, can't be told without "
+                "which rows exist, and which records are rejected, is unknown without "
                 f"{[*deletes, *rejects][0].path}. Put the file back (from a backup, or a version that the store kept)."
             )
         return not (deletes or rejects)
@@ -284,8 +284,10 @@ def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
         lines.append(f"{place}rejected more than once: {_text(audit.rejected_twice)}")
     if audit.unexpected:
         lines.append(f"{place}unexpected: {_text(audit.unexpected)}")
-    if audit.odd:
-        lines.append(f"{place}unexpected: {audit.odd.offsets} ({audit.odd.rows} rows), which no record has")
+    if audit.impossible:
+        lines.append(
+            f"{place}unexpected: {audit.impossible.offsets} ({audit.impossible.rows} rows), which no record has"
+        )
     return lines
 
 
@@ -308,7 +310,7 @@ def _text(ranges: RangeSet) -> str:
 def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool) -> dict[str, Any]:
     ranges: dict[str, list[list[int]]] = {
         "doubled": [[d.from_offset, d.until_offset, d.times] for d in audit.doubled],
-        "unexpected": [*_pairs(audit.unexpected), *_odd_pairs(audit)],
+        "unexpected": [*_pairs(audit.unexpected), *_impossible_pairs(audit)],
         "lost": _pairs(audit.lost),
         "forgotten": _pairs(audit.forgotten),
     }
@@ -334,9 +336,9 @@ def _numbers(audit: PartitionAudit) -> dict[str, int]:
     return {name: getattr(audit, name) for name in names}
 
 
-def _odd_pairs(audit: PartitionAudit) -> list[list[int]]:
-    odd = audit.odd
-    return [] if odd is None or odd.low is None or odd.high is None else [[odd.low, odd.high + 1]]
+def _impossible_pairs(audit: PartitionAudit) -> list[list[int]]:
+    rows = audit.impossible
+    return [] if rows is None or rows.low is None or rows.high is None else [[rows.low, rows.high + 1]]
 
 
 def _pairs(ranges: Iterable[Any]) -> list[list[int]]:

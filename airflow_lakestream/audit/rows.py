@@ -12,7 +12,7 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import Table
 
-from airflow_lakestream.audit.compare import ImpossibleRows, sorted_odd
+from airflow_lakestream.audit.compare import ImpossibleRows, sorted_impossible
 from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
 from airflow_lakestream.core.ranges import PartitionKey
@@ -32,7 +32,7 @@ class NoPositions(LakestreamError, Terminal):
     def __init__(self, table: str, missing: Sequence[str]) -> None:
         self.missing = tuple(missing)
         super().__init__(
-            f"{table} has no column {', '.join(missing)}, so no row says which record it comes from. Land with the "
+            f"{table} has no column {', '.join(missing)}, so the rows do not show their records. Land with the "
             'metadata_columns "topic", "partition" and "offset" (they are among the defaults).'
         )
 
@@ -51,18 +51,18 @@ class UnreadableRows(LakestreamError, Terminal):
 class RowPositions:
     """Number of rows of each offset, by topic and partition.
 
-    `without_position` counts rows with neither topic, partition nor offset; `odd` are rows with a position that no
-    record can have.
+    `without_position` counts rows with neither topic, partition nor offset; `impossible` are rows with a position that
+    no record can have.
     """
 
     tallies: dict[PartitionKey, OffsetTally] = field(default_factory=dict)
     without_position: int = 0
-    _odd: dict[tuple[str | None, int | None], ImpossibleRows] = field(default_factory=dict)
+    _impossible: dict[tuple[str | None, int | None], ImpossibleRows] = field(default_factory=dict)
 
     @property
-    def odd(self) -> list[ImpossibleRows]:
+    def impossible(self) -> list[ImpossibleRows]:
         """Rows with impossible positions, by topic and partition."""
-        return sorted_odd(self._odd)
+        return sorted_impossible(self._impossible)
 
     @classmethod
     def of(cls, parts: Iterable[pa.RecordBatch | pa.Table]) -> RowPositions:
@@ -75,14 +75,14 @@ class RowPositions:
 
     def add(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Count the rows of a batch with the three columns."""
-        whole = batch.drop_null()
-        if len(whole) < len(batch):
+        complete = batch.drop_null()
+        if len(complete) < len(batch):
             self._take_lacking(batch)
-        if not _are_positions(whole):
-            is_position = _is_position(whole)
-            self._take_odd(whole.filter(pc.invert(is_position)))
-            whole = whole.filter(is_position)
-        for topic, of_topic in _split(whole, TOPIC):
+        if not _are_positions(complete):
+            is_position = _is_position(complete)
+            self._take_impossible(complete.filter(pc.invert(is_position)))
+            complete = complete.filter(is_position)
+        for topic, of_topic in _split(complete, TOPIC):
             for partition, rows in _split(of_topic, PARTITION):
                 offsets = rows.column(OFFSET).cast(pa.int64())
                 self.tallies.setdefault((str(topic), int(str(partition))), OffsetTally()).add_offsets(offsets)
@@ -92,9 +92,9 @@ class RowPositions:
         none = pc.and_(pc.and_(nulls[0], nulls[1]), nulls[2])
         some = pc.and_(pc.or_(pc.or_(nulls[0], nulls[1]), nulls[2]), pc.invert(none))
         self.without_position += pc.sum(none).as_py()
-        self._take_odd(batch.filter(some))
+        self._take_impossible(batch.filter(some))
 
-    def _take_odd(self, batch: pa.RecordBatch | pa.Table) -> None:
+    def _take_impossible(self, batch: pa.RecordBatch | pa.Table) -> None:
         columns = zip(COORDINATES, (pa.string(), pa.int64(), pa.int64()), strict=True)
         rows = pa.table({name: batch.column(name).cast(kind) for name, kind in columns})
         by_key = rows.group_by([TOPIC, PARTITION]).aggregate([(OFFSET, "min"), (OFFSET, "max"), ([], "count_all")])
@@ -102,8 +102,8 @@ class RowPositions:
             found = ImpossibleRows(
                 one[TOPIC], one[PARTITION], one[f"{OFFSET}_min"], one[f"{OFFSET}_max"], one["count_all"]
             )
-            before = self._odd.get(found.key)
-            self._odd[found.key] = found if before is None else before + found
+            before = self._impossible.get(found.key)
+            self._impossible[found.key] = found if before is None else before + found
 
 
 def check_positions(table: Table, columns: PositionColumns = OWN_COLUMNS) -> None:

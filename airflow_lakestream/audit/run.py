@@ -86,17 +86,17 @@ class Audit:
         if note := fan_out_books.note_on(table.metadata.properties):
             raise fan_out_books.PartOfFanOut(self.table, note)
         has_positions = look_for_positions(self.table, table.schema().column_names, table.metadata.properties)
-        books = TableLedgers.of(table, self.consumer_group, self.topic)
+        ledgers = TableLedgers.of(table, self.consumer_group, self.topic)
         head = ledger_store.facts_of(table.metadata).head_id
         result = AuditResult(self.table, self.consumer_group, head, self.full)
         if self.consumer_group not in ledger_store.groups(table):
             result.notes.append("the ledger's table property is gone; it was read from the snapshots instead.")
-        topics = self.begin(result, books, table.metadata.properties)
+        topics = self.begin(result, ledgers, table.metadata.properties)
         files = table_files(table, head)
         reject_files = TableFiles() if rejects is None else table_files(rejects, ledger_store.head_of(rejects.metadata))
 
-        def lost_of(one: Table, its: TableFiles) -> list[LostFile]:
-            return find_lost(".".join(one.name()), its, lambda path: len(one.io.new_input(path)), books)
+        def lost_of(one: Table, files_of_one: TableFiles) -> list[LostFile]:
+            return find_lost(".".join(one.name()), files_of_one, lambda path: len(one.io.new_input(path)), ledgers)
 
         if not result.take_lost(lost_of(table, files), [] if rejects is None else lost_of(rejects, reject_files)):
             return result
@@ -109,64 +109,66 @@ class Audit:
             raise UnreadableRows(self.table, e) from e
         adopted = self.adopted(
             result,
-            books,
+            ledgers,
             table.schema().as_arrow(),
             table.metadata.properties,
             lambda columns: count_rows(table, result.snapshot_id, without=without, columns=columns),
         )
         if not has_positions and not adopted.ranges:
-            look_at_rejects(result, books, None if rejects is None else reject_files)
+            look_at_rejects(result, ledgers, None if rejects is None else reject_files)
         elif self.full:
             rows = count_rows(table, result.snapshot_id, self.topic, without) if has_positions else RowPositions()
-            rejected = RowPositions() if rejects is None else count_rejected(rejects, table, books.ledgers, self.topic)
-            self.judge(result, books, rows, rejected, topics, adopted)
+            rejected = (
+                RowPositions() if rejects is None else count_rejected(rejects, table, ledgers.ledgers, self.topic)
+            )
+            self.judge(result, ledgers, rows, rejected, topics, adopted)
         else:
-            look_at_files(result, books, files, topics)
-            look_at_rejects(result, books, None if rejects is None else reject_files)
+            look_at_files(result, ledgers, files, topics)
+            look_at_rejects(result, ledgers, None if rejects is None else reject_files)
         return result
 
-    def begin(self, result: AuditResult, books: TableLedgers, properties: Mapping[str, str]) -> tuple[str, ...]:
+    def begin(self, result: AuditResult, ledgers: TableLedgers, properties: Mapping[str, str]) -> tuple[str, ...]:
         """Note rows and ranges known only by count or not verifiable; return the topics to audit."""
         result.made += [
             f"rows that {one.function} made of records of {group}: they keep no topic, partition and offset"
             for group, one in without_positions(properties).items()
         ]
-        topics = books.topics if self.topic is None else (self.topic,)
+        topics = ledgers.topics if self.topic is None else (self.topic,)
         result.by_count += [
             UnplacedCounts(topic, counts.skipped, counts.filtered)
             for topic in topics
-            if (counts := books.counts(topic)).skipped or counts.filtered
+            if (counts := ledgers.counts(topic)).skipped or counts.filtered
         ]
         result.notes += [
             f"{ranges}: above what the group landed first, below where it began to resume; neither landed nor lost."
             for topic in topics
-            if (ranges := books.passed_over(topic))
+            if (ranges := ledgers.passed_over(topic))
         ]
         result.notes += [
             f"{ranges}: rows of Flink's or Kafka Connect's, not each of which was compared with what the extract makes "
             "of its record: their values are not proven."
             for topic in topics
-            if (ranges := books.own_entry(topic).unproven)
+            if (ranges := ledgers.own_entry(topic).unproven)
         ]
         return topics
 
     def adopted(
         self,
         result: AuditResult,
-        books: TableLedgers,
+        ledgers: TableLedgers,
         schema: pa.Schema,
         properties: Mapping[str, str],
         count: Callable[[PositionColumns], RowPositions],
     ) -> AdoptedRows:
         """In a full audit, count the rows of another tool, and note adopted offsets without a row."""
-        found = AdoptedRows.find(books, schema, properties, count) if self.full else AdoptedRows()
-        result.made += adopted_lines(books, properties, found.ranges)
+        found = AdoptedRows.find(ledgers, schema, properties, count) if self.full else AdoptedRows()
+        result.made += adopted_lines(ledgers, properties, found.ranges)
         return found
 
     def judge(
         self,
         result: AuditResult,
-        books: TableLedgers,
+        ledgers: TableLedgers,
         rows: RowPositions,
         rejected: RowPositions,
         topics: tuple[str, ...],
@@ -175,28 +177,30 @@ class Audit:
         """Compare every position of the rows with the records left in Kafka."""
         if rows.without_position:
             result.notes.append(f"{rows.without_position} rows have no Kafka position: another writer's, not judged.")
-        result.findings += [f"unexpected: {one.text}" for one in rows.odd if None in one.key]
-        result.odd += rows.odd
+        result.findings += [f"unexpected: {one.text}" for one in rows.impossible if None in one.key]
+        result.impossible += rows.impossible
         for topic in topics:
-            judge_topic(result, books, rows, rejected, adopted, topic, self._look_at_topic(result, books, topic))
-        strangers = {topic for topic, _ in rows.tallies} | {one.topic for one in rows.odd if one.topic is not None}
-        for stranger in sorted(strangers - books.known_topics):
-            judge_topic(result, books, rows, rejected, adopted, stranger, None)
+            judge_topic(result, ledgers, rows, rejected, adopted, topic, self._look_at_topic(result, ledgers, topic))
+        unknown_topics = {topic for topic, _ in rows.tallies} | {
+            one.topic for one in rows.impossible if one.topic is not None
+        }
+        for unknown_topic in sorted(unknown_topics - ledgers.known_topics):
+            judge_topic(result, ledgers, rows, rejected, adopted, unknown_topic, None)
 
-    def _look_at_topic(self, result: AuditResult, books: TableLedgers, topic: str) -> LogRecords | None:
+    def _look_at_topic(self, result: AuditResult, ledgers: TableLedgers, topic: str) -> LogRecords | None:
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
         reader = KafkaReader(self.kafka, self.consumer_group, poll_timeout=self.poll_timeout, where=self.where)
         try:
-            log = read_log(books.landed, source, reader, self.stop)
+            log = read_log(ledgers.landed, source, reader, self.stop)
         except TopicMissing:
-            result.blind.append(f"topic {topic} no longer exists in Kafka: which rows are missing can't be told.")
+            result.blind.append(f"topic {topic} no longer exists in Kafka: it is unknown which rows are missing.")
             return None
         if log.damaged:
             result.blind.append(f"{log.damaged}: damaged in Kafka, so that their rows can't be compared with it.")
-        if log.identity not in books.identities(topic):
+        if log.identity not in ledgers.identities(topic):
             result.blind.append(
-                f"topic {topic} is another topic now (deleted and created again, or another cluster): which rows of "
-                "the landed one are missing can't be told."
+                f"topic {topic} is another topic now (deleted and created again, or another cluster): it is "
+                "unknown which rows of the landed topic are missing."
             )
         return log
 
@@ -213,7 +217,7 @@ def find_lost(
     table: str,
     files: TableFiles,
     size_of: SizeOf,
-    books: TableLedgers,
+    ledgers: TableLedgers,
     errors: tuple[type[Exception], ...] = (OSError,),
 ) -> list[LostFile]:
     """Return the lost files, and remove each from `files`. Raises UnreadableRows if the store does not answer.
@@ -221,7 +225,7 @@ def find_lost(
     :param errors: the errors of `size_of` if the store does not answer.
     """
     try:
-        return take_out_lost(files, size_of, lambda file: only_topic(file, books))
+        return take_out_lost(files, size_of, lambda file: only_topic(file, ledgers))
     except errors as e:
         raise UnreadableRows(table, e) from e
 
@@ -230,7 +234,7 @@ def load(catalog: Catalog, table: str) -> Table:
     """Load a table. Raises TableMissing, `fitness.UnreadableTable`, and InvalidArgument for a Delta table's path."""
     if TableFormat.of(table) is TableFormat.DELTA:
         problem = f"{table!r} is the path of a Delta table; audits and repairs are for Iceberg tables."
-        raise InvalidArgument("table", problem, "`lakestream ledger show` says what a Delta table holds.")
+        raise InvalidArgument("table", problem, "`lakestream ledger show` prints the ledgers of a Delta table.")
     try:
         return fitness.load_table(catalog, table)
     except NoSuchTableError as e:
@@ -246,10 +250,10 @@ def load_both(catalog: Catalog, table: str) -> tuple[Table, Table | None]:
         except NoSuchTableError:
             return None
 
-    return together(partial(load, catalog, table), load_rejects, lambda of: ledger_store.head_of(of.metadata))
+    return load_consistent(partial(load, catalog, table), load_rejects, lambda of: ledger_store.head_of(of.metadata))
 
 
-def together(
+def load_consistent(
     load_main: Callable[[], Loaded], load_rejects: Callable[[], Loaded | None], head_of: Callable[[Loaded], object]
 ) -> tuple[Loaded, Loaded | None]:
     """Load a table and its reject table (None if absent) at consistent heads."""

@@ -142,12 +142,12 @@ class LostFile:
     @property
     def text(self) -> str:
         """The finding as text."""
-        what = "data file" if self.is_data else "delete file"
+        kind = "data file" if self.is_data else "delete file"
         state = "is gone" if self.found is None else f"has {self.found} bytes instead of {self.size}"
         if not self.is_data:
-            return f"{what} {self.path} {state}: which rows it deletes can't be told"
-        held = str(self.ranges) if self.ranges else "its statistics do not say for certain which of them"
-        return f"{what} {self.path} {state}, with {self.rows} rows: {held}"
+            return f"{kind} {self.path} {state}: it is unknown which rows it deletes"
+        held = str(self.ranges) if self.ranges else "its statistics do not show the offsets for certain"
+        return f"{kind} {self.path} {state}, with {self.rows} rows: {held}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values; ranges as [topic, partition, from, until]."""

@@ -27,8 +27,8 @@ OLD, BEFORE = "_cdc_old", "_cdc_before__"
 IMAGE = "_cdc_image"
 # Notes of the decoder on events that it decodes together, see `cdc.events.notes`: whether a value is left out,
 # whether a deletion contains more than its key, and how many bytes a row takes.
-LEAVES_OUT, TELLS_MORE, ROW_BYTES = "_cdc_leaves_out", "_cdc_tells_more", "_cdc_row_bytes"
-NOTES = (LEAVES_OUT, TELLS_MORE, ROW_BYTES)
+LEAVES_OUT, DELETES_HAVE_VALUES, ROW_BYTES = "_cdc_leaves_out", "_cdc_tells_more", "_cdc_row_bytes"
+NOTES = (LEAVES_OUT, DELETES_HAVE_VALUES, ROW_BYTES)
 # The number of an event in its batch, if only its files have the row's values; see `cdc.events.apart`.
 PLACE = "_cdc_place"
 OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, *NOTES)

@@ -13,7 +13,7 @@ from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.audited import look_of
-from airflow_lakestream.cdc.merge.entries import EntryFiles, anew, entry_files
+from airflow_lakestream.cdc.merge.entries import EntryFiles, compacted, entry_files
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX
 from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
@@ -31,7 +31,7 @@ from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import DeltaTableAccess
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import conform
-from airflow_lakestream.delta.write.files import Add, beside
+from airflow_lakestream.delta.write.files import Add, without_committed
 
 
 class DeltaEntries(DeltaSink):
@@ -69,23 +69,23 @@ class DeltaEntries(DeltaSink):
 
     def commit(self, landing: Landing) -> int:
         """Commit the taken entries; the same commit compacts many files into few."""
-        adds, target, made, kept = list(self._buffer.flush()), self._target(), list[Add](), list[Add]()
+        adds, target, made, committed = list(self._buffer.flush()), self._target(), list[Add](), list[Add]()
 
         def make(head: DeltaTableHead | None) -> list[Action]:
             check_fit(head, target, self._name)
-            kept[:], files = (), [{"add": dict(add)} for add in adds]
+            committed[:], files = (), [{"add": dict(add)} for add in adds]
             if head is None:
                 return self._actions(head, target, landing, files, CREATE)
             look = DeltaHead(self._tables, head, head.schema, made=made)
             # Entries of a dropped mirror no longer count.
-            few = anew(look, self._key, self._lows) if self._is_own(head) else []
+            few = compacted(look, self._key, self._lows) if self._is_own(head) else []
             if few is None:
                 return self._actions(head, target, landing, files, APPEND)
-            kept[:] = few
-            files += [*map(remove_action, look.files()), *({"add": dict(add)} for add in kept)]
+            committed[:] = few
+            files += [*map(remove_action, look.files()), *({"add": dict(add)} for add in committed)]
             return self._actions(head, target, landing, files, OVERWRITE)
 
-        return self._drive_and_clean(landing, make, lambda done: beside(made, kept if done else ()))
+        return self._drive_and_clean(landing, make, lambda done: without_committed(made, committed if done else ()))
 
     def _is_own(self, head: DeltaTableHead) -> bool:
         properties: Mapping[str, str] = head.properties
@@ -108,7 +108,7 @@ class DeltaMirror(DeltaSink):
     # Later events may have more columns than the first ones.
     refounds = True
     hands: MergePool = MergeThreads()
-    beside: StagedEventFiles = handover
+    staging: StagedEventFiles = handover
     _id = ""
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
@@ -166,7 +166,7 @@ class DeltaMirror(DeltaSink):
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in a single version with the ledger."""
         target, (columns, _, order), key = self._target(), self._layout(), mirror.key or ()
-        kept, written = list[Add](), list[Add]()
+        committed, written = list[Add](), list[Add]()
         entries = self._entries(self._name, self._id, columns, key, landing.lows)
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=columns))
         merger = BatchMerger(
@@ -184,12 +184,14 @@ class DeltaMirror(DeltaSink):
             founded = merged if head is None else None
             rest = self._write_files(merged.rows) if len(merged.rows) else []
             written.extend(rest)
-            kept[:] = [*merged.new, *rest]
-            files = [*map(remove_action, merged.out), *({"add": dict(add)} for add in kept)]
+            committed[:] = [*merged.new, *rest]
+            files = [*map(remove_action, merged.out), *({"add": dict(add)} for add in committed)]
             operation = CREATE if head is None else OVERWRITE if merged.out else APPEND
             return self._actions(head, target, landing, files, operation)
 
-        version = self._drive_and_clean(landing, make, lambda done: beside(written, kept if done else ()))
+        version = self._drive_and_clean(
+            landing, make, lambda done: without_committed(written, committed if done else ())
+        )
         if founded is not None:
             merger.remember_again(founded)
         return version

@@ -57,7 +57,7 @@ class MirrorDesign:
         """Return the design with an existing mirror's key. Raises InvalidArgument if the two contradict."""
         note = properties.get(MIRROR)
         if note is None:
-            problem = f"{name} exists, and is no mirror."
+            problem = f"{name} exists, and is not a mirror."
             raise InvalidArgument("table", problem, "Choose a table that does not exist yet, or drop it.")
         held = json.loads(note)
         key, soft_delete = tuple(held["key"]), bool(held["soft_delete"])
@@ -74,8 +74,8 @@ class MirrorDesign:
         given = self.table.schema
         if given is None:
             return found.with_key(key)
-        others = [columns.field(one) for one in key if one not in given.column_names and one in columns.names]
-        schema = to_schema(pa.schema([*arrow_schema(given), *others]))
+        key_columns = [columns.field(one) for one in key if one not in given.column_names and one in columns.names]
+        schema = to_schema(pa.schema([*arrow_schema(given), *key_columns]))
         return replace(found, table=replace(self.table, schema=schema)).with_key(key)
 
     def of_rows(self, name: str, rows: pa.Table) -> MirrorDesign:
@@ -86,8 +86,8 @@ class MirrorDesign:
         key = self.key or tuple(self.renamed.get(column, column) for column in key_of(rows, name))
         # Given columns keep their types; all others have the events' types.
         given = pa.schema([]) if self.table.schema is None else arrow_schema(self.table.schema)
-        others = [one for one in rows.schema if one.name not in (*VERSION, *OF_EVENTS, *given.names)]
-        schema = to_schema(pa.schema([*given, *others]))
+        row_columns = [one for one in rows.schema if one.name not in (*VERSION, *OF_EVENTS, *given.names)]
+        schema = to_schema(pa.schema([*given, *row_columns]))
         missing = [column for column in key if column not in schema.column_names]
         if missing:
             problem = f"{name} would have no column {', '.join(missing)}; there are {', '.join(schema.column_names)}."
@@ -101,13 +101,13 @@ class MirrorDesign:
 
     def with_key(self, key: tuple[str, ...]) -> MirrorDesign:
         """Return the design for this key."""
-        said = {"key": list(key), "soft_delete": self.soft_delete}
+        note = {"key": list(key), "soft_delete": self.soft_delete}
         logs = self.logs.to_note()
-        beside_it = {"record_key": self.record_key, "source_table": self.source_table, "logs": logs}
-        note = json.dumps(said | {name: value for name, value in beside_it.items() if value is not None})
+        optional = {"record_key": self.record_key, "source_table": self.source_table, "logs": logs}
+        text = json.dumps(note | {name: value for name, value in optional.items() if value is not None})
         schema = None if self.table.schema is None else _with_required(self.table.schema, key)
-        beside, notes = mirror_schema(soft_delete=self.soft_delete), {**self.table.notes, MIRROR: note}
-        return replace(self, key=key, table=replace(self.table, schema=schema, metadata=beside, notes=notes))
+        metadata_columns, notes = mirror_schema(soft_delete=self.soft_delete), {**self.table.notes, MIRROR: text}
+        return replace(self, key=key, table=replace(self.table, schema=schema, metadata=metadata_columns, notes=notes))
 
     def noted(self) -> MirrorDesign:
         """Return the design with a current note on the source in the table's properties."""
@@ -125,7 +125,7 @@ def key_of(rows: pa.Table, mirror: str) -> tuple[str, ...]:
     except (IndexError, ValueError, TypeError, KeyError):
         names = ()
     if not names or not isinstance(found, dict):
-        problem = f"{mirror} is new, and the keys of its records do not tell its key in JSON."
+        problem = f"{mirror} is new, and the keys of its records do not contain its key in JSON."
         raise InvalidArgument("key", problem, 'Name the columns of the primary key, such as ["id"].')
     return names
 

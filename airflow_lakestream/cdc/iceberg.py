@@ -17,7 +17,7 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.audited import look_of
-from airflow_lakestream.cdc.merge.entries import EntryFiles, anew, entry_files
+from airflow_lakestream.cdc.merge.entries import EntryFiles, compacted, entry_files
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX
 from airflow_lakestream.cdc.merge.merge import BatchMerger
@@ -56,11 +56,11 @@ class IcebergEntries(IcebergSink):
         design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN)
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key, self._lows = mirror_id, key.names, lows or {}
-        self._seen: Table | None = None
+        self._loaded: Table | None = None
 
     def open(self) -> EntryFiles | None:
         """Return the files of the entries, or None if the mirror has no entries."""
-        self._seen = table = self._there()
+        self._loaded = table = self._there()
         if table is None or not self._is_own(table):
             return None
         head = IcebergHead(table.metadata, table.metadata, table.io)
@@ -68,11 +68,11 @@ class IcebergEntries(IcebergSink):
 
     def add(self, entries: pa.Table) -> None:
         """Add entries; the same commit compacts many files into few."""
-        self._seen = there = self._seen or self._there()
+        self._loaded = there = self._loaded or self._there()
         if there is not None and not self._is_own(there):
             # The entries are of a dropped mirror.
             self._catalog.drop_table(self._name)
-            self._seen = None
+            self._loaded = None
         memory.commit_entries(self, entries)
 
     def commit(self, landing: Landing) -> int:
@@ -83,7 +83,7 @@ class IcebergEntries(IcebergSink):
 
         def condense(table: Table) -> FileRewrite:
             head = IcebergHead(table.metadata, self._target(None).metadata, table.io, written)
-            new = anew(head, self._key, self._lows)
+            new = compacted(head, self._key, self._lows)
             return FileRewrite((), ()) if new is None else FileRewrite(with_deletes(head.files()), new)
 
         return self._rewrite(landing, condense, written)
@@ -96,8 +96,8 @@ class IcebergEntries(IcebergSink):
 
     def _load_table(self) -> Table:
         # The merge has loaded the table already; the commit loads it again, and refuses an unfit table.
-        seen, self._seen = self._seen, None
-        return seen or super()._load_table()
+        loaded, self._loaded = self._loaded, None
+        return loaded or super()._load_table()
 
     def _is_own(self, table: Table) -> bool:
         return table.properties.get(MIRROR_ID) == self._id
@@ -116,23 +116,23 @@ class IcebergMirror(IcebergSink):
     takes_records = False
     refounds = False
     hands: MergePool = MergeThreads()
-    beside: StagedEventFiles = handover
-    _seen: Table | None = None
+    staging: StagedEventFiles = handover
+    _loaded: Table | None = None
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Return the table's properties and columns, or None for a new table. Raises the errors of `fitness`."""
-        self._seen = None
+        self._loaded = None
         try:
-            self._seen = super()._load_table()
+            self._loaded = super()._load_table()
         except NoSuchTableError:
             return None
-        fitness.check_metadata(self._seen.metadata, self._name)
-        return self._seen.metadata.properties, arrow_schema(self._seen.metadata.schema())
+        fitness.check_metadata(self._loaded.metadata, self._name)
+        return self._loaded.metadata.properties, arrow_schema(self._loaded.metadata.schema())
 
     def _load_table(self) -> Table:
         # `load` comes right after `held`.
-        seen, self._seen = self._seen, None
-        return seen or super()._load_table()
+        loaded, self._loaded = self._loaded, None
+        return loaded or super()._load_table()
 
     def take(self, mirror: MirrorDesign) -> None:
         """Use this design of the mirror from now on."""

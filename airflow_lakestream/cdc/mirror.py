@@ -29,9 +29,9 @@ from airflow_lakestream.cdc.columns import (
     TABLE,
 )
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.events.apart import StagedEvents, ValuesApart, apart, forget, whole_events
+from airflow_lakestream.cdc.events.apart import StagedEvents, ValuesApart, forget, read_bare, whole_events
 from airflow_lakestream.cdc.events.decoder import event_columns
-from airflow_lakestream.cdc.events.logs import in_one_order
+from airflow_lakestream.cdc.events.logs import order_by_log
 from airflow_lakestream.cdc.events.provenance import OldKeyState, expanded
 from airflow_lakestream.cdc.events.record_keys import as_list
 from airflow_lakestream.cdc.events.taken import CommitEvents, columns_of_events
@@ -47,23 +47,23 @@ from airflow_lakestream.tables.wrapped import WrappedSharedSink
 
 
 def follow(
-    design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing, apart: StagedEvents | None = None
+    design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing, staged: StagedEvents | None = None
 ) -> tuple[MirrorDesign, NewestEvents]:
     """Return the design after the events, and the newest event of each key. Raises MirrorStopped, ValuesApart.
 
-    :param apart: the files with the values of rows, if `events` lacks the values.
+    :param staged: the files with the values of rows, if `events` lacks the values.
     """
     assert design.key is not None, "the first events have set it"
     design.check_key(design.key, events.schema)
     design = checked(design, events, mirror, landing)
-    events, logs = in_one_order(events, design.logs, _other_log(events, mirror, landing))
+    events, logs = order_by_log(events, design.logs, _other_log(events, mirror, landing))
     design = replace(design, logs=logs).noted()
     if design.source_tables is not None:
         # With several source tables, the end of one table's snapshot does not concern the rows of the other tables.
         events = without_ends(events)
     # These columns are not needed any more; sorting would copy them with the rest.
-    told = {TABLE, KEY_NAMES, OLD, RECORD_KEY, *LOG, *NOTES}
-    events = events.drop_columns([name for name in events.column_names if name in told])
+    unneeded = {TABLE, KEY_NAMES, OLD, RECORD_KEY, *LOG, *NOTES}
+    events = events.drop_columns([name for name in events.column_names if name in unneeded])
     found = newest(
         events,
         design.key or (),
@@ -71,7 +71,7 @@ def follow(
         soft_delete=design.soft_delete,
         topic=topics_of(landing),
         record_key=design.record_key or (),
-        apart=apart,
+        staged=staged,
     )
     return design, found
 
@@ -133,24 +133,24 @@ def _with_table(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDe
     """Return the design with the database's table. Raises MirrorStopped for events of another table."""
     names = [name for name in pc.unique(events[TABLE]).to_pylist() if name is not None]
     if design.source_tables is not None:
-        others = [name for name in names if not re.fullmatch(design.source_tables, name)]
-        if others:
-            rows = events.filter(pc.equal(events[TABLE], others[0]))
-            problem = f"the event comes from {others[0]}, which source_tables ({design.source_tables}) does not match."
+        foreign = [name for name in names if not re.fullmatch(design.source_tables, name)]
+        if foreign:
+            rows = events.filter(pc.equal(events[TABLE], foreign[0]))
+            problem = f"the event comes from {foreign[0]}, which source_tables ({design.source_tables}) does not match."
             raise stop(StopReason.OTHER_TABLE, rows, problem, "Correct source_tables, or the topic.")
         cuts = events.filter(pc.and_(pc.equal(events[OP], "t"), events[TABLE].is_valid()))
         if len(cuts):
-            problem = "one of the source's tables was truncated, and nothing tells which rows were of that table."
+            problem = "one of the source's tables was truncated, and its rows in the mirror can't be identified."
             raise stop(StopReason.OTHER_TABLE, cuts, problem)
         return design
     if not names:
         return design
     # If the mirror has no note, the first event names its table.
     own = design.source_table or _first(events, TABLE)
-    others = [name for name in names if name != own]
-    if others:
-        rows = events.filter(pc.equal(events[TABLE], others[0]))
-        problem = f"the event comes from the table {others[0]}; the mirror is one of {own}."
+    foreign = [name for name in names if name != own]
+    if foreign:
+        rows = events.filter(pc.equal(events[TABLE], foreign[0]))
+        problem = f"the event comes from the table {foreign[0]}; the mirror is one of {own}."
         raise stop(StopReason.OTHER_TABLE, rows, problem, _REMEDY_TABLE)
     return replace(design, source_table=own)
 
@@ -217,12 +217,12 @@ class MirrorTable(SharedSink, Protocol):
     """The table of a mirror in any table format: a table's sink with a merge.
 
     `refounds`: a new mirror gets its columns from all events of its first commit. `hands` does the work on files of a
-    merge; `beside` opens and deletes staged event files.
+    merge; `staging` opens and deletes staged event files.
     """
 
     refounds: bool
     hands: MergePool
-    beside: StagedEventFiles
+    staging: StagedEventFiles
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Load the table; return the table's properties and columns, or None if the table does not exist."""
@@ -251,7 +251,7 @@ class MirrorTable(SharedSink, Protocol):
         Raises Conflict, or MirrorStopped if the table can't have the columns.
         """
 
-    def outline_beside(self, columns: pa.Schema) -> Any:
+    def staging_outline(self, columns: pa.Schema) -> Any:
         """Return the outline of a staging table, for executors to write events next to the mirror's files."""
 
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
@@ -279,7 +279,7 @@ class Mirror(WrappedSharedSink):
         self.design = self._asked if held is None else self._asked.of_table(self.name, *held)
         self.table.take(self.design)
         state = self.table.load(run_id)
-        self._topics = {one.topic for ledger in (state.ledger, *state.others.values()) for one in ledger.topics}
+        self._topics = {one.topic for ledger in (state.ledger, *state.other_ledgers.values()) for one in ledger.topics}
         schema = None if state.schema is None else event_columns(state.schema)
         return replace(state, schema=schema, type_remedy=RESNAPSHOT)
 
@@ -292,7 +292,7 @@ class Mirror(WrappedSharedSink):
 
     def outline(self) -> Any:
         """Return the outline for executors to write events next to the mirror's own files."""
-        return self.table.outline_beside(self._columns_of_events())
+        return self.table.staging_outline(self._columns_of_events())
 
     def take_over(self, files: Mapping[str, Any]) -> None:
         """Take over event files of an executor."""
@@ -327,19 +327,19 @@ class Mirror(WrappedSharedSink):
         """Return the design after the events, the newest event of each key, and the columns. Raises MirrorStopped."""
         if self._taken.files and not self._taken.rows and self.table.is_there:
             try:
-                apart, events = self._apart()
-                return *follow(self.design, events, self.name, landing, apart), apart.columns
+                staged, events = self._staged_events()
+                return *follow(self.design, events, self.name, landing, staged), staged.columns
             except ValuesApart as e:
                 log.info("%s: the driver reads whole events of this batch: %s.", self.name, e)
         # Sorted here: sorting later, while a caller still holds the events, would need the memory twice.
-        read = partial(whole_events, self.table.beside.open_file, self.outline() if self._taken.files else None)
+        read = partial(whole_events, self.table.staging.open_file, self.outline() if self._taken.files else None)
         events = by_version(self._taken.joined(read, self._columns_of_events(), self.name))
         if not self.table.is_there and (self.table.refounds or self._asked.table.schema is not None):
             # The mirror's own columns are added to the given ones together with its key.
             self._found(events)
         return *follow(self.design, events, self.name, landing), events.schema
 
-    def _apart(self) -> tuple[StagedEvents, pa.Table]:
+    def _staged_events(self) -> tuple[StagedEvents, pa.Table]:
         """Return the event files, and the events without row values. Raises ValuesApart."""
         design = self.design
         assert design.key is not None, "the table is there"
@@ -347,11 +347,11 @@ class Mirror(WrappedSharedSink):
             raise ValuesApart("deleted rows stay")
         if design.auditor is not None:
             raise ValuesApart("checks look at the rows")
-        return apart(self.table.beside.open_file, self.outline(), self._taken.files, design.key)
+        return read_bare(self.table.staging.open_file, self.outline(), self._taken.files, design.key)
 
     def _forget(self) -> None:
         if self._taken.files:
-            self.table.beside.delete(self.outline(), self._taken.files)
+            self.table.staging.delete(self.outline(), self._taken.files)
             forget()
         self._taken.forget()
 
@@ -364,8 +364,8 @@ class Mirror(WrappedSharedSink):
 
     def _grow(self, events: pa.Schema) -> None:
         """Add new columns and wider types of the events to the table with the next commit."""
-        own, beside = self.table.columns, (*self.design.table.metadata.names, *OF_EVENTS)
-        seen = pa.schema([field for field in events if field.name not in beside])
-        wanted = pa.schema([field for field in grown(own, seen) if field.name in seen.names])
+        own, own_names = self.table.columns, (*self.design.table.metadata.names, *OF_EVENTS)
+        of_row = pa.schema([field for field in events if field.name not in own_names])
+        wanted = pa.schema([field for field in grown(own, of_row) if field.name in of_row.names])
         if changes := self.table.grow(wanted):
             log.info("The schema of %s will be changed with the next commit: %s", self.name, "; ".join(changes))

@@ -80,13 +80,13 @@ def column_became_wider(table: str, problems: str) -> MirrorStopped:
     )
 
 
-def place_not_told(table: str, topic: str, partition: int, offset: int) -> MirrorStopped:
+def place_unknown(table: str, topic: str, partition: int, offset: int) -> MirrorStopped:
     """Return the error for an event of MariaDB without a position in the binary log."""
     return MirrorStopped(
         table,
         StopReason.ORDER_UNKNOWN,
-        f"{topic}[{partition}] offset {offset}: the event does not say where it is in MariaDB's binary log (source.pos "
-        "is negative), so that it can't be told from older ones.",
+        f"{topic}[{partition}] offset {offset}: the event has no position in MariaDB's binary log (source.pos "
+        "is negative), so that older events can't be recognized.",
         f"Set binlog_legacy_event_pos=ON in the server, which is off since MariaDB 11.4. Then: {RESNAPSHOT}",
     )
 
@@ -104,12 +104,12 @@ def order_of_logs_unknown(table: str, topic: str, partition: int, offset: int, p
     )
 
 
-def name_not_free(table: str, column: str, why: str) -> MirrorStopped:
+def name_not_free(table: str, column: str, reason: str) -> MirrorStopped:
     """Return the error for a column of the database with a name unfit for the mirror."""
     return MirrorStopped(
         table,
         StopReason.RESERVED_NAME,
-        f"the database's table has a column {column!r}, and {why}.",
+        f"the database's table has a column {column!r}, and {reason}.",
         f"Give the column another name in the mirror: rename_columns={{{json.dumps(column, ensure_ascii=False)}: "
         '"..."}. Or let the connector leave it out (column.exclude.list).',
     )

@@ -44,7 +44,7 @@ class SqlAuditor:
 
     def _check_names(self, columns: pa.Schema) -> None:
         if len({name.lower() for name in columns.names}) < len(columns.names):
-            problem = "columns of the table differ in upper and lower case only, which SQL does not tell apart."
+            problem = "columns of the table differ in upper and lower case only, which SQL does not distinguish."
             raise InvalidArgument("checks", problem, "Leave checks out, or rename columns.")
         named = {"not_null": self.checks.not_null, "unique": self.checks.unique}
         if self.checks.freshness is not None:
@@ -64,13 +64,13 @@ class SqlAuditor:
     def findings(self, written: StagedRows) -> Sequence[Finding]:
         """Return the failed checks. Raises InvalidArgument, SqlFailed, and the errors of reading the files."""
         started = time.monotonic()
-        found = list(self._of_count(written))
+        findings = list(self._of_count(written))
         if written.files:
             self._check_names(written.columns)
             with tempfile.TemporaryDirectory(prefix="lakestream-checks-") as folder:
-                found += _CheckRun(written, folder).findings(self._all(), self._bind)
-        log.info("Checked %s rows in %.2f s: %s failed", written.rows, time.monotonic() - started, len(found))
-        return found
+                findings += _CheckRun(written, folder).findings(self._all(), self._bind)
+        log.info("Checked %s rows in %.2f s: %s failed", written.rows, time.monotonic() - started, len(findings))
+        return findings
 
     def _all(self) -> Iterator[LandingCheck]:
         for name in self.checks.not_null:
@@ -96,8 +96,8 @@ def _planning(label: str) -> Iterator[None]:
     try:
         yield
     except Exceeded as error:
-        if error.what == "exit":
-            raise SqlFailed(f"checks.sql: no process can be had to look at {label!r} in: it {error}.") from None
+        if error.cause == "exit":
+            raise SqlFailed(f"checks.sql: no process is available to parse {label!r} in: it {error}.") from None
         raise InvalidArgument("checks.sql", f"{label!r}: without any row, it {error}.") from None
 
 
@@ -115,7 +115,7 @@ class _CheckRun:
 
         :param bind: raises InvalidArgument if statements don't fit the columns.
         """
-        found: list[Finding] = []
+        findings: list[Finding] = []
         first = CheckProcess()
         process: CheckProcess | None = first
         try:
@@ -127,15 +127,15 @@ class _CheckRun:
             for check in checks:
                 try:
                     process = process or self._opened()
-                    found += process.findings(check)
+                    findings += process.findings(check)
                 except Exceeded as error:
                     # The check has ended its process: the next check gets another.
                     process = None
-                    found.append(Finding(check.label, f"it {error}", self._to_blame(check, error)))
+                    findings.append(Finding(check.label, f"it {error}", self._to_blame(check, error)))
         finally:
             if process is not None:
                 process.close()
-        return found
+        return findings
 
     def _opened(self, part: tuple[int, int] | None = None) -> CheckProcess:
         process = CheckProcess()
@@ -155,7 +155,7 @@ class _CheckRun:
 
     def _to_blame(self, check: LandingCheck, error: Exceeded) -> list[str]:
         """Return the positions of the rows to blame for the end of a process: a single row, or as few as possible."""
-        if error.what == "time":
+        if error.cause == "time":
             return []
         self._until = self._until or time.monotonic() + SEARCH
         start, count = 0, self._written.rows

@@ -65,8 +65,8 @@ def selected(sql: str, memory_limit: str) -> str:
         if parsed["error"]:
             message = str(parsed["error_message"])
             is_other = "Only SELECT" in message
-            told_of = message.partition("\n")[0]
-            reason = "only a SELECT is allowed here" if is_other else f"DuckDB does not understand it: {told_of}"
+            first_line = message.partition("\n")[0]
+            reason = "only a SELECT is allowed here" if is_other else f"DuckDB does not understand it: {first_line}"
             raise InvalidArgument("checks.sql", f"{label_of(sql)!r}: {reason}.")
         if len(parsed["statements"]) != 1:
             raise InvalidArgument("checks.sql", f"{label_of(sql)!r}: several statements.", "Write a list of them.")
@@ -106,7 +106,7 @@ class CheckRunner:
 
     def places(self) -> list[str]:
         """Return the positions of the first rows, or an empty list for a table without positions."""
-        return self._told(f"SELECT {', '.join(self._place)} FROM {RELATION}", self._place) if self._place else []
+        return self._shown_rows(f"SELECT {', '.join(self._place)} FROM {RELATION}", self._place) if self._place else []
 
     def findings(self, check: LandingCheck) -> Iterator[Finding]:
         """Yield the findings of a check, including a failure of the check itself."""
@@ -122,7 +122,7 @@ class CheckRunner:
         if check.kind == "freshness":
             yield from self._of_age(check.most)
         elif check.kind == "sql":
-            if rows := self._told(check.statement, self._database.sql(check.statement).columns):
+            if rows := self._shown_rows(check.statement, self._database.sql(check.statement).columns):
                 yield Finding(check.label, "it returned rows", rows)
         elif check.kind == "not_null":
             yield from self._of_rows(check, f"{quoted(check.columns[0])} IS NULL", "NULL")
@@ -132,14 +132,14 @@ class CheckRunner:
             twice = f"SELECT {keys} FROM {RELATION} WHERE {known} GROUP BY ALL HAVING count(*) > 1"
             yield from self._of_rows(check, f"({keys}) IN ({twice})", "equal values")
 
-    def _of_rows(self, check: LandingCheck, condition: str, what: str) -> Iterator[Finding]:
+    def _of_rows(self, check: LandingCheck, condition: str, description: str) -> Iterator[Finding]:
         ((count,),) = self._rows(f"SELECT count(*) FROM {RELATION} WHERE {condition}")
         if count:
             names = check.columns
             shown = list(dict.fromkeys((*self._place, *names)))
             order = ", ".join(map(quoted, dict.fromkeys((*names, *self._place))))
             query = f"SELECT {', '.join(map(quoted, shown))} FROM {RELATION} WHERE {condition} ORDER BY {order}"
-            yield Finding(check.label, f"{what} in {count} of the rows", self._told(query, shown))
+            yield Finding(check.label, f"{description} in {count} of the rows", self._shown_rows(query, shown))
 
     def _of_age(self, most: float) -> Iterator[Finding]:
         ((newest,),) = self._rows(f"SELECT epoch_ms(max({TIMESTAMP})) FROM {RELATION}")
@@ -151,9 +151,9 @@ class CheckRunner:
             shown = list(dict.fromkeys((*self._place, TIMESTAMP)))
             query = f"SELECT {', '.join(shown)} FROM {RELATION} ORDER BY {TIMESTAMP} DESC NULLS LAST LIMIT 1"
             problem = f"the newest record is of {at}, {age:.0f} s old, more than {most:g} s"
-            yield Finding("freshness", problem, self._told(query, shown))
+            yield Finding("freshness", problem, self._shown_rows(query, shown))
 
-    def _told(self, query: str, names: Sequence[str]) -> list[str]:
+    def _shown_rows(self, query: str, names: Sequence[str]) -> list[str]:
         # As texts: Python's values of some types need packages that are not there.
         few = self._rows(f"SELECT left(COLUMNS(*)::VARCHAR, {LONGEST}) FROM ({query}) LIMIT {FEW + 1}")
         return [*(_row(names, values) for values in few[:FEW]), *(["..."] if len(few) > FEW else [])]

@@ -17,7 +17,7 @@ from airflow_lakestream.transform.messages import send
 from airflow_lakestream.transform.process import BoundedProcess, Exceeded, Message
 
 # Together with the interpreter, its libraries and the data read: half a GiB.
-BOUNDS = ProcessBounds(memory_limit="256MB", threads=2, beside=256 * 2**20)
+BOUNDS = ProcessBounds(memory_limit="256MB", threads=2, reserve=256 * 2**20)
 # Processor seconds for a check, in addition to one second for each MiB of the files.
 SECONDS = 30.0
 _NO_COLUMNS = pa.schema([])
@@ -60,8 +60,8 @@ class CheckProcess(BoundedProcess):
 
     def places(self) -> list[str]:
         """Return the positions of the first rows."""
-        found: list[str] = self._asked("places", "")["places"]
-        return found
+        places: list[str] = self._asked("places", "")["places"]
+        return places
 
     def close(self) -> None:
         """End the process, and close the files."""
@@ -94,8 +94,8 @@ class CheckProcess(BoundedProcess):
             raise OSError(f"{self._paths[number]}: {size} bytes from {start} on are to be read, and there are fewer")
         return bytes(data)
 
-    def _asked(self, what: str, of: object, columns: pa.Schema = _NO_COLUMNS) -> dict[str, Any]:
-        messages = [*self._before, ({what: of, "seconds": self._seconds}, no_rows(columns))]
+    def _asked(self, request: str, argument: object, columns: pa.Schema = _NO_COLUMNS) -> dict[str, Any]:
+        messages = [*self._before, ({request: argument, "seconds": self._seconds}, no_rows(columns))]
         self._before = []
         try:
             answer, _ = self.ask(messages, self._seconds)

@@ -14,7 +14,14 @@ import pyarrow as pa
 from airflow_lakestream.checks.looking import CheckFiles, CheckRunner, LandingCheck, bind, opened, selected
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform.bounds import ProcessBounds
-from airflow_lakestream.transform.child import OUT_OF_MEMORY, Asked, ProcessorTimer, be_bounded, listening, said
+from airflow_lakestream.transform.child import (
+    OUT_OF_MEMORY,
+    Asked,
+    ProcessorTimer,
+    be_bounded,
+    listening,
+    memory_error_text,
+)
 from airflow_lakestream.transform.messages import send
 
 
@@ -42,18 +49,18 @@ class _CheckServer:
             send(self._answers, answer, pa.table({}))
 
     def _answer(self, words: dict[str, Any], columns: pa.Schema) -> dict[str, Any]:
-        (what,) = words
+        (request,) = words
         try:
-            found: dict[str, Any] = getattr(self, f"_{what}")(words[what], columns)
+            answer: dict[str, Any] = getattr(self, f"_{request}")(words[request], columns)
         except InvalidArgument as error:
             return {"invalid": [error.argument, str(error).removeprefix(f"{error.argument}: ")]}
         except RecursionError:
             return {"invalid": ["checks.sql", "a statement is nested too deeply."]}
         except OUT_OF_MEMORY as error:
             # Little memory may be left.
-            send(self._answers, {"memory": said(error)}, pa.table({}))
+            send(self._answers, {"memory": memory_error_text(error)}, pa.table({}))
             os._exit(0)
-        return found
+        return answer
 
     def _select(self, sql: str, _: pa.Schema) -> dict[str, Any]:
         return {"statement": selected(sql, self._bounds.memory_limit)}
@@ -80,5 +87,5 @@ class _CheckServer:
         with self._lock:
             send(self._answers, {"read": [number, start, size]}, pa.table({}))
             _, table = self._asked.get()
-        found: bytes = table.column(0)[0].as_py()
-        return found
+        data: bytes = table.column(0)[0].as_py()
+        return data

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 10
 Topic = Annotated[str, typer.Option("--topic", help="the topic that the rows come from")]
-Yes = Annotated[bool, typer.Option("--yes", help="write it; without, only say what would be written")]
+Yes = Annotated[bool, typer.Option("--yes", help="write it; without, only print what would be written")]
 
 
 class PositionSource(StrEnum):
@@ -56,7 +56,7 @@ _ALONE, _MANY = (PositionSource.ROWS,), (PositionSource.RANGES,)
 def adopt(
     table: AnyTable,
     topic: Topic,
-    origin: Annotated[PositionSource, typer.Option("--from", help="what says which records the table has")],
+    origin: Annotated[PositionSource, typer.Option("--from", help="the source of the position")],
     group: GroupIfSeveral = None,
     what: Annotated[
         list[str] | None,
@@ -68,7 +68,7 @@ def adopt(
     ] = None,
     yes: Yes = False,
     watch: Annotated[
-        str, typer.Option("--watch", help="how long the table has to stand still where a tool gives no sign of life")
+        str, typer.Option("--watch", help="how long the table must not change if the tool gives no sign of life")
     ] = "10s",
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
@@ -112,7 +112,7 @@ def adopt(
 def _names(origin: PositionSource, what: Sequence[str]) -> Sequence[str]:
     """Return the words after --from. Raises InvalidArgument for too many words, or too few."""
     if origin in _ALONE and what:
-        raise InvalidArgument(f"--from {origin}", f"takes no {what[0]!r}: the rows alone tell.")
+        raise InvalidArgument(f"--from {origin}", f"takes no {what[0]!r}: the positions are in the rows.")
     if origin not in _ALONE and not what:
         raise InvalidArgument(f"--from {origin}", "needs a name, a path or ranges behind it.")
     if origin not in (*_ALONE, *_MANY) and len(what) > 1:
@@ -128,14 +128,15 @@ def _tool(
     storage_conn: str | None,
     connect_conn: str,
 ) -> ToolPosition:
-    from airflow_lakestream.adopt.sources import connect_sink, flink_savepoint, group, spark_checkpoint, told
+    from airflow_lakestream.adopt.sources import connect_sink, flink_savepoint, group, spark_checkpoint
+    from airflow_lakestream.adopt.sources.told import GivenRanges, OwnRows
     from airflow_lakestream.kafka.groups import KafkaGroups
 
     match origin:
         case PositionSource.ROWS:
-            return told.OwnRows()
+            return OwnRows()
         case PositionSource.RANGES:
-            return told.GivenRanges(names)
+            return GivenRanges(names)
         case PositionSource.GROUP:
             return group.GroupPosition(KafkaGroups(kafka.configuration, kafka.where), names[0])
         case PositionSource.SPARK_CHECKPOINT:
@@ -166,7 +167,7 @@ def _lines(found: AdoptionResult) -> Iterator[str]:
             yield f"  {name}: {_text(ranges)}"
     yield from (f"  proved: {line}" for line in found.proved)
     yield from (f"  on trust: {line}" for line in found.trusted)
-    yield "  Rows can't tell which time was covered (mode=interval): intervals that run again look again."
+    yield "  The rows do not show which time was covered (mode=interval): intervals that run again look again."
 
 
 def _text(ranges: RangeSet) -> str:
@@ -183,7 +184,7 @@ class HeirKind(StrEnum):
 def hand_over(
     table: AnyTable,
     topic: Topic,
-    to: Annotated[HeirKind, typer.Option("--to", help="what is to go on where the ledger ends")],
+    to: Annotated[HeirKind, typer.Option("--to", help="the tool to continue at the end of the ledger")],
     name: Annotated[str, typer.Argument(help="the group's or connector's name")],
     group: GroupIfSeveral = None,
     yes: Yes = False,
@@ -208,13 +209,13 @@ def hand_over(
             table=table, consumer_group=group, topic=topic, kafka=kafka.configuration, where=kafka.where
         )
         groups = KafkaGroups(kafka.configuration, kafka.where)
-        heir: PositionTarget = GroupTarget(groups, name)
+        target: PositionTarget = GroupTarget(groups, name)
         if to is HeirKind.CONNECT:
-            heir = ConnectorTarget(SinkConnector(open_connect(connect_conn), groups, name))
-        done = work.run(lake, heir, write=yes)
+            target = ConnectorTarget(SinkConnector(open_connect(connect_conn), groups, name))
+        done = work.run(lake, target, write=yes)
     if as_json:
         typer.echo(json.dumps(done.to_dict(), indent=2))
         return
     places = ", ".join(f"{topic}[{p}] {offset}" for p, offset in sorted(done.offsets.items()))
-    told = "goes on at" if done.done else "is not set yet; with --yes it goes on at"
-    typer.echo(f"{table}: {done.to} {told} {places}")
+    state = "goes on at" if done.done else "is not set yet; with --yes it goes on at"
+    typer.echo(f"{table}: {done.to} {state} {places}")

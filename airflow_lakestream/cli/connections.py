@@ -15,7 +15,7 @@ import typer
 from airflow_lakestream.cli.environment import catalog_properties, kafka_settings
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.runtime.collector import no_collection
+from airflow_lakestream.runtime.collector import pause_collection
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -105,7 +105,7 @@ def _variable(name: str) -> object:
 def open_catalog(conn_id: str) -> Catalog:
     """Open the catalog of an `iceberg` connection. Raises InvalidArgument and CatalogUnavailable."""
     if (properties := catalog_properties(conn_id)) is not None:
-        with no_collection(), suppress(Exception):
+        with pause_collection(), suppress(Exception):
             from pyiceberg.catalog import load_catalog
 
             return load_catalog(conn_id, **properties)
@@ -214,7 +214,7 @@ def like_the_airflow_command(*conn_ids: str | None, needs_database: bool = False
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update({name: before[name] or value for name, value in environment.items()})
     try:
-        with aside(), no_collection():
+        with aside(), pause_collection():
             yield
     finally:
         for name, value in before.items():

@@ -35,7 +35,7 @@ _HELP = {
     "unknown_fields": f"fields without a column: {one_of(UnknownFields)}",
     "sql": "a SELECT from {{ input }}, or a file of it that ends with .sql; templates are not rendered",
     "sql_input": f"what the SELECT reads: {one_of(SqlInput)} (raw: keys and values as text)",
-    "csv_delimiter": "what stands between fields, one character; default: a comma",
+    "csv_delimiter": "the character between fields; default: a comma",
     "rename_columns": 'names of columns by those of fields, as JSON: {"_file": "file"}',
     "timestamps_finer": f"of times finer than microseconds: {one_of(TimestampsFiner)}",
     "unavailable_placeholder": "the connector's unavailable.value.placeholder, if it has another; also hex:...",
@@ -64,7 +64,7 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
         ]
 
         @functools.wraps(command)
-        def taking(**kwargs: Any) -> None:
+        def wrapper(**kwargs: Any) -> None:
             given = {name: kwargs.pop(name) for name in DECODING}
             given["sql"] = _statement(given["sql"])
             decoding = {name: value for name, value in given.items() if value not in (None, [])}
@@ -73,9 +73,9 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
 
         parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options)]
         # mypy does not support functions with an assigned signature.
-        taking.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        taking.__annotations__ = {one.name: one.annotation for one in parameters}
-        return taking
+        wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
+        return wrapper
 
     return decorate
 
@@ -87,7 +87,7 @@ def _statement(given: str | None) -> str | None:
     try:
         return Path(given.strip()).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InvalidArgument(
-            "--sql", f"{given!r} can't be read ({why}).", "Name a file, or give the SELECT."
+            "--sql", f"{given!r} can't be read ({reason}).", "Name a file, or give the SELECT."
         ) from None

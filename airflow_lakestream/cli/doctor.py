@@ -59,20 +59,20 @@ def doctor(
 
         if topic is not None:
             check_topic(topic)
-        visit = _DoctorRun()
+        checks = _DoctorRun()
         is_delta = table is not None and TableFormat.of(table) is TableFormat.DELTA
         with_spark = choose(DagEngine, "--engine", engine) is DagEngine.SPARK
-        visit.machine(with_spark=with_spark, is_delta=is_delta)
-        visit.kafka(bootstrap_servers, kafka_conn, schema_registry, topic)
+        checks.machine(with_spark=with_spark, is_delta=is_delta)
+        checks.kafka(bootstrap_servers, kafka_conn, schema_registry, topic)
         if is_delta:
-            visit.delta(str(table), storage_conn, read_only=read_only)
+            checks.delta(str(table), storage_conn, read_only=read_only)
         else:
-            visit.iceberg(iceberg_conn, table, read_only=read_only)
+            checks.iceberg(iceberg_conn, table, read_only=read_only)
         if checkpoint is not None:
-            visit.checkpoint(checkpoint, storage_conn, read_only=read_only)
-    found = visit.findings
-    said = {"findings": [one.to_dict() for one in found], "exit_code": exit_code(found)}
-    typer.echo(json.dumps(said, indent=2) if as_json else "\n".join(map(str, found)))
+            checks.checkpoint(checkpoint, storage_conn, read_only=read_only)
+    found = checks.findings
+    report = {"findings": [one.to_dict() for one in found], "exit_code": exit_code(found)}
+    typer.echo(json.dumps(report, indent=2) if as_json else "\n".join(map(str, found)))
     raise typer.Exit(exit_code(found))
 
 

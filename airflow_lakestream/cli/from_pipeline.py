@@ -26,7 +26,7 @@ Refuse = Callable[[Mapping[str, Any]], None]
 
 _PIPELINE = Annotated[
     Path | None,
-    typer.Option("--pipeline", help="a pipeline's file: what it says need not be given", exists=True, dir_okay=False),
+    typer.Option("--pipeline", help="a pipeline's file: its settings need not be given", exists=True, dir_okay=False),
 ]
 _SINK = Annotated[str | None, typer.Option("--sink", help="with --pipeline: the sink, if it has several")]
 _DAG = Annotated[str | None, typer.Option("--dag", help="a DAG: its task's arguments need not be given")]
@@ -35,7 +35,7 @@ _FOLDER = Annotated[
     Path | None,
     typer.Option("--dag-folder", help="with --dag: its file or folder; default: Airflow's", exists=True),
 ]
-_SAYING = {"pipeline": _PIPELINE, "sink": _SINK, "dag": _DAG, "task": _TASK, "dag_folder": _FOLDER}
+_SOURCES = {"pipeline": _PIPELINE, "sink": _SINK, "dag": _DAG, "task": _TASK, "dag_folder": _FOLDER}
 # By option: the argument of a landing. The other options have the argument's name.
 _ARGUMENTS = {
     "group": "consumer_group",
@@ -55,13 +55,13 @@ def takes_pipeline(command: Command) -> Command:
     required = [name for name, one in own.items() if one.default is one.empty]
 
     @functools.wraps(command)
-    def taking(**kwargs: Any) -> Any:
-        context, saying = kwargs.pop("context"), {name: kwargs.pop(name) for name in _SAYING}
-        if (said := _said(**saying)) is not None:
-            kwargs |= _options_of(*said, own, context)
+    def wrapper(**kwargs: Any) -> Any:
+        context, sources = kwargs.pop("context"), {name: kwargs.pop(name) for name in _SOURCES}
+        if (given := _given_arguments(**sources)) is not None:
+            kwargs |= _options_of(*given, own, context)
         for name in required:
             if kwargs[name] is None:
-                raise InvalidArgument(_shown(name), "is missing.", "Give it, or a --pipeline or --dag that says it.")
+                raise InvalidArgument(_shown(name), "is missing.", "Give it, or a --pipeline or --dag that sets it.")
         return command(**kwargs)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -70,15 +70,15 @@ def takes_pipeline(command: Command) -> Command:
         for one in own.values()
     ]
     options.append(inspect.Parameter("context", keyword, annotation=typer.Context))
-    options += [inspect.Parameter(name, keyword, default=None, annotation=one) for name, one in _SAYING.items()]
+    options += [inspect.Parameter(name, keyword, default=None, annotation=one) for name, one in _SOURCES.items()]
     options = [one.replace(kind=keyword) for one in options]
     # mypy does not support functions with an assigned signature.
-    taking.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
-    taking.__annotations__ = {one.name: one.annotation for one in options}
-    return taking
+    wrapper.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {one.name: one.annotation for one in options}
+    return wrapper
 
 
-def _said(
+def _given_arguments(
     pipeline: Path | None, sink: str | None, dag: str | None, task: str | None, dag_folder: Path | None
 ) -> tuple[Mapping[str, Any], Refuse] | None:
     """Return the arguments of a pipeline's file or of a task, and the check for templates, or None without either.
@@ -142,9 +142,9 @@ def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[st
     from airflow_lakestream.tables.schema.columns import to_timed_schema
 
     schema = arguments.get("schema")
-    says_times = schema is not None and bool(to_timed_schema(schema)[1])
-    reads_it = arguments.get("sql_input") == SqlInput.DECODED or arguments.get("format") == ValueFormat.CSV
-    return () if reads_it or says_times else ("schema",)
+    has_time_sources = schema is not None and bool(to_timed_schema(schema)[1])
+    needs_schema = arguments.get("sql_input") == SqlInput.DECODED or arguments.get("format") == ValueFormat.CSV
+    return () if needs_schema or has_time_sources else ("schema",)
 
 
 def _unchanged(value: Any) -> Any:

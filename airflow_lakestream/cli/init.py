@@ -13,7 +13,7 @@ import typer
 
 from airflow_lakestream.cli.connections import IcebergConn, KafkaConn, StorageConn, aside, connection_fields
 from airflow_lakestream.cli.decoding import takes_decoding
-from airflow_lakestream.cli.preview import Servers, about, columns_of, open_topic, without_logs
+from airflow_lakestream.cli.preview import Servers, columns_of, open_topic, topic_lines, without_logs
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 
@@ -94,14 +94,14 @@ def init(
         text = _text(file, as_yaml=as_yaml)
         lines = _connection_lines(file, bootstrap_servers, kafka_conn, iceberg_conn, storage_conn)
     _write(path, text, force=force)
-    said = [*about(found), *([printable(f"Key: {', '.join(file.key)}")] if file.key else columns_of(found))]
-    said += [f"Wrote {path}: {'pipeline' if as_yaml else 'DAG'} {dag_id}, {topic} -> {table}, by {chosen}."]
-    said += ["It needs these connections; put in what stands in <...>:", *lines]
+    report = [*topic_lines(found), *([printable(f"Key: {', '.join(file.key)}")] if file.key else columns_of(found))]
+    report += [f"Wrote {path}: {'pipeline' if as_yaml else 'DAG'} {dag_id}, {topic} -> {table}, by {chosen}."]
+    report += ["It needs these connections; replace each <...>:", *lines]
     where = "Airflow's DAG folder"
     if as_yaml:
         where = f'a folder that one of {where} loads: airflow_lakestream.pipelines.load("pipelines/")'
-    said += [f"Then: lakestream doctor --topic {topic}, and put the file into {where}."]
-    typer.echo("\n".join(said))
+    report += [f"Then: lakestream doctor --topic {topic}, and put the file into {where}."]
+    typer.echo("\n".join(report))
 
 
 def _asked(option: str, value: str | None, default: str | None) -> str:
@@ -119,7 +119,9 @@ def _path(output: Path | None, dag_id: str, suffix: str, *, force: bool) -> Path
     path = Path(f"{dag_id}{suffix}") if output is None else output
     path = path / f"{dag_id}{suffix}" if path.is_dir() else path
     if path.suffix != suffix:
-        raise InvalidArgument("--output", f"{str(path)!r} is no file that Airflow reads.", f"Let it end with {suffix}.")
+        raise InvalidArgument(
+            "--output", f"{str(path)!r} is not a file that Airflow reads.", f"Let it end with {suffix}."
+        )
     if not path.parent.is_dir():
         raise InvalidArgument("--output", f"there is no folder {str(path.parent)!r}.")
     if path.exists() and not force:
@@ -151,19 +153,19 @@ def _with_columns(file: DagFile, found: TopicPreview, decoding: Mapping[str, Any
     if found.decoding.get("format") is None and found.problem is not None:
         remedy = "Give --format (and --schema), or --schema-registry."
         raise InvalidArgument("--format", f"it can't be guessed. {found.problem}", remedy)
-    told: dict[str, Any] = {name: value for name, value in found.decoding.items() if isinstance(value, str | list)}
+    settings: dict[str, Any] = {name: value for name, value in found.decoding.items() if isinstance(value, str | list)}
     if "schema_registry" in decoding and "schema_registry" in found.decoding:
         # As the user gave it: the looked-up registry has secrets.
-        told["schema_registry"] = decoding["schema_registry"]
-    columns = told.pop("schema", None)
+        settings["schema_registry"] = decoding["schema_registry"]
+    columns = settings.pop("schema", None)
     if file.engine is DagEngine.MIRROR:
         # A mirror's columns come from the events.
-        told.pop("envelope", None)
-        return replace(file, decoding=told, columns=columns, columns_by="what you gave", key=found.key)
-    said = "what you gave" if decoding.get("schema") else f"{found.looked_at} records of {found.topic}"
-    if columns is None and found.decoding.get("format") in _NAMED_COLUMNS and "sql" not in told:
+        settings.pop("envelope", None)
+        return replace(file, decoding=settings, columns=columns, columns_by="what you gave", key=found.key)
+    columns_by = "what you gave" if decoding.get("schema") else f"{found.looked_at} records of {found.topic}"
+    if columns is None and found.decoding.get("format") in _NAMED_COLUMNS and "sql" not in settings:
         columns = found.columns
-    return replace(file, decoding=told, columns=columns, columns_by=said)
+    return replace(file, decoding=settings, columns=columns, columns_by=columns_by)
 
 
 def _is_mirror(found: TopicPreview, decoding: Mapping[str, Any]) -> bool:
@@ -178,16 +180,18 @@ def _check(file: DagFile, found: TopicPreview) -> None:
     from airflow_lakestream.core.policies import TableFormat
     from airflow_lakestream.onramp.dag_file import DagEngine
 
-    told = {"topic": file.topic, "table": file.table, "consumer_group": file.group, "schema": file.columns}
-    told |= {"table_format": TableFormat.of(file.table)}
+    arguments = {"topic": file.topic, "table": file.table, "consumer_group": file.group, "schema": file.columns}
+    arguments |= {"table_format": TableFormat.of(file.table)}
     if file.engine is not DagEngine.MIRROR:
-        ExtractConfig(**{**found.decoding, **told})
+        ExtractConfig(**{**found.decoding, **arguments})
         return
     if not found.has_events or not file.key:
-        lacks = "keys do not tell the primary key" if found.has_events else "records are no change events of Debezium"
+        lacks = (
+            "keys do not contain the primary key" if found.has_events else "records are not change events of Debezium"
+        )
         remedy = "Land the records themselves: --engine extract."
         raise InvalidArgument("--engine", f"{file.topic} can't be mirrored: its {lacks}.", remedy)
-    MirrorConfig(**{**found.decoding, **told, "envelope": "debezium", "key": file.key})
+    MirrorConfig(**{**found.decoding, **arguments, "envelope": "debezium", "key": file.key})
 
 
 def _named(kafka_conn: str, iceberg_conn: str, storage_conn: str | None) -> dict[str, str]:

@@ -61,13 +61,13 @@ def history(
 ) -> None:
     """Print the group's landings, newest first, with the data files of each unexpired snapshot."""
     with aside():
-        from airflow_lakestream.audit.books import check_group_seen
+        from airflow_lakestream.audit.books import check_group
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg.upkeep.landing_history import landings
 
         catalog = open_catalog(iceberg_conn)
         loaded, group = load(catalog, table), group_of(catalog, table, group)
-        check_group_seen(loaded, group)
+        check_group(loaded, group)
         found = list(landings(loaded, group))
     typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found))
 

@@ -46,7 +46,7 @@ def rename(
 ) -> None:
     """Rename a group's ledger; the next run, with the new name, continues at the end of the old ledger."""
     with aside():
-        from airflow_lakestream.audit.books import NoLedger, groups_seen
+        from airflow_lakestream.audit.books import NoLedger, groups_of
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg import ledger_store
         from airflow_lakestream.iceberg.upkeep import ledger_edit
@@ -61,7 +61,7 @@ def rename(
         def decide(now: pyiceberg.table.Table) -> Mapping[str, Ledger]:
             ledger = ledger_store.read_ledger(now, group)
             if not ledger.topics:
-                raise NoLedger(table, group, groups_seen(now))
+                raise NoLedger(table, group, groups_of(now))
             if ledger_store.read_ledger(now, to).topics:
                 raise InvalidArgument("--to", f"group {to!r} has a ledger of its own on {table}.", "Choose another.")
             return {group: Ledger(group), to: replace(ledger, consumer_group=to)}
@@ -73,17 +73,17 @@ def rename(
 def reset(
     table: Table,
     group: GroupIfSeveral = None,
-    yes: Annotated[bool, typer.Option("--yes", help="do it; without this option, only say what it would do")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="do it; without this option, only print what it would do")] = False,
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
     """Remove a group's ledger; the rows stay. The group's next run begins at start_offset, like a first run."""
     with aside():
-        from airflow_lakestream.audit.books import NoLedger, groups_seen
+        from airflow_lakestream.audit.books import NoLedger, groups_of
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
 
         catalog = open_catalog(iceberg_conn)
-        known = groups_seen(load(catalog, table))
+        known = groups_of(load(catalog, table))
         group = group_of(catalog, table, group)
         if group not in known:
             raise NoLedger(table, group, known)
@@ -143,7 +143,7 @@ def rebuild(
         for name, ranges in (("the next run lands", one.left), ("taken as lost", one.entry.lost)):
             if ranges:
                 typer.echo(f"    without a row, {name}: {ranges}")
-    typer.echo("  Rows can't tell which time was covered (mode=interval): intervals that run again look again.")
+    typer.echo("  The rows do not show which time was covered (mode=interval): intervals that run again look again.")
 
 
 def forget(
@@ -207,7 +207,7 @@ def _from_rows(
     catalog: Catalog, kafka: KafkaConnection, table: str, group: str, topics: Sequence[str]
 ) -> tuple[int | None, Ledger, list[RebuiltEntry]]:
     """Return the loaded head, the group's current ledger, and the entries rebuilt from the rows."""
-    from airflow_lakestream.audit.books import groups_seen
+    from airflow_lakestream.audit.books import groups_of
     from airflow_lakestream.audit.rebuild import CannotRebuild, rebuild_topic
     from airflow_lakestream.audit.rows import count_rows
     from airflow_lakestream.audit.run import load
@@ -221,33 +221,36 @@ def _from_rows(
         known = ledger_store.read_ledger(loaded, group)
     except UndecidedLedger:
         known = Ledger(group)
-    columns = ledger_store.columns_told(loaded, group)
+    columns = ledger_store.columns_of(loaded, group)
     known = replace(known, filled=columns.filled, types=columns.types)
-    there = {of.topic for of, entry in known.topics.items() if entry.landed}
-    if there and (not topics or there & set(topics)):
+    landed_topics = {of.topic for of, entry in known.topics.items() if entry.landed}
+    if landed_topics and (not topics or landed_topics & set(topics)):
         raise CannotRebuild(
             f"the ledger of {group!r} on {table} exists and can be read: there is nothing to rebuild. To make it from "
             "the rows all the same, reset it first."
         )
-    others = [ledger_store.read_ledger(loaded, other) for other in groups_seen(loaded) if other != group]
+    others = [ledger_store.read_ledger(loaded, other) for other in groups_of(loaded) if other != group]
     head = ledger_store.head_of(loaded.metadata)
     rows = count_rows(loaded, head)
-    if rows.odd:
+    if rows.impossible:
         raise CannotRebuild(
-            f"{table} has rows at positions that no record can have: {', '.join(one.text for one in rows.odd[:10])}. "
+            f"{table} has rows at positions that no record can have: "
+            f"{', '.join(one.text for one in rows.impossible[:10])}. "
             "Delete them, or move them to another table, first."
         )
     if rows.without_position:
         raise CannotRebuild(
-            f"{rows.without_position} rows of {table} have no topic, partition or offset: whether they were landed, "
-            "and from where, can't be told. Delete them, or move them to another table, first."
+            f"{rows.without_position} rows of {table} have no topic, partition or offset: it is unknown whether "
+            "they were landed, and from where. Delete them, or move them to another table, first."
         )
     rebuilt = []
     for topic in topics or sorted({topic for topic, _ in rows.tallies}):
         source = KafkaSource(kafka.configuration, topic, group, StartAt(), kafka.where)
         reader = KafkaReader(kafka.configuration, group, poll_timeout=30, where=kafka.where)
-        theirs = union(entry.landed for one in others for of, entry in one.topics.items() if of.topic == topic)
-        one = rebuild_topic(topic, rows, theirs, source, reader, threading.Event())
+        landed_by_others = union(
+            entry.landed for one in others for of, entry in one.topics.items() if of.topic == topic
+        )
+        one = rebuild_topic(topic, rows, landed_by_others, source, reader, threading.Event())
         if one.entry.landed:
             rebuilt.append(one)
     if not rebuilt:
@@ -259,11 +262,11 @@ def _by_identity(ledger: Ledger, wanted: RangeSet, table: str) -> list[tuple[Top
     """Split ranges by landed incarnation. Raises InvalidArgument for never-landed ranges."""
     found = []
     for identity, entry in ledger.topics.items():
-        if mine := (wanted & entry.landed) - entry.forgotten:
-            found.append((identity, mine))
+        if own := (wanted & entry.landed) - entry.forgotten:
+            found.append((identity, own))
     landed = union(entry.landed for entry in ledger.topics.values())
-    if strange := wanted - landed:
-        raise InvalidArgument("--rows", f"{strange} was never landed in {table} by this group.")
+    if never_landed := wanted - landed:
+        raise InvalidArgument("--rows", f"{never_landed} was never landed in {table} by this group.")
     if not found:
         raise InvalidArgument("--rows", f"{wanted} has a receipt already.")
     return found

@@ -62,9 +62,11 @@ def _landing_lines(past: PastLanding) -> Iterator[str]:
         for name, ranges in _named_ranges(entry):
             for topic, p in ranges.partitions:
                 intervals = ranges.intervals(topic, p)
-                said = shown([f"[{start},{end})" for start, end in intervals], _RANGES)
+                ranges_text = shown([f"[{start},{end})" for start, end in intervals], _RANGES)
                 in_all = ranges.of_partition(topic, p).width
-                yield f"  {name} {topic}[{p}] {said}" + (f": {in_all:,} offsets" if len(intervals) > _RANGES else "")
+                yield f"  {name} {topic}[{p}] {ranges_text}" + (
+                    f": {in_all:,} offsets" if len(intervals) > _RANGES else ""
+                )
     if past.files is None:
         yield "  files: unknown, the snapshot has expired"
         return

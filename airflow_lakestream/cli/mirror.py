@@ -112,7 +112,7 @@ def resnapshot(
             since=since,
             start_over=start_over,
             timeout=seconds("--timeout", timeout),
-            say=lambda text: typer.echo(text, err=True),
+            report=lambda text: typer.echo(text, err=True),
         )
         done = work.run(lake)
     if as_json:
@@ -131,7 +131,7 @@ def _landing(text: str | None) -> dict[str, Any]:
     except ValueError:
         given = None
     if not isinstance(given, dict):
-        raise InvalidArgument("--landing", f"{text!r} is no JSON object.", """Write '{"key": ["id"]}'.""")
+        raise InvalidArgument("--landing", f"{text!r} is not a JSON object.", """Write '{"key": ["id"]}'.""")
     known = MirrorConfig.__dataclass_fields__.keys() - {"topic", "table", "consumer_group", "table_format"}
     if unknown := sorted(given.keys() - known):
         raise InvalidArgument(
@@ -146,7 +146,9 @@ def _offsets(texts: Sequence[str]) -> dict[int, int]:
     for text in texts:
         match = _OFFSET.fullmatch(text.strip())
         if match is None:
-            raise InvalidArgument("--since-offset", f"{text!r} is no place.", 'Write "0:1200": partition and offset.')
+            raise InvalidArgument(
+                "--since-offset", f"{text!r} is not a position.", 'Write "0:1200": partition and offset.'
+            )
         found[int(match[1])] = int(match[2])
     return found
 

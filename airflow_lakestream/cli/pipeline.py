@@ -71,33 +71,33 @@ def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
         refuse_rendered(compiled, asked)
         found = [_planned(compiled, landing) for landing in asked]
     if as_json:
-        all_told = [one for one, _ in found]
-        typer.echo(json.dumps(all_told[0] if len(compiled.landings) == 1 or sink else all_told, indent=2))
+        all_values = [one for one, _ in found]
+        typer.echo(json.dumps(all_values[0] if len(compiled.landings) == 1 or sink else all_values, indent=2))
         return
     typer.echo(f"{compiled.name}, by the engine {compiled.engine}")
-    for told, text in found:
+    for values, text in found:
         if len(compiled.landings) > 1:
-            typer.echo(f"{told['sink']}:")
-        typer.echo("\n".join(f"  {line}" for line in told["columns"]))
+            typer.echo(f"{values['sink']}:")
+        typer.echo("\n".join(f"  {line}" for line in values["columns"]))
         typer.echo(text)
 
 
 def _planned(compiled: CompiledPipeline, landing: SinkLanding) -> tuple[dict[str, Any], str]:
     """Return the plan of the next run for a sink: JSON-ready values, and the offsets as text."""
     from airflow_lakestream.cli.plan import dry_run
-    from airflow_lakestream.pipelines.check import configured
+    from airflow_lakestream.pipelines.check import make_config
     from airflow_lakestream.run.job import build_job
 
     if landing.mode == "replace":
         problem = f"plan shows what is appended; {landing.sink}: {landing.mode}."
         raise InvalidArgument("file", problem, "Say another sink with --sink.")
-    config = configured(compiled, landing, **_registry(landing))
+    config = make_config(compiled, landing, **_registry(landing))
     kafka = open_kafka(_connection(landing, "kafka"))
     lake = open_lake(config.table, _connection(landing, "iceberg"), landing.arguments.get("storage_conn_id"))
     job = build_job(config, kafka.configuration, lake, run_id="dry run", where=kafka.where, dry=True)
     found, columns = dry_run(job, lake), _columns(config, lake)
-    told = {"pipeline": compiled.name, "engine": compiled.engine, "sink": landing.sink, "columns": columns}
-    return {**told, **found.to_dict()}, found.render()
+    names = {"pipeline": compiled.name, "engine": compiled.engine, "sink": landing.sink, "columns": columns}
+    return {**names, **found.to_dict()}, found.render()
 
 
 @app.command()
@@ -134,17 +134,17 @@ def run(
     for landing in found:
         interval = {"interval_start": start, "interval_end": end} if landing.mode == "replace" else {}
         with aside():
-            said = _land(compiled, landing, interval)
+            line = _land(compiled, landing, interval)
         # Report a landing before the next landing may fail.
-        typer.echo(said)
+        typer.echo(line)
 
 
 def _land(compiled: CompiledPipeline, landing: SinkLanding, interval: Mapping[str, str | None]) -> str:
-    from airflow_lakestream.pipelines.check import configured
+    from airflow_lakestream.pipelines.check import make_config
     from airflow_lakestream.run.summary import last_line
     from airflow_lakestream.run.topics import land_run
 
-    config = configured(compiled, landing, **interval, **_registry(landing))
+    config = make_config(compiled, landing, **interval, **_registry(landing))
     kafka = open_kafka(_connection(landing, "kafka"))
     lake = open_lake(config.table, _connection(landing, "iceberg"), landing.arguments.get("storage_conn_id"))
     report = land_run(
@@ -207,17 +207,17 @@ def _columns(config: Any, lake: Any) -> list[str]:
     from airflow_lakestream.tables.schema.types import schema_text
 
     made = config.design.schema
-    text = "the first records say the columns" if made is None else schema_text(made)
-    there = _columns_there(config.table, lake)
-    if there is not None:
-        lacking = [] if made is None else [field.name for field in made.fields if field.name not in there]
-        what = f"schema_evolution is {config.schema_evolution}"
-        new = f"; it lacks {', '.join(lacking)}, and {what}" if lacking else ""
+    text = "the first records set the columns" if made is None else schema_text(made)
+    existing = _existing_columns(config.table, lake)
+    if existing is not None:
+        lacking = [] if made is None else [field.name for field in made.fields if field.name not in existing]
+        evolution = f"schema_evolution is {config.schema_evolution}"
+        new = f"; it lacks {', '.join(lacking)}, and {evolution}" if lacking else ""
         return [f"{config.table} is there{new}"]
     return [f"{config.table} is made: {text}"]
 
 
-def _columns_there(table: str, lake: Any) -> set[str] | None:
+def _existing_columns(table: str, lake: Any) -> set[str] | None:
     """Return the columns of a table, or None if the table does not exist."""
     if TableFormat.of(table) is TableFormat.DELTA:
         head = lake.open(table)

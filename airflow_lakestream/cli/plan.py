@@ -62,7 +62,7 @@ class DryRun:
             "bytes_estimated": self.payload,
             "offsets_sampled": self.sampled,
             "commits_at_least": self.commits,
-            "rows_beside": self.plan.rows_beside,
+            "rows_beside": self.plan.foreign_rows,
         }
 
     def render(self) -> str:
@@ -73,8 +73,8 @@ class DryRun:
         lines += [f"  {r}: {len(r):,} offsets" for r in self.plan.ranges]
         lines += [f"  lost to retention: {r}" for r in self.plan.lost]
         lines += [f"  begins here: {self.topic}[{p}] {offset}" for p, offset in sorted(self.plan.origin.items())]
-        if self.plan.rows_beside:
-            lines.append(f"  besides, in no ledger and not doubled: {self.plan.rows_beside:,} rows")
+        if self.plan.foreign_rows:
+            lines.append(f"  in addition, in no ledger and not doubled: {self.plan.foreign_rows:,} rows")
         if not self.plan.changes_the_ledger:
             lines.append("  nothing to do: the table holds all of it")
         return "\n".join(lines)
@@ -95,7 +95,7 @@ def plan(
         str | None, typer.Option("--max-records", help="most records of a run; default: all")
     ] = None,
     max_batch_bytes: Annotated[
-        str, typer.Option("--max-batch-bytes", help="commit after so many bytes of keys and values")
+        str, typer.Option("--max-batch-bytes", help="commit after this number of bytes of keys and values")
     ] = "256MiB",
     on_data_loss: Annotated[
         str, typer.Option("--on-data-loss", help=f"of offsets that Kafka no longer has: {one_of(OnDataLoss)}")
@@ -140,7 +140,7 @@ def dry_run(job: LandingJob, lake: Any) -> DryRun:
 
     look = _look_at_delta if TableFormat.of(job.table) is TableFormat.DELTA else _look
     table = look(lake, job.table, job.consumer_group)
-    ledger, others = table.ledger, table.others
+    ledger, others = table.ledger, table.other_ledgers
     state = job.source.look()
     check_identity(ledger, state.identity, job.table)
     entry = ledger.entry(state.identity)

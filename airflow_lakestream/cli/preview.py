@@ -104,21 +104,21 @@ def open_servers(
     given = {"bootstrap.servers": bootstrap_servers}
     kafka = KafkaConnection(given, f"--bootstrap-servers {bootstrap_servers}")
     if schema_registry is not None and not is_address(schema_registry):
-        problem = f"{schema_registry!r} is no URL, and --bootstrap-servers goes without Airflow's connections."
+        problem = f"{schema_registry!r} is not a URL, and --bootstrap-servers goes without Airflow's connections."
         raise InvalidArgument("--schema-registry", problem, "Give its URL, or --kafka-conn.")
     return kafka, None if schema_registry is None else RegistryConfig.parse(schema_registry)
 
 
-def about(found: TopicPreview) -> list[str]:
+def topic_lines(found: TopicPreview) -> list[str]:
     """Return the known facts about a topic, line by line."""
     rate = "" if found.rate is None else f", about {found.rate:,.3g} records a minute by the newest timestamps"
     lines = [f"{found.topic}: {found.partitions} partitions, {found.offsets:,} offsets{rate}"]
-    told = {name: value for name, value in found.decoding.items() if isinstance(value, str) and name != "schema"}
-    how = ", ".join(f"{name}={value}" for name, value in told.items())
+    settings = {name: value for name, value in found.decoding.items() if isinstance(value, str) and name != "schema"}
+    settings_text = ", ".join(f"{name}={value}" for name, value in settings.items())
     if found.reason and found.problem is None:
-        lines.append(f"Guessed: {how} ({found.reason})")
-    elif how:
-        lines.append(f"Decoded by: {how}")
+        lines.append(f"Guessed: {settings_text} ({found.reason})")
+    elif settings_text:
+        lines.append(f"Decoded by: {settings_text}")
     return [printable(line) for line in (*lines, *found.notes)]
 
 
@@ -142,7 +142,7 @@ def columns_of(found: TopicPreview) -> list[str]:
 def _render(found: TopicPreview) -> str:
     from airflow_lakestream.onramp.shown import excerpt
 
-    lines = [*about(found), *columns_of(found)]
+    lines = [*topic_lines(found), *columns_of(found)]
     if found.rows:
         lines.append(f"{len(found.rows)} rows:")
         lines += [f"  {_place(row)}  {_payload(row)}" for row in found.rows]
@@ -153,7 +153,7 @@ def _render(found: TopicPreview) -> str:
             for one in found.rejected
         ]
     if found.skipped:
-        lines.append(f"{found.skipped} skipped or filtered, as tombstones and sql say")
+        lines.append(f"{found.skipped} skipped or filtered, by tombstones and sql")
     if found.undecoded:
         lines.append(f"{len(found.undecoded)} records, not decoded:")
         lines += [f"  {_at(one)}  {_quoted(one['value'])}" for one in found.undecoded]
@@ -191,6 +191,8 @@ def _places(texts: Sequence[str]) -> dict[int, int]:
     for text in texts:
         match = _PLACE.fullmatch(text.strip())
         if match is None:
-            raise InvalidArgument("--from-offset", f"{text!r} is no place.", 'Write "0:1200": partition and offset.')
+            raise InvalidArgument(
+                "--from-offset", f"{text!r} is not a position.", 'Write "0:1200": partition and offset.'
+            )
         found[int(match[1])] = int(match[2])
     return found

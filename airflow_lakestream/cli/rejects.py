@@ -55,7 +55,7 @@ def show(
         books = open_rejected(open_lake(table, iceberg_conn, storage_conn), table, group)
         groups = books.groups if group is None else (group,)
         parts = (part for one in groups for part in books.counting(one, columns=COLUMNS))
-        found = by_reason(map(chosen.among, parts), limit)
+        found = by_reason(map(chosen.select, parts), limit)
     if as_json:
         reasons = [
             {
@@ -112,12 +112,12 @@ def replay(
         if limit is not None and limit < 1:
             raise InvalidArgument("--limit", f"{limit} is not a number of records above 0.")
         more = {"schema_evolution": schema_evolution, "tombstones": tombstones}
-        told = {**decoding, **{name: value for name, value in more.items() if value is not None}}
-        told |= open_registry(decoding, kafka_conn)
+        arguments = {**decoding, **{name: value for name, value in more.items() if value is not None}}
+        arguments |= open_registry(decoding, kafka_conn)
         lake = open_lake(table, iceberg_conn, storage_conn)
         group = group_of(lake, table, group)
         work = RejectReplay(
-            table=table, consumer_group=group, chosen=RejectSelection(stage, reason, limit), decoding=told
+            table=table, consumer_group=group, chosen=RejectSelection(stage, reason, limit), decoding=arguments
         )
         done = work.run(lake)
     if as_json:

@@ -179,7 +179,7 @@ def _search(
 ) -> StreamSearch:
     from airflow_lakestream.core.names import check_table_name
     from airflow_lakestream.kafka.watch import KafkaWatch
-    from airflow_lakestream.watching.streams.looking import StreamSearch, is_place
+    from airflow_lakestream.watching.streams.looking import StreamSearch, is_delta_location
 
     if not tables and not namespaces and not checkpoints:
         raise InvalidArgument("--table", "is missing.", "Give --table, --namespace or --checkpoint, also several.")
@@ -187,7 +187,7 @@ def _search(
     return StreamSearch(
         lakes=lakes,
         kafka=KafkaWatch(kafka.configuration, kafka.where),
-        tables=tuple(table if is_place(table) else check_table_name(table, "--table") for table in tables),
+        tables=tuple(table if is_delta_location(table) else check_table_name(table, "--table") for table in tables),
         namespaces=tuple(namespaces),
         checkpoints=tuple(checkpoints),
         group=group,
@@ -251,8 +251,8 @@ def _reasons(streams: list[StreamStatus]) -> Iterator[str]:
         if stream.reasons:
             alike.setdefault((stream.state, stream.reasons), []).append(_name(stream))
     for (state, reasons), names in alike.items():
-        said = "" if state is StreamState.UNSEEN else f" is {state}"
-        yield "\n" + "\n".join(f"{name}{said}" for name in names)
+        state_text = "" if state is StreamState.UNSEEN else f" is {state}"
+        yield "\n" + "\n".join(f"{name}{state_text}" for name in names)
         yield from (f"  {reason}" for reason in reasons)
 
 

@@ -40,20 +40,20 @@ def as_text(argument: str, annotation: str, value: object) -> object:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if value is None and "None" not in kinds:
-        raise InvalidArgument(argument, "is missing: it came to None.", "Give a text.")
+        raise InvalidArgument(argument, "is missing: its value is None.", "Give a text.")
     if isinstance(value, bool | float | bytes | list | tuple | set | Mapping):
         problem = f"{value!r} is a {type(value).__name__}, not a text."
         raise InvalidArgument(argument, problem, "Write it in quotes; where a template yields it, add `| string`.")
     return value
 
 
-def count(argument: str, value: object, what: str = "records") -> int | None:
+def count(argument: str, value: object, unit: str = "records") -> int | None:
     """Return a number above 0 from a number or text, or None if not given."""
     if not is_given(value):
         return None
     if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)) or int(str(value)) == 0:
         raise InvalidArgument(
-            argument, f"{value!r} is not a number of {what} above 0.", "Leave it out for the default."
+            argument, f"{value!r} is not a number of {unit} above 0.", "Leave it out for the default."
         )
     return int(str(value))
 
@@ -67,10 +67,10 @@ def count_from_zero(argument: str, value: object) -> int:
 
 def positive_seconds(argument: str, value: object) -> float:
     """Return a number of seconds above 0."""
-    found = seconds(argument, value)
-    if found <= 0:
+    duration = seconds(argument, value)
+    if duration <= 0:
         raise InvalidArgument(argument, "has to be above 0 seconds.")
-    return found
+    return duration
 
 
 def between_batches(argument: str, value: object) -> float | None:
@@ -110,7 +110,7 @@ def proven_share(argument: str, value: object) -> float:
     if text in (ALL, OFF):
         return float(text == ALL)
     if isinstance(value, bool) or not re.fullmatch(r"0?\.\d+", text) or float(text) == 0:
-        problem = f"{value!r} is no share of the records."
+        problem = f"{value!r} is not a share of the records."
         raise InvalidArgument(argument, problem, 'Write "all", a number between 0 and 1 such as 0.05, or "off".')
     return float(text)
 
@@ -140,11 +140,11 @@ def schemas(argument: str, value: object) -> tuple[str, ...] | None:
     """
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
-            found = json.loads(value)
+            texts = json.loads(value)
         except ValueError:
-            found = None
-        if found and all(isinstance(one, str) and one.lstrip().startswith("{") for one in found):
-            return tuple(found)
+            texts = None
+        if texts and all(isinstance(one, str) and one.lstrip().startswith("{") for one in texts):
+            return tuple(texts)
     return items(argument, value)
 
 
@@ -153,14 +153,14 @@ def names(argument: str, value: object) -> Mapping[str, str]:
     if not is_given(value):
         return {}
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        mapping = json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        found = None
-    if not isinstance(found, Mapping) or not all(
-        isinstance(one, str) and one for item in found.items() for one in item
+        mapping = None
+    if not isinstance(mapping, Mapping) or not all(
+        isinstance(one, str) and one for item in mapping.items() for one in item
     ):
-        raise InvalidArgument(argument, f"{value!r} is no mapping of names.", 'Write {"name": "new_name"}.')
-    return dict(found)
+        raise InvalidArgument(argument, f"{value!r} is not a mapping of names.", 'Write {"name": "new_name"}.')
+    return dict(mapping)
 
 
 def output_mode(argument: str, value: object) -> None:
@@ -177,7 +177,7 @@ def regex(argument: str, value: object) -> str | None:
     try:
         re.compile(str(value))
     except re.error as e:
-        problem = f"{value!r} is no regular expression: {e}."
+        problem = f"{value!r} is not a regular expression: {e}."
         raise InvalidArgument(argument, problem, r'Write "shop\.public\.orders_\d+".') from None
     return str(value)
 
@@ -213,15 +213,15 @@ def milliseconds(argument: str, value: object) -> int:
     if isinstance(value, datetime) and value.tzinfo is None:
         raise InvalidArgument(argument, f"{value} has no time zone.")
     try:
-        found = value if isinstance(value, datetime | bool) else _time_of(str(value).strip())
+        moment = value if isinstance(value, datetime | bool) else _time_of(str(value).strip())
     except Exception as e:
         # pendulum's parser raises errors of many types.
         raise InvalidArgument(argument, f"{value!r} is not a time.", _TIMES) from e
-    if isinstance(found, bool) or not isinstance(found, datetime | int):
+    if isinstance(moment, bool) or not isinstance(moment, datetime | int):
         raise InvalidArgument(argument, f"{value!r} is not a time.", _TIMES)
     try:
         # Not by timestamp(): a float of seconds is off by a millisecond now and then.
-        ms = found if isinstance(found, int) else timegm(found.utctimetuple()) * 1000 + found.microsecond // 1000
+        ms = moment if isinstance(moment, int) else timegm(moment.utctimetuple()) * 1000 + moment.microsecond // 1000
     except OverflowError:
         ms = _YEAR_10000_MS
     if not _YEAR_1_MS <= ms < _YEAR_10000_MS:

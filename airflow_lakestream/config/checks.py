@@ -22,7 +22,7 @@ def parse_checks(argument: str, value: object) -> LandingChecks | None:
     if not is_given(value) or value == {}:
         return None
     if not isinstance(value, Mapping):
-        raise InvalidArgument(argument, f"{value!r} is no mapping of checks by their kind.", _SAMPLE)
+        raise InvalidArgument(argument, f"{value!r} is not a mapping of checks by their kind.", _SAMPLE)
     for kind in value:
         if kind not in KINDS:
             raise UnknownValue(argument, kind, KINDS)
@@ -30,14 +30,14 @@ def parse_checks(argument: str, value: object) -> LandingChecks | None:
     if any(not statement.strip() for statement in statements):
         raise InvalidArgument(f"{argument}.sql", "a statement is empty.", "Write SELECT * FROM landing WHERE ...")
     freshness = value.get("freshness")
-    found = LandingChecks(
+    checks = LandingChecks(
         tuple(statements),
         _columns(f"{argument}.not_null", value.get("not_null")),
         _columns(f"{argument}.unique", value.get("unique")),
         _row_count(f"{argument}.row_count", value.get("row_count")),
         arguments.positive_seconds(f"{argument}.freshness", freshness) if is_given(freshness) else None,
     )
-    return None if found == LandingChecks() else found
+    return None if checks == LandingChecks() else checks
 
 
 def auditor_of(given: Mapping[str, Any]) -> RowChecker | None:
@@ -47,7 +47,7 @@ def auditor_of(given: Mapping[str, Any]) -> RowChecker | None:
     """
     if (asked := parse_checks("checks", given["checks"])) is None:
         return None
-    refuse_beside_checks(given)
+    refuse_incompatible_with_checks(given)
     return _auditor(asked)
 
 
@@ -60,42 +60,44 @@ def _auditor(asked: LandingChecks) -> RowChecker:
     return SqlAuditor(asked)
 
 
-def refuse_beside_checks(given: Mapping[str, Any]) -> None:
+def refuse_incompatible_with_checks(given: Mapping[str, Any]) -> None:
     """Refuse arguments of a landing incompatible with checks, as far as known. Raises InvalidArgument."""
-    for argument, (is_it, why) in _NOT_WITH_CHECKS.items():
+    for argument, (is_it, reason) in _NOT_WITH_CHECKS.items():
         value = given.get(argument)
         if is_given(value) and is_it(value):
-            raise InvalidArgument("checks", f"{argument}={value!r} does not go with checks: {why}.", "Leave one out.")
+            raise InvalidArgument(
+                "checks", f"{argument}={value!r} does not go with checks: {reason}.", "Leave one out."
+            )
     checks = parse_checks("checks", given["checks"])
     metadata = arguments.items("metadata_columns", given.get("metadata_columns"))
     if checks is not None and checks.freshness is not None and metadata is not None and "timestamp" not in metadata:
-        raise InvalidArgument("checks.freshness", 'needs "timestamp" in metadata_columns, by which it is told.')
+        raise InvalidArgument("checks.freshness", 'needs "timestamp" in metadata_columns, from which it is computed.')
 
 
 def checks_of_mirror(argument: str, value: object) -> LandingChecks | None:
     """Return the checks of a mirror's new rows, or None without checks. Raises InvalidArgument."""
-    found = parse_checks(argument, value)
-    if found is not None and found.freshness is not None:
+    checks = parse_checks(argument, value)
+    if checks is not None and checks.freshness is not None:
         raise InvalidArgument(f"{argument}.freshness", "is not for a mirror: its rows keep no time of Kafka's.")
-    if found is not None and found.row_count is not None and found.row_count.asks_history:
+    if checks is not None and checks.row_count is not None and checks.row_count.asks_history:
         problem = "min_of_week and max_of_week are not for a mirror: its ledger counts events, not rows."
         raise InvalidArgument(f"{argument}.row_count", problem, "Bound it by min and max.")
-    return found
+    return checks
 
 
 def _columns(argument: str, value: object) -> tuple[str, ...]:
-    found = arguments.items(argument, value) or ()
-    for name in found:
-        if not name or found.count(name) > 1:
+    names = arguments.items(argument, value) or ()
+    for name in names:
+        if not name or names.count(name) > 1:
             raise InvalidArgument(argument, f"{name!r} is there twice, or no column's name.")
-    return found
+    return names
 
 
 def _row_count(argument: str, value: object) -> RowCountCheck | None:
     if not is_given(value):
         return None
     if not isinstance(value, Mapping) or not value:
-        raise InvalidArgument(argument, f"{value!r} says no bounds.", 'Write {"min": 1, "max_of_week": 3}.')
+        raise InvalidArgument(argument, f"{value!r} has no bounds.", 'Write {"min": 1, "max_of_week": 3}.')
     for name in value:
         if name not in COUNTS:
             raise UnknownValue(argument, name, COUNTS)
@@ -115,13 +117,13 @@ def _bound(argument: str, value: Mapping[str, Any], name: str, kind: Callable[[s
         return None
     try:
         # Booleans are numbers, too; texts are what templates render.
-        found = -1.0 if isinstance(given, bool) else kind(str(given))
+        bound = -1.0 if isinstance(given, bool) else kind(str(given))
     except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
-        what = "a whole number" if kind is int else "a number"
-        raise InvalidArgument(f"{argument}.{name}", f"{given!r} is not {what} from 0 on.")
-    return found
+        bound = -1.0
+    if not 0 <= bound < float("inf"):
+        kind_text = "a whole number" if kind is int else "a number"
+        raise InvalidArgument(f"{argument}.{name}", f"{given!r} is not {kind_text} from 0 on.")
+    return bound
 
 
 def _is_by_record(table: object) -> bool:

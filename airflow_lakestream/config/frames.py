@@ -78,8 +78,10 @@ class FrameConfig(ExtractConfig):
             problem = f"{self.topic!r} is a regex, which does not go with {given}: a checkpoint's state is one topic's."
             raise InvalidArgument("topic", problem, "Name one topic for each task.")
         if choose(OnDataLoss, "on_data_loss", self.on_data_loss) is not OnDataLoss.FAIL:
-            problem = f'"{self.on_data_loss}" does not go with {given}: what its state then lacks can\'t be told.'
-            raise InvalidArgument("on_data_loss", problem, "Leave it out; begin anew with another table.")
+            problem = (
+                f'"{self.on_data_loss}" does not go with {given}: it is unknown which records its state lacks then.'
+            )
+            raise InvalidArgument("on_data_loss", problem, "Leave it out; begin again with another table.")
         if is_given(self.state_store):
             choose(StateStore, "state_store", self.state_store)
 
@@ -92,7 +94,7 @@ class FrameConfig(ExtractConfig):
         if self.unknown_fields == UnknownFields.EVOLVE:
             raise InvalidArgument(
                 "unknown_fields",
-                f'"evolve" adds columns to the table, and with {self.argument} these are the function\'s to make.',
+                f'"evolve" adds columns to the table, and with {self.argument} only the function may make columns.',
                 f'Use "rescue": the function finds them in the column {"_rescued"!r}.',
             )
         for column in to_schema(self.decoded).fields:
@@ -145,4 +147,4 @@ def _foreign(kind: iceberg.IcebergType) -> iceberg.IcebergType | None:
             inside = [kind.key_type, kind.value_type]
         case _:
             return kind if isinstance(kind, _NOT_OF_SPARK) else None
-    return next((found for one in inside if (found := _foreign(one)) is not None), None)
+    return next((foreign for one in inside if (foreign := _foreign(one)) is not None), None)

@@ -185,14 +185,16 @@ class ExtractConfig(DecodingSettings):
         template = self.template
         if not template.by_record:
             for argument in ("home_table",) if is_given(self.home_table) else ():
-                raise InvalidArgument(argument, f"goes with a table that records choose; {self.table!r} is none.")
+                raise InvalidArgument(
+                    argument, f"goes with a table that records choose; {self.table!r} is not such a table."
+                )
             return None
         home = TableTemplate.parse(str(self.home_table) if is_given(self.home_table) else "any.{topic}", "home_table")
         if home.by_record or (is_pattern(self.topic) and not home.by_topic):
             raise InvalidArgument(
                 "home_table", f"{self.home_table!r}: each topic has one.", 'Write "lake.{topic}_home".'
             )
-        decoding = (self.format, self.unknown_fields, *self.metadata_columns, *self.payload.beside)
+        decoding = (self.format, self.unknown_fields, *self.metadata_columns, *self.payload.further_settings)
         if self.statement is not None:
             decoding += (f"sql={self.statement.text}", f"sql_input={self.statement.input}")
         name = home.of_topic(self.topic).text if is_given(self.home_table) else ""
@@ -208,7 +210,7 @@ class ExtractConfig(DecodingSettings):
             if mode is not owner and is_given(getattr(self, argument)):
                 raise InvalidArgument(argument, f'goes with mode="{owner}"; the mode is "{mode}".')
         if mode is not ModeName.RESUME and self.start.offset is not StartOffset.EARLIEST:
-            raise InvalidArgument("start_offset", f'goes with mode="resume"; mode="{mode}" says itself where to begin.')
+            raise InvalidArgument("start_offset", f'goes with mode="resume"; mode="{mode}" has its own begin.')
         if mode is ModeName.RANGES:
             if is_pattern(self.topic):
                 raise InvalidArgument("ranges", "belong to one topic; the topic is a regex.", "Name the topic.")
@@ -225,7 +227,7 @@ class ExtractConfig(DecodingSettings):
         if replaces and self.template.by_record:
             raise InvalidArgument("replace", f"does not go with {self.table!r}, a table that records choose.")
         if replaces and choose(ModeName, "mode", self.mode) is ModeName.RESUME:
-            raise InvalidArgument("replace", 'goes with mode="interval" or "ranges", which say what to replace.')
+            raise InvalidArgument("replace", 'goes with mode="interval" or "ranges", which set what to replace.')
         if replaces and is_given(self.max_records):
             raise InvalidArgument("max_records", "can't limit a replacement, which is one snapshot.", "Leave it out.")
         return replaces
@@ -244,7 +246,7 @@ class ExtractConfig(DecodingSettings):
         """Limits of the run: for each commit, and for the end."""
         idle_timeout = seconds("idle_timeout", self.idle_timeout)
         if idle_timeout and choose(ModeName, "mode", self.mode) is not ModeName.RESUME:
-            raise InvalidArgument("idle_timeout", 'goes with mode="resume": the other modes say where they end.')
+            raise InvalidArgument("idle_timeout", 'goes with mode="resume": the other modes have their own end.')
         if idle_timeout and is_pattern(self.topic):
             raise InvalidArgument("idle_timeout", "can't follow the topics of a regex, which are landed in turn.")
         return RunLimits(

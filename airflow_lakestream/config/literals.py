@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import partial
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.checks import parse_checks, refuse_beside_checks
+from airflow_lakestream.config.checks import parse_checks, refuse_incompatible_with_checks
 from airflow_lakestream.core.formats import (
     KeyFormat,
     UnavailableValues,
@@ -72,7 +72,7 @@ def check_literals(given: Mapping[str, object], checks: Mapping[str, Check] | No
         if name in literal:
             check(name, literal[name])
     if "checks" in literal:
-        refuse_beside_checks(literal)
+        refuse_incompatible_with_checks(literal)
     if "table" in literal and ("table_format" in literal or not is_given(given.get("table_format"))):
         _check_table(str(literal["table"]), literal.get("table_format"))
 
@@ -104,9 +104,9 @@ def templates_in(name: str, value: object) -> Iterator[str]:
 def refuse_templates(given: Mapping[str, object]) -> None:
     """Refuse templates outside of Airflow's tasks, since only a task renders templates. Raises InvalidArgument."""
     for name, value in given.items():
-        for found in templates_in(name, value):
-            problem = f"{found!r} is a template, and only a task of Airflow renders it."
-            raise InvalidArgument(name, problem, "Write what it stands for, or run the DAG.")
+        for template in templates_in(name, value):
+            problem = f"{template!r} is a template, and only a task of Airflow renders it."
+            raise InvalidArgument(name, problem, "Write its value, or run the DAG.")
 
 
 def _check_table(table: str, given_format: object) -> None:

@@ -91,7 +91,7 @@ class MirrorConfig(ExtractConfig):
         """Formats of change events."""
         held = super().payload
         if held.times:
-            problem = f"column {held.times[0][0][0]!r}: a mirror has the database's types, and makes no other times."
+            problem = f"column {held.times[0][0][0]!r}: a mirror has the database's types, and can't convert times."
             raise InvalidArgument("schema", problem, f"Leave '{held.times[0][1]}' out.")
         return EventPayload(
             format=held.format,

@@ -48,20 +48,20 @@ class SqlStatement:
         named = choose(SqlInput, "sql_input", arguments["sql_input"])
         if not is_given(arguments["sql"]):
             if named is not SqlInput.RAW:
-                raise InvalidArgument("sql_input", "goes with sql, and there is none.")
+                raise InvalidArgument("sql_input", "goes with sql, but sql is not set.")
             return None
         if named is SqlInput.RAW:
             _refuse_decoding(arguments)
         elif given is None:
             raise InvalidArgument(
                 "schema",
-                'is missing; sql_input="decoded" needs it: it says the columns that the statement reads.',
+                'is missing; sql_input="decoded" needs it: it has the columns that the statement reads.',
                 "The table's own are those that the statement makes.",
             )
         if str(arguments["unknown_fields"]) not in (UnknownFields.IGNORE, UnknownFields.FAIL):
             raise InvalidArgument(
                 "unknown_fields",
-                f"{str(arguments['unknown_fields'])!r} does not go with sql, which says itself what columns there are.",
+                f"{str(arguments['unknown_fields'])!r} does not go with sql, whose SELECT names the columns.",
                 'Leave it out, or fail on such records with "fail".',
             )
         return cls(str(arguments["sql"]), named, given, metadata)
@@ -110,7 +110,7 @@ def landed_through(properties: Mapping[str, str], consumer_group: str) -> str | 
 def _refuse_decoding(arguments: Mapping[str, object]) -> None:
     remedy = 'Leave it out, or let the statement read decoded columns: sql_input="decoded", and schema for these.'
     if not FORMATS[choose(ValueFormat, "format", arguments["format"])].is_text:
-        problem = f"{arguments['format']!r} is no text, and sql reads keys and values as text."
+        problem = f"{arguments['format']!r} is not text, but sql reads keys and values as text."
         raise InvalidArgument("format", problem, remedy)
     for name in _DECODING:
         if is_given(arguments[name]) and arguments[name] != []:

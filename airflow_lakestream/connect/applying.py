@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
-from airflow_lakestream.connect.configuration import ConfigRefused, check_errors, check_keys, difference
+from airflow_lakestream.connect.configuration import ConfigRefused, changed_settings, check_errors, check_keys
 from airflow_lakestream.connect.connector import ConnectorSpec, SinkPublisher
 from airflow_lakestream.connect.iceberg_sink import HANDED_ON, IcebergConnector
 from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus
@@ -64,12 +64,12 @@ class ConnectorSetup:
 
         An equal configuration is not sent again: that would restart all tasks.
         """
-        there = self._client.config(self._spec.name)
-        if there is None:
+        existing = self._client.config(self._spec.name)
+        if existing is None:
             self._check()
-            return self._make()
-        changed = difference(self._spec.config, there)
-        self._refuse_other(changed)
+            return self._create()
+        changed = changed_settings(self._spec.config, existing)
+        self._refuse_kept_settings(changed)
         if changed:
             self._check()
             log.info("The connector %s differs in %s.", self._spec.name, ", ".join(changed))
@@ -79,7 +79,7 @@ class ConnectorSetup:
         if sink is not None and (
             state is ConnectorState.STOPPED
             or (status.failed and self._is_ahead(sink))
-            or self._is_refused(is_stopped=False)
+            or self._has_unfit_rows(is_stopped=False)
         ):
             # A stopped connector may have been resumed a moment ago, which its state does not show yet.
             self._client.stop(self._spec.name)
@@ -90,8 +90,8 @@ class ConnectorSetup:
             self._client.configure(self._spec.name, self._spec.config)
         if state in (ConnectorState.STOPPED, ConnectorState.PAUSED):
             self._resume()
-            return f"it was {state.lower()}, and goes on"
-        return f"it was corrected: {', '.join(changed)}" if changed else "found it as it is wanted"
+            return f"it was {state.lower()}, and is resumed"
+        return f"it was corrected: {', '.join(changed)}" if changed else "it is configured as required"
 
     def restart(self, only_failed: bool) -> None:
         """Restart tasks, and wait until no task shows an old failure."""
@@ -114,10 +114,10 @@ class ConnectorSetup:
     def await_state(self, *states: ConnectorState) -> None:
         """Wait until the connector is in any of these states. Raises DoesNotChange."""
         deadline = time.monotonic() + _WITHIN_S
-        while (found := self.status()).state not in states or (ConnectorState.STOPPED in states and found.tasks):
+        while (status := self.status()).state not in states or (ConnectorState.STOPPED in states and status.tasks):
             if time.monotonic() > deadline:
-                what = " or ".join(states).lower()
-                raise DoesNotChange(f"The connector {self._spec.name} is {found} {_WITHIN_S:.0f} s after {what}.")
+                wanted = " or ".join(states).lower()
+                raise DoesNotChange(f"Connector {self._spec.name} is not {wanted} after {_WITHIN_S:.0f} s: {status}.")
             self._wait(_EVERY_S)
 
     def _check(self) -> None:
@@ -125,7 +125,7 @@ class ConnectorSetup:
         config = {"name": self._spec.name, **self._spec.config}
         if (kind := config.get("connector.class", "")) not in (plugins := self._client.plugins()):
             known = ", ".join(sorted(one.rpartition(".")[2] for one in plugins))
-            raise ConfigRefused(f"connector.class {kind!r} is on no worker.", f"There are {known}.")
+            raise ConfigRefused(f"connector.class {kind!r} is not installed on the workers.", f"They have {known}.")
         known_keys, errors = self._client.validate(config)
         check_errors(errors)
         check_keys(config, known_keys, HANDED_ON if self._spec.sink else ())
@@ -137,33 +137,33 @@ class ConnectorSetup:
         begins, committed = self._publisher.begin(), self._groups.committed(sink.group, sink.topic)
         return any(begin > committed.get(p, begin) for p, begin in begins.items())
 
-    def _is_refused(self, *, is_stopped: bool) -> bool:
+    def _has_unfit_rows(self, *, is_stopped: bool) -> bool:
         """Publish; return whether the branch has rows unfit for main, to be read again from the ledger's end."""
         try:
             self._publish(is_stopped)
         except (RecordDoubted, RowsDiffer, RowsOnMain) as e:
-            log.warning("The records are read anew, from where the ledger ends. %s", e)
+            log.warning("The records are read again from the ledger's end. %s", e)
             return True
         return False
 
-    def _refuse_other(self, changed: list[str]) -> None:
+    def _refuse_kept_settings(self, changed: list[str]) -> None:
         if self._spec.sink is not None and (kept := [name for name in _KEPT if name in changed]):
             raise ConfigRefused(
                 f"there is a connector {self._spec.name} with another {' and '.join(kept)}.",
-                "Give this one a name of its own; or stop it, publish what it wrote, and delete it.",
+                "Give this connector another name; or stop the existing one, publish its commits, and delete it.",
             )
 
-    def _make(self) -> str:
+    def _create(self) -> str:
         name, sink = self._spec.name, self._spec.sink
         if sink is None:
             self._client.configure(name, self._spec.config)
-            return "made it"
+            return "it was created"
         assert self._publisher is not None, "a sink with a ledger has it"
         # Faults of the table are reported before the connector is created.
         self._publisher.begin()
         # Stopped: a task that runs before its offsets are set would read records that the ledger has.
         self._client.create_stopped(name, self._spec.config)
-        return f"made it; {self._start(sink)}"
+        return f"it was created; {self._start(sink)}"
 
     def _start(self, sink: IcebergConnector) -> str:
         """Start a stopped sink at the ledger's end.
@@ -180,8 +180,8 @@ class ConnectorSetup:
         assert self._publisher is not None, "likewise"
         self.await_state(ConnectorState.STOPPED)
         self._groups.make_topic(sink.control_topic)
-        self._is_refused(is_stopped=True)
-        begins = self._publisher.begin_anew()
+        self._has_unfit_rows(is_stopped=True)
+        begins = self._publisher.begin_again()
         ends = {p: marks.end for p, marks in self._groups.watch.topic(sink.control_topic).marks.items()}
         self._groups.set_committed(sink.coordinator_group, sink.control_topic, ends)
         self._groups.await_empty(sink.group)

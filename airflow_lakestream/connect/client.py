@@ -75,7 +75,7 @@ class ConnectClient:
         try:
             return ConnectorStatus.parse(answer)
         except (KeyError, TypeError, AttributeError, ValueError) as e:
-            raise ConnectUnknown(f"Kafka Connect at {self.where}: the status of {name!r} is not one.") from e
+            raise ConnectUnknown(f"Kafka Connect at {self.where}: the answer has no valid status of {name!r}.") from e
 
     def config(self, name: str) -> dict[str, str] | None:
         """Return a connector's configuration as given; None if the connector does not exist."""
@@ -84,7 +84,7 @@ class ConnectClient:
         except NoSuchConnector:
             return None
         if not isinstance(answer, Mapping):
-            raise ConnectUnknown(f"Kafka Connect at {self.where}: the configuration of {name!r} is not one.")
+            raise ConnectUnknown(f"Kafka Connect at {self.where}: the answer has no valid configuration of {name!r}.")
         return {str(key): str(value) for key, value in answer.items()}
 
     def plugins(self) -> set[str]:
@@ -170,12 +170,12 @@ class ConnectClient:
         try:
             answering = urllib.request.urlopen(request, timeout=self._workers.timeout, context=self._context)  # noqa: S310  # http(s) only
             with answering as answer:
-                said = answer.read(_MOST_BYTES)
+                content = answer.read(_MOST_BYTES)
         except urllib.error.HTTPError as e:
             raise _explained(where, path, e) from None
         except (OSError, ValueError, HTTPException) as e:
             raise ConnectUnknown(f"{where} gives no answer: {getattr(e, 'reason', e)}. Does a worker run there?") from e
-        return _parsed(said, where)
+        return _parsed(content, where)
 
     @staticmethod
     def _tls(ca_file: str) -> ssl.SSLContext:
@@ -193,29 +193,31 @@ def _path(name: str, what: str) -> str:
     return f"/connectors/{urllib.parse.quote(name, safe='')}/{what}"
 
 
-def _parsed(said: bytes, where: str) -> Any:
+def _parsed(content: bytes, where: str) -> Any:
     try:
-        return json.loads(said) if said else None
+        return json.loads(content) if content else None
     except ValueError:
         # A starting worker, or a gateway, may answer with an HTML page.
-        raise ConnectUnknown(f"{where} gives an answer that is no JSON: it starts, or is none of Connect's.") from None
+        raise ConnectUnknown(
+            f"{where} gives an answer that is not JSON: the worker is starting, or the address is not Kafka Connect's."
+        ) from None
 
 
 def _explained(where: str, path: str, error: urllib.error.HTTPError) -> LakestreamError:
     """Return the error for an HTTP error; only Connect's own JSON is trusted as a worker's answer."""
     try:
         answer = json.loads(error.read(_MOST_BYTES))
-        said = str(answer["message"])[:500] if "error_code" in answer else None
+        message = str(answer["message"])[:500] if "error_code" in answer else None
     except (ValueError, OSError, KeyError, TypeError):
-        said = None
-    what = path.partition("?")[0]
-    if said is None or error.code in _PASSING:
-        return ConnectUnknown(f"{where} answers {what} with {error.code}{': ' + said if said else ''}.")
-    if error.code == _CONFLICT and "rebalanc" in said.lower():
-        return _Busy(f"{where} answers {what} with {error.code}: {said}.")
-    if error.code == _NOT_FOUND and what.startswith("/connectors/"):
-        return NoSuchConnector(f"{where}: {said}")
+        message = None
+    resource = path.partition("?")[0]
+    if message is None or error.code in _PASSING:
+        return ConnectUnknown(f"{where} answers {resource} with {error.code}{': ' + message if message else ''}.")
+    if error.code == _CONFLICT and "rebalanc" in message.lower():
+        return _Busy(f"{where} answers {resource} with {error.code}: {message}.")
+    if error.code == _NOT_FOUND and resource.startswith("/connectors/"):
+        return NoSuchConnector(f"{where}: {message}")
     if error.code in (401, 403):
-        remedy = "Check login and password of the connection, and what they may do."
-        return ConnectRefused(f"{where} refuses {what} with {error.code}. {remedy}")
-    return ConnectRefused(f"{where} refuses {what} with {error.code}: {said}")
+        remedy = "Check login and password of the connection, and the login's permissions."
+        return ConnectRefused(f"{where} refuses {resource} with {error.code}. {remedy}")
+    return ConnectRefused(f"{where} refuses {resource} with {error.code}: {message}")

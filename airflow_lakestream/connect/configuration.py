@@ -46,9 +46,9 @@ def refuse_literal_secrets(config: Mapping[str, Any]) -> None:
 
     A secret has to be a reference to a config provider, such as `${file:/etc/connect/lake.properties:password}`.
     """
-    if found := sorted(set(_literal_secrets(config))):
-        remedy = "Name it by a config provider of the workers', such as ${file:/path/lake.properties:password}."
-        raise ConfigRefused(f"{' and '.join(found)} holds a secret, which Connect would show.", remedy)
+    if secrets := sorted(set(_literal_secrets(config))):
+        remedy = "Refer to it by a config provider of the workers, such as ${file:/path/lake.properties:password}."
+        raise ConfigRefused(f"{' and '.join(secrets)} holds a secret, which Connect would show.", remedy)
 
 
 def _literal_secrets(config: Mapping[str, Any]) -> Iterator[str]:
@@ -61,10 +61,10 @@ def _literal_secrets(config: Mapping[str, Any]) -> Iterator[str]:
             yield from secrets_in({key: text})
 
 
-def difference(wanted: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+def changed_settings(wanted: Mapping[str, str], existing: Mapping[str, str]) -> list[str]:
     """Return the names of the settings with different values; Connect's own addition, the name, is left out."""
-    names = (set(wanted) | set(there)) - {"name"}
-    return sorted(name for name in names if wanted.get(name) != there.get(name))
+    names = (set(wanted) | set(existing)) - {"name"}
+    return sorted(name for name in names if wanted.get(name) != existing.get(name))
 
 
 def check_keys(config: Mapping[str, str], known: Collection[str], handed_on: Collection[str] = ()) -> None:
@@ -80,17 +80,19 @@ def check_keys(config: Mapping[str, str], known: Collection[str], handed_on: Col
     for key in sorted(set(config) - set(known) - {"name"}):
         if key.startswith(prefixes):
             continue
-        alike = difflib.get_close_matches(key, known, n=1, cutoff=_ALIKE)
-        if alike:
-            raise ConfigRefused(f"{key} is none of the connector's settings.", f"Is {alike[0]} meant?")
+        similar = difflib.get_close_matches(key, known, n=1, cutoff=_ALIKE)
+        if similar:
+            raise ConfigRefused(f"{key} is not a setting of the connector.", f"Is {similar[0]} meant?")
         if key.startswith(("transforms.", "predicates.")):
             remedy = f"Is it listed in {key.partition('.')[0]}, and does its type have such a setting?"
-            raise ConfigRefused(f"{key} belongs to no transformation or predicate of this connector.", remedy)
-        log.warning("%s is none of the settings that the connector tells of; it may hand it on to a library.", key)
+            raise ConfigRefused(f"{key} does not belong to a transformation or predicate of this connector.", remedy)
+        log.warning("%s is not a setting that the connector lists; the connector may pass it to a library.", key)
 
 
 def check_errors(errors: Mapping[str, Collection[str]]) -> None:
     """Refuse errors of Connect's own validation. Raises ConfigRefused without values, because of secrets."""
     if errors:
-        told = "; ".join(f"{name}: {' '.join(_REFERENCE.sub('...', one) for one in errors[name])}" for name in errors)
-        raise ConfigRefused(f"Connect refuses {told[:1000]}")
+        problems = "; ".join(
+            f"{name}: {' '.join(_REFERENCE.sub('...', one) for one in errors[name])}" for name in errors
+        )
+        raise ConfigRefused(f"Connect refuses {problems[:1000]}")

@@ -75,16 +75,16 @@ class SinkPublisher(Protocol):
     def begin(self) -> Mapping[int, int]:
         """Prepare table and branch; return, by partition, the first offset lacking in the ledger."""
 
-    def begin_anew(self) -> Mapping[int, int]:
+    def begin_again(self) -> Mapping[int, int]:
         """Reset the branch to main's head; return, by partition, the sink's first offset.
 
         Raises LandedAhead if the ledger has offsets above the first offset that it lacks.
         """
 
-    def publish(self, told: DriverProgress, is_stopped: bool) -> BatchProgress | None:
+    def publish(self, published: DriverProgress, is_stopped: bool) -> BatchProgress | None:
         """Publish new commits; return the batch, or None without new commits.
 
-        :param told: the sums already published by this run.
+        :param published: the sums already published by this run.
         :param is_stopped: whether the sink is stopped: then its coordinator's committed offsets are final.
         """
 

@@ -58,7 +58,7 @@ class ConnectorSupervision:
         self._applying = ConnectorSetup(spec, client, groups, publisher, self._publish, wait)
         self._progress = DriverProgress.of_sums(memory.get("sums", {}))
         self._watch = ConnectorWatch(
-            self._observer.see,
+            self._observer.look,
             spec.limits,
             SupervisionHistory(time.time()),
             ConnectorMemory.parse(memory.get("memory", {})),
@@ -78,11 +78,11 @@ class ConnectorSupervision:
         """Return the current sums."""
         return self._progress
 
-    def told(self) -> dict[str, Any]:
+    def reported_sums(self) -> dict[str, Any]:
         """Return the sums already reported by earlier tries: zero, because each try counts afresh."""
         return self.before()
 
-    def has_told(self, sums: Mapping[str, Any]) -> None:
+    def mark_reported(self, sums: Mapping[str, Any]) -> None:
         """Ignore the sums: the next try counts from zero."""
 
     def begin(self, history: SupervisionHistory | None = None) -> None:
@@ -90,7 +90,7 @@ class ConnectorSupervision:
 
         Raises ConnectorAtDamage if the tasks fail or stall at a damaged batch.
         """
-        failing = self._observer.see() if history is not None else ConnectorLook()
+        failing = self._observer.look() if history is not None else ConnectorLook()
         if history is not None and (at_damage := self.at_damage(failing)) is not None:
             raise at_damage
         log.info("Connector %s: %s.", self.spec.name, self._applying.apply())
@@ -103,20 +103,20 @@ class ConnectorSupervision:
             self._applying.restart(only_failed=bool(is_failing))
         elif self._applying.status().failed:
             # Found failed, perhaps for days, for a reason that may have passed.
-            memory = memory.restarted(self._observer.see())
+            memory = memory.restarted(self._observer.look())
             self._applying.restart(only_failed=True)
         memory = replace(memory, has_run=False)
         self._watch = ConnectorWatch(
-            self._observer.see,
+            self._observer.look,
             self.spec.limits,
             history or SupervisionHistory(submitted_at=time.time()),
             memory,
             session_of(self.spec.config),
         )
 
-    def at_damage(self, seen: ConnectorLook | None = None) -> ConnectorAtDamage | None:
+    def at_damage(self, look: ConnectorLook | None = None) -> ConnectorAtDamage | None:
         """Return the error of tasks failing or stalled at a damaged batch; None if not at damage."""
-        damaged = self._observer.damaged(seen or self._observer.see())
+        damaged = self._observer.damaged_batch(look or self._observer.look())
         if damaged is None:
             return None
         return ConnectorAtDamage(self.spec.name, damaged, has_ledger=self.spec.sink is not None)
@@ -125,7 +125,7 @@ class ConnectorSupervision:
         """Continue the supervision of another process with the history."""
         self._watch.history = history
 
-    def follow(self, tell: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
+    def follow(self, report: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
         """Look, report and publish until an action is due or, with `until_started`, until the connector works."""
         while True:
             look = self._watch.look()
@@ -136,7 +136,7 @@ class ConnectorSupervision:
                 self._publish(is_stopped=is_over)
             batches, self._batches = tuple(self._batches), []
             progress = replace(self._progress, doing=look.sight.doing)
-            tell(replace(look, progress=progress, batches=batches))
+            report(replace(look, progress=progress, batches=batches))
             if decision.action is not SupervisorAction.WAIT:
                 return decision
             if until_started and look.sight.driver is not DriverState.STARTING:
@@ -160,7 +160,7 @@ class ConnectorSupervision:
 
     def log_tail(self) -> list[str]:
         """Return the traces of the failed tasks."""
-        status = self._watch.seen.status
+        status = self._watch.last_look.status
         return [line for task in (status.failed if status else ()) for line in task.trace.splitlines()[:20]]
 
     def _publish(self, is_stopped: bool) -> None:
@@ -179,7 +179,7 @@ def stop_connector(client: ConnectClient, name: str, action: OnKillConnector) ->
     try:
         if action is OnKillConnector.STOP:
             client.stop(name)
-            return f"the connector {name} was stopped; what it has committed is published by the next run"
+            return f"the connector {name} was stopped; its commits are published by the next run"
         if action is OnKillConnector.PAUSE:
             client.pause(name)
             return f"the connector {name} was paused"

@@ -56,10 +56,10 @@ def parse_event(partition: int, offset: int, value: bytes) -> ControlEvent:
         raise NotAnEvent
     (length,) = struct.unpack(">H", value[2:4])
     try:
-        found = value_of(_schema(value[4 : 4 + length]), value[4 + length :])
-        kind = int(found["type"])
-        ends = _ends(found["payload"]) if kind == EventType.DATA_COMPLETE else {}
-        return ControlEvent(partition, offset, kind, str(found["group_id"]), ends)
+        event = value_of(_schema(value[4 : 4 + length]), value[4 + length :])
+        kind = int(event["type"])
+        ends = _ends(event["payload"]) if kind == EventType.DATA_COMPLETE else {}
+        return ControlEvent(partition, offset, kind, str(event["group_id"]), ends)
     except (Malformed, SchemaRefused, KeyError, TypeError, ValueError, AttributeError) as e:
         raise NotAnEvent from e
 
@@ -69,13 +69,13 @@ def events_of(records: Iterable[Message]) -> list[ControlEvent]:
 
     Other records are left out: they are another program's, or of a later version, and prove nothing.
     """
-    found = []
+    events = []
     for record in records:
         try:
-            found.append(parse_event(int(record.partition() or 0), int(record.offset() or 0), record.value() or b""))
+            events.append(parse_event(int(record.partition() or 0), int(record.offset() or 0), record.value() or b""))
         except NotAnEvent:
             continue
-    return found
+    return events
 
 
 def ends_below(events: Iterable[ControlEvent], group: str, topic: str, until: Mapping[int, int]) -> dict[int, int]:
@@ -94,8 +94,12 @@ def ends_below(events: Iterable[ControlEvent], group: str, topic: str, until: Ma
 
 
 def _ends(payload: Mapping[str, Any]) -> dict[tuple[str, int], int]:
-    told = payload["assignments"] or ()
-    return {(str(one["topic"]), int(one["partition"])): int(one["offset"]) for one in told if one["offset"] is not None}
+    assignments = payload["assignments"] or ()
+    return {
+        (str(one["topic"]), int(one["partition"])): int(one["offset"])
+        for one in assignments
+        if one["offset"] is not None
+    }
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ from airflow_lakestream.core.landing.plan import ANOTHER_REPLICA, BEHIND_DAMAGE,
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
-_LEFT = "What it has committed is published, or is by the next run."
+_LEFT = "Its commits are published by this run or the next."
 
 
 class ConnectorFailed(LakestreamError, Terminal):
@@ -53,4 +53,4 @@ class ConnectorAtDamage(LakestreamError, Terminal):
                 f"{lost.topic}[{lost.partition}] to {lost.until_offset} (PATCH /connectors/{connector}/offsets)."
             )
         )
-        super().__init__(f"connector {connector}: its tasks don't get on. {damaged.what}. {remedy}")
+        super().__init__(f"connector {connector}: its tasks make no progress. {damaged.description}. {remedy}")

@@ -37,12 +37,12 @@ _USUAL_SESSION_MS = 45_000
 _LEAST_SESSION_MS = 6_000
 _REFUSED = {
     "topics.regex": "A ledger belongs to one topic: give topics, and one connector to each.",
-    "iceberg.tables.route-field": "The sink drops records that match no table without a trace: no ledger could tell.",
+    "iceberg.tables.route-field": "The sink drops records that match no table: the ledger would not know.",
     "iceberg.tables.dynamic-enabled": "The sink drops records that match no table without a trace.",
     "iceberg.tables.auto-create-enabled": "Let an extract make the table: it knows the columns of positions.",
     "iceberg.connect.group-id": "The sink's own group, connect-<name>, is the one whose offsets are set.",
     "iceberg.coordinator.transactional.suffix": "It is the sink's own.",
-    "errors.tolerance": 'Records that are left out are in no table: leave it at "none".',
+    "errors.tolerance": 'Skipped records would be lost: leave it at "none".',
     "transforms.lakestreamPosition.type": "That name is taken.",
 }
 # The first keeps records of a partition that is added later, the second leaves out records of aborted transactions.
@@ -86,7 +86,9 @@ def session_of(config: Mapping[str, str]) -> float:
     return int(config.get(SESSION, _USUAL_SESSION_MS)) / 1000
 
 
-def complete(connector: str, given: Mapping[str, str], catalog: str, publish_interval: float) -> IcebergConnector:
+def complete_config(
+    connector: str, given: Mapping[str, str], catalog: str, publish_interval: float
+) -> IcebergConnector:
     """Return a sink for writing a branch with positions in the rows. Raises ConfigRefused.
 
     :param given: the user's configuration.
@@ -111,8 +113,8 @@ def complete(connector: str, given: Mapping[str, str], catalog: str, publish_int
     return IcebergConnector(
         connector,
         config,
-        _one(config, "topics", "A ledger belongs to one topic: give one connector to each."),
-        _one(config, "iceberg.tables", "Each table has a ledger of its own: give one connector to each."),
+        _single_value(config, "topics", "A ledger belongs to one topic: give one connector to each."),
+        _single_value(config, "iceberg.tables", "Each table has a ledger of its own: give one connector to each."),
         config["iceberg.tables.default-commit-branch"],
         config["iceberg.control.topic"],
     )
@@ -148,7 +150,9 @@ def _check_transform(name: str, value: str) -> None:
         raise ConfigRefused(f"{name}: {value} renames topics; the ledger knows them by their names in Kafka.")
     if re.search(r"\.Filter$", value):
         # A filtered record could not be distinguished from a lost record.
-        raise ConfigRefused(f"{name}: a filter leaves records out that no row stands for.", "Filter in the readers.")
+        raise ConfigRefused(
+            f"{name}: a filter leaves out records, which the ledger would count as lost.", "Filter in the readers."
+        )
 
 
 def _check(config: Mapping[str, str], catalog: str) -> None:
@@ -160,7 +164,7 @@ def _check(config: Mapping[str, str], catalog: str) -> None:
         problem = f"iceberg.catalog is {config['iceberg.catalog']!r}, and a SQL catalog keeps its name with each table."
         raise ConfigRefused(problem, f"It has to be the id of the Airflow connection, {catalog!r}.")
     if not any(name.startswith("iceberg.catalog.") for name in config):
-        raise ConfigRefused("iceberg.catalog.* are missing.", "They say how the workers reach the catalog.")
+        raise ConfigRefused("iceberg.catalog.* are missing.", "The workers need them to reach the catalog.")
     if not is_own_branch(branch := config["iceberg.tables.default-commit-branch"]):
         problem = f"iceberg.tables.default-commit-branch is {branch!r}."
         raise ConfigRefused(problem, "The sink has a branch of its own, which is published: leave it out.")
@@ -177,8 +181,8 @@ def _check_number(config: Mapping[str, str], name: str, least: int) -> None:
         raise ConfigRefused(f"{name} is {value!r}.", f"It takes milliseconds, {least} or more.")
 
 
-def _one(config: Mapping[str, str], name: str, remedy: str) -> str:
-    found = [one.strip() for one in config.get(name, "").split(",") if one.strip()]
-    if len(found) != 1:
-        raise ConfigRefused(f"{name} is missing." if not found else f"{name} has {len(found)}.", remedy)
-    return found[0]
+def _single_value(config: Mapping[str, str], name: str, remedy: str) -> str:
+    names = [one.strip() for one in config.get(name, "").split(",") if one.strip()]
+    if len(names) != 1:
+        raise ConfigRefused(f"{name} is missing." if not names else f"{name} has {len(names)}.", remedy)
+    return names[0]

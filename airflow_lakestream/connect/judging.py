@@ -74,66 +74,66 @@ class ConnectorMemory:
         """Return JSON-ready values."""
         return asdict(self)
 
-    def restarted(self, seen: ConnectorLook) -> ConnectorMemory:
+    def restarted(self, look: ConnectorLook) -> ConnectorMemory:
         """Return the memory after a restart of the failed tasks."""
         counts = dict(self.blamed)
-        for name in blamed(seen):
+        for name in culprit_names(look):
             counts[name] = counts.get(name, 0) + 1
         return replace(self, blamed=counts)
 
 
-def judge(seen: ConnectorLook, memory: ConnectorMemory) -> tuple[DriverSight, ConnectorMemory]:
+def judge(look: ConnectorLook, memory: ConnectorMemory) -> tuple[DriverSight, ConnectorMemory]:
     """Return the judgement of a look, and the memory for the next look."""
-    if seen.is_gone:
+    if look.is_gone:
         return DriverSight(DriverState.FAILED, memory.moves, "it is gone: somebody has deleted it"), memory
-    if seen.status is None:
-        return DriverSight(DriverState.UNKNOWN, memory.moves, seen.problem, doing=seen.problem), memory
-    doing = str(seen.status) if seen.lag is None else f"{seen.status}; {seen.lag:,} behind"
-    if seen.status.state is ConnectorState.STOPPED:
+    if look.status is None:
+        return DriverSight(DriverState.UNKNOWN, memory.moves, look.problem, doing=look.problem), memory
+    doing = str(look.status) if look.lag is None else f"{look.status}; {look.lag:,} behind"
+    if look.status.state is ConnectorState.STOPPED:
         return DriverSight(DriverState.DONE, memory.moves, doing=doing), memory
-    if seen.status.state is ConnectorState.FAILED or seen.status.failed:
-        return _failed(seen, seen.status, memory, doing), memory
-    memory = _moved(seen, memory)
-    works = seen.status.all_run or seen.status.state is ConnectorState.PAUSED or memory.has_run
+    if look.status.state is ConnectorState.FAILED or look.status.failed:
+        return _failed(look, look.status, memory, doing), memory
+    memory = _moved(look, memory)
+    works = look.status.all_run or look.status.state is ConnectorState.PAUSED or memory.has_run
     memory = replace(memory, has_run=works)
     return DriverSight(DriverState.RUNNING if works else DriverState.STARTING, memory.moves, doing=doing), memory
 
 
-def blamed(seen: ConnectorLook) -> set[str]:
+def culprit_names(look: ConnectorLook) -> set[str]:
     """Return the records named by failed tasks, or without a name the error and the group's offsets."""
     found = set()
-    for task in seen.status.failed if seen.status else ():
+    for task in look.status.failed if look.status else ():
         if (culprit := culprit_of(task.trace)) is not None:
-            found.add(_name(culprit, seen))
+            found.add(_name(culprit, look))
     return found
 
 
-def _name(culprit: TraceRecord, seen: ConnectorLook) -> str:
+def _name(culprit: TraceRecord, look: ConnectorLook) -> str:
     if culprit.is_placed:
         return str(culprit)
-    if seen.unreadable:
-        return seen.unreadable
+    if look.unreadable:
+        return look.unreadable
     # The group has committed no offset at or behind the record: a record without a known move counts as the same.
-    at = ", ".join(f"{where} {offset}" for where, offset in sorted(seen.committed.items()))
+    at = ", ".join(f"{where} {offset}" for where, offset in sorted(look.committed.items()))
     return f"a record at or behind {at or 'the beginning'} ({culprit.error})"
 
 
-def _failed(seen: ConnectorLook, status: ConnectorStatus, memory: ConnectorMemory, doing: str) -> DriverSight:
-    poison = sorted(name for name in blamed(seen) if memory.blamed.get(name, 0) + 1 >= _TRACES)
+def _failed(look: ConnectorLook, status: ConnectorStatus, memory: ConnectorMemory, doing: str) -> DriverSight:
+    poison = sorted(name for name in culprit_names(look) if memory.blamed.get(name, 0) + 1 >= _TRACES)
     if poison:
-        error = f"its tasks fail at the same record again and again: {poison[0]}. {_REMEDIES[seen.has_ledger]}"
+        error = f"its tasks fail at the same record again and again: {poison[0]}. {_REMEDIES[look.has_ledger]}"
         return DriverSight(DriverState.FAILED, memory.moves, error, terminal=True, doing=doing)
     traces = {task.task: task.trace for task in status.failed}
     causes = dict.fromkeys(cause_of(trace) for trace in (*traces.values(), status.trace) if trace)
-    who = f"task {', '.join(map(str, sorted(traces)))}" if traces else "the connector"
-    error = f"{who} failed: {'; '.join(causes) or 'nobody says why'}"
+    failed_part = f"task {', '.join(map(str, sorted(traces)))}" if traces else "the connector"
+    error = f"{failed_part} failed: {'; '.join(causes) or 'the reason is unknown'}"
     return DriverSight(DriverState.FAILED, memory.moves, error[:1000], doing=doing)
 
 
-def _moved(seen: ConnectorLook, memory: ConnectorMemory) -> ConnectorMemory:
+def _moved(look: ConnectorLook, memory: ConnectorMemory) -> ConnectorMemory:
     """Count a sign of life: progress of the sink, a commit, or an idle sink."""
-    mark = f"{sorted(seen.committed.items())} {seen.commits}"
-    is_idle = not seen.lag or (seen.status is not None and seen.status.state is ConnectorState.PAUSED)
+    mark = f"{sorted(look.committed.items())} {look.commits}"
+    is_idle = not look.lag or (look.status is not None and look.status.state is ConnectorState.PAUSED)
     if is_idle or mark != memory.mark:
         return replace(memory, mark=mark, moves=memory.moves + 1)
     return memory

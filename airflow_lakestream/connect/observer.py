@@ -19,7 +19,7 @@ from airflow_lakestream.decode.header_ids import VALUE, named_by_header
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.errors import KafkaUnavailable
 from airflow_lakestream.kafka.groups import KafkaGroups
-from airflow_lakestream.kafka.java import MOST_LOOKED_AT, JavaDamage, find_damage, near
+from airflow_lakestream.kafka.java import MOST_LOOKED_AT, JavaDamage, find_damage, first_offsets
 from airflow_lakestream.kafka.watch import KafkaWatch
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class ConnectorObserver:
         self._kafka = kafka
         self._head = head
 
-    def see(self) -> ConnectorLook:
+    def look(self) -> ConnectorLook:
         """Look at the connector; without an answer the look is unknown, not an error. Raises ConnectRefused."""
         try:
             status = self._status()
@@ -60,8 +60,8 @@ class ConnectorObserver:
             return self._client.status(self._spec.name)
         except NoSuchConnector:
             # A new connector has no status yet.
-            there = self._client.config(self._spec.name) is not None
-            return ConnectorStatus(ConnectorState.UNASSIGNED) if there else None
+            existing = self._client.config(self._spec.name) is not None
+            return ConnectorStatus(ConnectorState.UNASSIGNED) if existing else None
 
     def _with_offsets(self, status: ConnectorStatus, groups: KafkaGroups) -> ConnectorLook:
         kafka = groups.watch
@@ -100,23 +100,23 @@ class ConnectorObserver:
                 for message in islice(records, MOST_LOOKED_AT):
                     named = dict(message.headers() or ()).get(f"__{VALUE}_schema_id") is not None
                     if not _is_json(message.value()) if is_json else named and message.value() is not None:
-                        why = f" ({named_by_header(VALUE)})" if named else ""
-                        return f"{topic}[{message.partition()}] offset {message.offset()}{why}"
+                        header_note = f" ({named_by_header(VALUE)})" if named else ""
+                        return f"{topic}[{message.partition()}] offset {message.offset()}{header_note}"
         return ""
 
-    def damaged(self, seen: ConnectorLook) -> DamagedBatch | None:
+    def damaged_batch(self, look: ConnectorLook) -> DamagedBatch | None:
         """Return the damaged batch of failing or stalled tasks; None if not at damage."""
-        failed = seen.status.failed if seen.status is not None else ()
-        told = JavaDamage.of("\n".join(task.trace for task in failed))
-        if self._kafka is None or seen.status is None or (failed and told is None):
+        failed = look.status.failed if look.status is not None else ()
+        damage = JavaDamage.of("\n".join(task.trace for task in failed))
+        if self._kafka is None or look.status is None or (failed and damage is None):
             return None
         try:
-            return self._look_for(told, self._kafka)
+            return self._find_damage(damage, self._kafka)
         except LakestreamError as e:
             log.warning("Whether tasks of %s are at a damaged batch is not known: %s", self._spec.name, e)
             return None
 
-    def _look_for(self, told: JavaDamage | None, groups: KafkaGroups) -> DamagedBatch | None:
+    def _find_damage(self, damage: JavaDamage | None, groups: KafkaGroups) -> DamagedBatch | None:
         """Search the records before the tasks' group: at the place in a trace, else in the range of reading ahead."""
         offsets = groups.watch.group(self._spec.group).offsets
         for topic in self._spec.topics:
@@ -124,9 +124,9 @@ class ConnectorObserver:
             for p, marks in state.marks.items():
                 begin = max(marks.low, offsets.get(topic, {}).get(p, 0))
                 ranges |= RangeSet.of(topic, p, begin, marks.end)
-            ranges = near(ranges) if told is None else told.within(ranges)
-            if ranges and (found := find_damage(groups.reader(), state, ranges)) is not None:
-                return found
+            ranges = first_offsets(ranges) if damage is None else damage.within(ranges)
+            if ranges and (batch := find_damage(groups.reader(), state, ranges)) is not None:
+                return batch
         return None
 
     @staticmethod

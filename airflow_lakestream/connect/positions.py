@@ -65,11 +65,11 @@ class ConnectPositions:
         return self._ends(until) or None
 
     def _ends(self, until: Mapping[int, int]) -> dict[int, int]:
-        if self._events is None or any(until[p] > self._seen(p) for p in until):
+        if self._events is None or any(until[p] > self._read_until(p) for p in until):
             self._events = self._read()
         return ends_below(self._events, self._sink.group, self._sink.topic, until)
 
-    def _seen(self, partition: int) -> int:
+    def _read_until(self, partition: int) -> int:
         return max((one.offset + 1 for one in self._events or () if one.partition == partition), default=0)
 
     @property

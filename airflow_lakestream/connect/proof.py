@@ -25,8 +25,8 @@ def proof_of(config: Mapping[str, str], reader: Callable[[], RecordReader], shar
     """
     if not share:
         return None
-    if why := unproven_because(config):
-        log.warning("The values of the rows are not compared with what the extract makes of the records: %s", why)
+    if reason := find_proof_obstacle(config):
+        log.warning("The values of the rows are not compared with the extract's values: %s", reason)
         return None
     # Connect's own default is to expect a schema in each value.
     wrapped = config.get("value.converter.schemas.enable", "true").strip().lower() != "false"
@@ -35,11 +35,13 @@ def proof_of(config: Mapping[str, str], reader: Callable[[], RecordReader], shar
     return DecodingProof(reader=reader(), decoder=payload.decoder, beyond_rows=False, share=share)
 
 
-def unproven_because(config: Mapping[str, str]) -> str:
+def find_proof_obstacle(config: Mapping[str, str]) -> str:
     """Return the reason against a proof of a sink's rows; empty if we can make these rows ourselves."""
-    others = [name.strip() for name in config.get("transforms", "").split(",") if name.strip() != POSITION_TRANSFORM]
-    if others:
-        return f"transforms ({', '.join(others)}) make others of them."
+    transforms = [
+        name.strip() for name in config.get("transforms", "").split(",") if name.strip() != POSITION_TRANSFORM
+    ]
+    if transforms:
+        return f"transforms ({', '.join(transforms)}) change them."
     if (converter := config.get("value.converter", "")) != _JSON:
         return f"value.converter is {converter or 'that of the workers'}, and only JsonConverter's rows are compared."
     return ""

@@ -21,7 +21,7 @@ from airflow_lakestream.core.checks import RowChecker
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Counts, LandingEngine
-from airflow_lakestream.core.publishing.publish import PublicationJob, begin, begin_anew, publish
+from airflow_lakestream.core.publishing.publish import PublicationJob, begin, begin_again, publish
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.driver.progress import BatchProgress, DriverProgress
@@ -89,7 +89,7 @@ class BranchPublisher:
             remedy = "Let KafkaExtractOperator land the topic's first records there: it makes the columns of positions."
             raise ConfigRefused(f"there is no table {table}.", remedy) from None
         if missing := [name for name in POSITIONS if name not in columns]:
-            remedy = "They say which record a row is; an extract makes them with its table."
+            remedy = "They identify the record of a row; an extract creates them with its table."
             raise ConfigRefused(f"the table {table} has no {' and '.join(missing)}.", remedy)
 
     def begin(self) -> Mapping[int, int]:
@@ -98,28 +98,28 @@ class BranchPublisher:
         with self._losses():
             return begin(self._publication(is_stopped=False))
 
-    def begin_anew(self) -> Mapping[int, int]:
+    def begin_again(self) -> Mapping[int, int]:
         """Reset the branch to main's head; return, by partition, the sink's first offset.
 
         Raises LandedAhead if the ledger has offsets above the first offset that it lacks, and SinkLacksRecords.
         """
         with self._losses():
-            return begin_anew(self._publication(is_stopped=True))
+            return begin_again(self._publication(is_stopped=True))
 
     def head(self) -> str:
         """Return a text that changes with each commit of the sink; empty without a branch. Raises HeadUnknown."""
         return head_of(self._catalog, self._sink.table, self._sink.branch)
 
-    def publish(self, told: DriverProgress, is_stopped: bool) -> BatchProgress | None:
+    def publish(self, published: DriverProgress, is_stopped: bool) -> BatchProgress | None:
         """Publish new commits; return the batch, or None without new commits.
 
-        :param told: the sums already published by this run.
+        :param published: the sums already published by this run.
         :param is_stopped: whether the sink is stopped: then its coordinator's committed offsets are final.
         """
         started = time.monotonic()
         with self._losses():
             report = publish(self._publication(is_stopped))
-        return _news(report, told, time.monotonic() - started)
+        return _unreported_batch(report, published, time.monotonic() - started)
 
     @contextmanager
     def _losses(self) -> Iterator[None]:
@@ -154,15 +154,21 @@ class BranchPublisher:
         return self._groups.committed(self._sink.coordinator_group, self._sink.control_topic)
 
 
-def _news(report: LandingReport, told: DriverProgress, seconds: float) -> BatchProgress | None:
+def _unreported_batch(report: LandingReport, published: DriverProgress, seconds: float) -> BatchProgress | None:
     """Return the unreported part of a report: this publication, and unreported landings of an earlier try."""
-    before = Counts(told.rows_in, told.rows_out, rejected=told.rejected, skipped=told.skipped, filtered=told.filtered)
+    before = Counts(
+        published.rows_in,
+        published.rows_out,
+        rejected=published.rejected,
+        skipped=published.skipped,
+        filtered=published.filtered,
+    )
     new = report.counts - before
-    landed = report.entry.landed - RangeSet(OffsetRange(*one) for one in told.landed)
+    landed = report.entry.landed - RangeSet(OffsetRange(*one) for one in published.landed)
     if not landed:
         return None
     return BatchProgress(
-        batch_id=told.batches,
+        batch_id=published.batches,
         rows_in=new.read,
         rows_out=new.written,
         skipped=new.skipped,

@@ -49,8 +49,8 @@ def culprit_of(trace: str) -> TraceRecord | None:
     if (damage := JavaDamage.of(trace)) is not None and damage.topic:
         return None
     for place in _PLACES:
-        if found := place.search(trace):
-            return TraceRecord(found["topic"], int(found["partition"]), int(found["offset"]))
+        if match := place.search(trace):
+            return TraceRecord(match["topic"], int(match["partition"]), int(match["offset"]))
     if _OF_A_RECORD in trace and not _PASSING.search(trace):
         return TraceRecord(error=cause_of(trace))
     return None

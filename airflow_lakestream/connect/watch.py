@@ -14,49 +14,49 @@ from airflow_lakestream.driver.watch import DriverLook
 
 log = logging.getLogger(__name__)
 
-_TOLD = -1.0
+_WARNED = -1.0
 
 
 class ConnectorWatch:
     """The watch over a connector.
 
-    :param see: see `Observer.see`.
+    :param observe: see `ConnectorObserver.look`.
     :param history: history of earlier looks, perhaps of another process; likewise `memory`.
     :param session: seconds for which an ended coordinator stays in its group.
     """
 
     def __init__(
         self,
-        see: Callable[[], ConnectorLook],
+        observe: Callable[[], ConnectorLook],
         limits: SupervisionLimits,
         history: SupervisionHistory,
         memory: ConnectorMemory,
         session: float,
     ) -> None:
-        self._see = see
+        self._observe = observe
         self._limits = limits
         self.history = history
         self.memory = memory
         self._session = session
-        self.seen = ConnectorLook()
+        self.last_look = ConnectorLook()
 
     def look(self) -> DriverLook:
         """Look, and decide."""
         now = time.time()
-        self.seen = self._see()
-        sight, self.memory = judge(self.seen, self.memory)
+        self.last_look = self._observe()
+        sight, self.memory = judge(self.last_look, self.memory)
         since = self.memory.crowded_since
-        if self.seen.coordinators <= 1:
+        if self.last_look.coordinators <= 1:
             self.memory = replace(self.memory, crowded_since=0.0)
         elif not since:
             # A restarted coordinator leaves its old member in the group until that member's session is over.
             self.memory = replace(self.memory, crowded_since=now)
         elif 0 < since < now - 2 * self._session:
-            self.memory = replace(self.memory, crowded_since=_TOLD)
+            self.memory = replace(self.memory, crowded_since=_WARNED)
             log.warning(
                 "%s coordinators of the sink are at work at once: a worker did not answer for a while, and another one "
                 "took over. Rows that both commit are found when the branch is published.",
-                self.seen.coordinators,
+                self.last_look.coordinators,
             )
         decision = decide(self.history, self._limits, sight, now)
         self.history = decision.history
@@ -64,5 +64,5 @@ class ConnectorWatch:
 
     def is_due(self, publish_interval: float) -> bool:
         """Return whether the sink has an unpublished commit, and the interval between publications is over."""
-        is_new = bool(self.seen.commits) and self.seen.commits != self.memory.published
+        is_new = bool(self.last_look.commits) and self.last_look.commits != self.memory.published
         return is_new and time.time() - self.memory.published_at >= publish_interval

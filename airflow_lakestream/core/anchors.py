@@ -46,9 +46,9 @@ def _noted(
     facts = next(iter(history()))
     text = facts.properties.get(codec.anchors_key(consumer_group))
     known = {} if text is None else codec.decode_anchors(text, consumer_group)
-    kept = [s for s in facts.snapshots.values() if s.snapshot_id not in expiring]
+    remaining = [s for s in facts.snapshots.values() if s.snapshot_id not in expiring]
     after: dict[int, Ledger] = {}
-    for snapshot in sorted(kept, key=lambda s: s.sequence_number, reverse=True):
+    for snapshot in sorted(remaining, key=lambda s: s.sequence_number, reverse=True):
         if len(after) == MAX_ANCHORS:
             break
         if snapshot.snapshot_id in known:

@@ -66,8 +66,8 @@ class BadRecords:
 
     def __str__(self) -> str:
         shown = self.kinds[:_SHOWN]
-        others = self.count - sum(kind.count for kind in shown)
-        return "; ".join([*map(str, shown), *([f"{others} others"] if shown and others else [])])
+        remaining = self.count - sum(kind.count for kind in shown)
+        return "; ".join([*map(str, shown), *([f"{remaining} others"] if shown and remaining else [])])
 
     @property
     def reasons(self) -> str:
@@ -111,10 +111,10 @@ class TooManyRejected(LakestreamError, Terminal):
         reasons = f" Bad records: {bad}." if bad.kinds else ""
         earlier = f" The {landed} records that it committed before stay landed." if landed else ""
         super().__init__(
-            f"{table}: {bad.count} of {read} records of this run are bad, {limit}.{cause}{reasons} What the run had "
-            f"not committed yet was discarded; the next run reads it again.{earlier} Correct format, schema or the "
-            "producer. If you expect so many bad records, set max_rejected: a count, a share such as 0.9, or 1.0 "
-            'for any number. With on_error="reject" they are kept next to the table; `lakestream rejects show` '
+            f"{table}: {bad.count} of {read} records of this run are bad, {limit}.{cause}{reasons} Uncommitted "
+            f"records were discarded; the next run reads them again.{earlier} Correct format, schema or the "
+            "producer. If you expect this number of bad records, set max_rejected: a count, a share such as 0.9, or 1.0 "
+            'for any. With on_error="reject" they are kept next to the table; `lakestream rejects show` '
             "shows them."
         )
 

@@ -14,7 +14,7 @@ RELATION = "landing"
 # Remedy for failed checks if the task itself reads the records.
 AGAIN = (
     "Mend what writes the records, the decoding or the check, and run the task again (clear it): it reads the same "
-    "offsets anew, and replaces the branch."
+    "offsets again, and replaces the branch."
 )
 
 

@@ -216,7 +216,7 @@ def encode_ranges(ranges: RangeSet, topic: str) -> str:
     texts = {}
     for name, partition in ranges.partitions:
         if name != topic:
-            raise ValueError(f"ranges of {name!r} in the books of {topic!r}")
+            raise ValueError(f"ranges of {name!r} in the ledger entry of {topic!r}")
         texts[partition] = _encode_intervals(ranges.intervals(name, partition))
     return _by_partition_to_text(texts)
 
@@ -282,8 +282,8 @@ def _encode_stream(landing: Landing) -> dict[str, str]:
     for entry in landing.topics.values():
         if (streamed := entry.streamed) is not None:
             ends = {key[1]: entry.landed.intervals(*key)[-1][1] for key in entry.landed.partitions}
-            told = {"query": streamed.query_id, "batch": streamed.batch_id, "watermark": streamed.watermark}
-            return {SUMMARY_STREAM: _pack(_dump({**told, "ends": _by_partition_to_text(ends)}))}
+            stream = {"query": streamed.query_id, "batch": streamed.batch_id, "watermark": streamed.watermark}
+            return {SUMMARY_STREAM: _pack(_dump({**stream, "ends": _by_partition_to_text(ends)}))}
     return {}
 
 

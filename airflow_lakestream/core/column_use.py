@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_lakestream.core.source_types import EventColumnType, all_seen
+from airflow_lakestream.core.source_types import EventColumnType, combined_types
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # The parts of a record whose fields are checked.
@@ -63,7 +63,7 @@ class ColumnUse:
             {**later.near, **self.near},
             self.placed | later.placed,
             foreign,
-            all_seen(self.types, later.types),
+            combined_types(self.types, later.types),
         )
 
     def silent(self, known: Iterable[str]) -> dict[str, str]:
@@ -72,11 +72,11 @@ class ColumnUse:
         :param known: columns that got values before.
         """
         empty = self.columns - self.filled
-        found = empty.intersection(known)
+        silent = empty.intersection(known)
         if len(empty) == 1 < len(self.columns):
-            found |= empty
+            silent |= empty
         near = {path: name for path, name in self.near.items() if path not in self.filled}
-        names = sorted(found | set(near))[:_MOST_SILENT]
+        names = sorted(silent | set(near))[:_MOST_SILENT]
         return {name: near.get(name, "") for name in names}
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class NoFieldHasColumn(LakestreamError, Terminal):
         super().__init__(
             f"{table}: no field of {foreign.count} {whose} from {foreign.at} on has a column, so their rows would be "
             f"empty: the fields are {', '.join(foreign.fields)}; the columns are {columns}. Names match exactly.{hint} "
-            "What the run had not committed yet was discarded. Correct the schema, rename the table's columns, or let "
+            "Uncommitted records were discarded. Correct the schema, rename the table's columns, or let "
             'sql rename the fields; unknown_fields="evolve" adds columns for them, "rescue" keeps them as text.'
         )
 

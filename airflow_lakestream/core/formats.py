@@ -61,12 +61,12 @@ class UnavailableValues(StrEnum):
 def octets_of(placeholder: str) -> bytes:
     """Return the octets of a connector's `unavailable.value.placeholder`. Raises InvalidArgument."""
     try:
-        found = bytes.fromhex(placeholder[4:]) if placeholder.startswith("hex:") else placeholder.encode()
+        placeholder_bytes = bytes.fromhex(placeholder[4:]) if placeholder.startswith("hex:") else placeholder.encode()
     except ValueError:
-        found = b""
-    if not found:
+        placeholder_bytes = b""
+    if not placeholder_bytes:
         problem = f"{placeholder!r} is neither a text nor hex: with hexadecimal digits."
         raise InvalidArgument(
             "unavailable_placeholder", problem, "Write the connector's unavailable.value.placeholder."
         )
-    return found
+    return placeholder_bytes

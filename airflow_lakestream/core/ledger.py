@@ -61,8 +61,8 @@ class Counts:
             raise CountsDoNotAddUp(self)
 
     def __str__(self) -> str:
-        others = {"rejected": self.rejected, "skipped": self.skipped, "filtered": self.filtered}
-        text = "".join(f" + {count} {name}" for name, count in others.items() if count)
+        outcomes = {"rejected": self.rejected, "skipped": self.skipped, "filtered": self.filtered}
+        text = "".join(f" + {count} {name}" for name, count in outcomes.items() if count)
         return f"{self.read} records" + (f" = {self.written} written{text}" if text else "")
 
     def __add__(self, other: Counts) -> Counts:
@@ -158,12 +158,12 @@ class TopicEntry:
         """
         removed = self.removed + Counts(read=rows, written=rows)
         # The ledger has no offsets for skipped and filtered records, only their number.
-        others = max(0, self.counts.read - removed.read)
-        skipped = min(others, before.counts.skipped)
-        filtered = min(others - skipped, before.counts.filtered)
+        remaining = max(0, self.counts.read - removed.read)
+        skipped = min(remaining, before.counts.skipped)
+        filtered = min(remaining - skipped, before.counts.filtered)
         # The remaining records had a row that is gone; the counts already leave out rows deleted on purpose.
         forgotten = (self.replaced & before.forgotten).width
-        unexplained = max(0, others - skipped - filtered - forgotten)
+        unexplained = max(0, remaining - skipped - filtered - forgotten)
         rejected = min(unexplained, rejects_gone)
         gone = min(unexplained - rejected, max(0, before.counts.written - rows))
         read = skipped + filtered + rejected + gone
@@ -259,9 +259,9 @@ class Landing:
     engine: LandingEngine | None = field(default=None, compare=False)
     # The columns that got their first value from this group.
     filled: frozenset[str] = field(default=frozenset(), compare=False)
-    # New and changed types of the source's columns. `types_anew`: any change is allowed, since all rows are new.
+    # New and changed types of the source's columns. `replaces_types`: any change is allowed, since all rows are new.
     types: Mapping[str, SourceType] = field(default_factory=dict, compare=False)
-    types_anew: bool = field(default=False, compare=False)
+    replaces_types: bool = field(default=False, compare=False)
     # The columns that should have got a value, see `core.column_use`; only the snapshot's summary has them.
     silent: Mapping[str, str] = field(default_factory=dict, compare=False)
     # For the limit of the whole run; the snapshot's summary keeps only the number of bad records.
@@ -336,7 +336,7 @@ class Ledger:
         held = (self.entry(identity).held & ranges for identity, ranges in landing.held.items())
         return union(held)
 
-    def others_of(self, topic: str, identity: TopicIdentity) -> tuple[TopicIdentity, ...]:
+    def other_incarnations(self, topic: str, identity: TopicIdentity) -> tuple[TopicIdentity, ...]:
         """Return further landed incarnations of a topic's name."""
         return tuple(known for known in self.topics if known.topic == topic and known != identity)
 

@@ -39,17 +39,17 @@ REPLACED = "it has rows but shares no history with any landing: the table was re
 class UndecidedLedger(LakestreamError, Terminal):
     """The table's metadata no longer decides the offsets of the current snapshot."""
 
-    def __init__(self, consumer_group: str, head_id: int, why: str) -> None:
+    def __init__(self, consumer_group: str, head_id: int, reason: str) -> None:
         self.consumer_group = consumer_group
         self.head_id = head_id
         super().__init__(
-            f"the ledger of consumer group {consumer_group!r} can't be decided at snapshot {head_id}: {why}. Nothing "
-            "was landed, since that could double or lose records. Roll the table back to a snapshot whose history is "
-            "still there; or make the ledger from the rows: `lakestream ledger rebuild --table <namespace.table> "
-            f"--group {consumer_group}` (with --kafka-conn and --iceberg-conn where they are not the defaults); or, "
-            "only if the table holds no record of this group, start over: `lakestream ledger reset`, with the same "
-            "arguments and --yes. To keep this from happening, keep write.metadata.previous-versions-max at 100 or "
-            "more."
+            f"the ledger of consumer group {consumer_group!r} can't be decided at snapshot {head_id}: {reason}. "
+            "Nothing was landed, since that could double or lose records. Roll the table back to a snapshot whose "
+            "history is still there; or make the ledger from the rows: `lakestream ledger rebuild "
+            f"--table <namespace.table> --group {consumer_group}` (with --kafka-conn and --iceberg-conn if they are "
+            "not the defaults); or, only if the table holds no record of this group, start over: `lakestream ledger "
+            "reset`, with the same arguments and --yes. To keep this from happening, keep "
+            "write.metadata.previous-versions-max at 100 or more."
         )
 
 
@@ -132,7 +132,7 @@ def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None =
     chain = _SnapshotChain(consumer_group)
     empty = LedgerReading(None, Ledger(consumer_group), ())
     head: SnapshotFacts | None = None
-    why = "no metadata was given"
+    reason = "no metadata was given"
     for number, facts in enumerate(history):
         if number == 0:
             head_id = facts.head_id if at is None else at
@@ -143,13 +143,13 @@ def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None =
                 return at_hand
         chain.learn(facts)
         assert head is not None
-        found, why = chain.walk(head)
+        found, reason = chain.walk(head)
         if found is not None:
             return found
     if not chain.group_seen or head is None:
         return empty
-    error = ReplacedTable if why == REPLACED else UndecidedLedger
-    raise error(consumer_group, head.snapshot_id, why)
+    error = ReplacedTable if reason == REPLACED else UndecidedLedger
+    raise error(consumer_group, head.snapshot_id, reason)
 
 
 def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> LedgerReading | None:

@@ -12,7 +12,7 @@ MIRROR = "lakestream.mirror"
 # Arguments of a landing that are fixed for a mirror, with the reasons.
 FIXED = {
     "envelope": "a mirror is made of Debezium's events",
-    "tombstones": "a tombstone says nothing that the event before it does not",
+    "tombstones": "a tombstone contains nothing that the event before it does not",
     "metadata_columns": "a mirror keeps partition and offset of each row's last event",
     "schema_evolution": "columns that the database adds are added, and types that became wider are widened",
     "unknown_fields": "columns that the database adds are added",
@@ -30,8 +30,8 @@ FIXED = {
 class NotForMirror(InvalidArgument):
     """An argument of a landing is not available for a mirror."""
 
-    def __init__(self, argument: str, why: str) -> None:
-        super().__init__(argument, f"is not for a mirror: {why}.", "Leave it out.")
+    def __init__(self, argument: str, reason: str) -> None:
+        super().__init__(argument, f"is not for a mirror: {reason}.", "Leave it out.")
 
 
 class IsMirror(LakestreamError, Terminal):

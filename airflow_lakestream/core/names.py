@@ -83,7 +83,7 @@ def check_location(table: str, argument: str = "table") -> str:
     if (parts.scheme and not parts.path.strip("/")) or (not parts.scheme and not (table or "").startswith("/")):
         raise InvalidArgument(
             argument,
-            f'{table!r} is no place of a Delta table (table_format="delta").',
+            f'{table!r} is not a place of a Delta table (table_format="delta").',
             'Write a URI or an absolute path: "s3://bucket/lake/clicks", "/lake/clicks".',
         )
     if parts.scheme in _WITHOUT_DELTA:

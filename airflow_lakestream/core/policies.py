@@ -164,9 +164,9 @@ def seconds(argument: str, value: object) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(value))
     if isinstance(value, bool) or match is None or match[2] not in _UNITS:
         raise InvalidArgument(argument, f"{value!r} is not a number of seconds.", 'Write 60, "60s", "5m" or "3d".')
-    if (found := float(match[1]) * _UNITS[match[2]]) > _MOST_SECONDS:
+    if (seconds := float(match[1]) * _UNITS[match[2]]) > _MOST_SECONDS:
         raise InvalidArgument(argument, f"{value!r} is more than three hundred years.", "Write a shorter time.")
-    return found
+    return seconds
 
 
 _BYTES = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "kib": 2**10, "m": 2**20, "mb": 2**20, "mib": 2**20}

@@ -39,7 +39,7 @@ class HeadMoved(Conflict):
     """Files of the table's former head disappeared while the table was read."""
 
     def __init__(self, table: str) -> None:
-        super().__init__(f"{table} was changed while it was looked at, and files of what it was are gone.")
+        super().__init__(f"{table} was changed while it was read, and files of its former state are gone.")
 
 
 class LedgerConflict(Conflict):
@@ -62,7 +62,7 @@ class StreamConflict(Conflict):
 
     def __init__(self, table: str, what: str, last: StreamBatch | None) -> None:
         super().__init__(
-            f"{table}: {what} does not follow what its group landed last: {last or 'nothing of a stream'}."
+            f"{table}: {what} does not follow what its group landed last: {last or 'no landing of a stream'}."
         )
 
 
@@ -185,10 +185,10 @@ class DecoderFactory(Protocol):
         Also None for first records that can't be rows with any columns: they are skipped, unless they wait.
         """
 
-    def waits(self, first: RawBatch) -> bool:
+    def keeps_for_later(self, first: RawBatch) -> bool:
         """Return whether first records without columns are decoded later, once further records show the columns."""
 
-    def trying(self, trial: Trial) -> DecoderFactory:
+    def with_trial(self, trial: Trial) -> DecoderFactory:
         """Return the factory with a trial: rows found by the trial become bad records."""
 
 
@@ -202,7 +202,7 @@ class TableState:
     """
 
     ledger: Ledger
-    others: Mapping[str, Ledger] = field(default_factory=dict)
+    other_ledgers: Mapping[str, Ledger] = field(default_factory=dict)
     landed_by_run: Sequence[tuple[int, Landing]] = ()
     schema: RowSchema | None = None
     exists: bool = True
@@ -311,7 +311,7 @@ class SharedSink(HandoverSink, Protocol):
 class FrameSink(SharedSink, Protocol):
     """A sink of rows made by a function from decoded rows; the function's result has the table's columns."""
 
-    def outline_beside(self, columns: RowSchema) -> Any:
+    def staging_outline(self, columns: RowSchema) -> Any:
         """Return the outline of a staging table, with files in the real table's folders."""
 
     def hold_to(self, payload: Any, metadata: RowSchema, made_by: Any) -> None:

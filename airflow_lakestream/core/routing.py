@@ -154,7 +154,7 @@ class TableTemplate:
         return name
 
 
-_KEPT = f"names that end in {', '.join(BESIDE)} are kept for the tables that stand beside others"
+_KEPT = f"names that end in {', '.join(BESIDE)} are kept for the tables next to other tables"
 _NOTATION = 'Write "lake.{topic}", "lake.{key}", "lake.{header:type}", or "lake.{event}" for a field of the payload.'
 
 
@@ -169,7 +169,7 @@ def _placeholder(text: str, template: str) -> NamePlaceholder:
     is_named = origin in (PlaceholderOrigin.HEADER, PlaceholderOrigin.FIELD)
     is_good = (is_named and bool(name)) or (origin in (PlaceholderOrigin.TOPIC, PlaceholderOrigin.KEY) and not colon)
     if not is_good or re.search(r"\s", text):
-        raise InvalidArgument("table", f"{template!r}: {{{text}}} is no placeholder.", _NOTATION)
+        raise InvalidArgument("table", f"{template!r}: {{{text}}} is not a placeholder.", _NOTATION)
     if origin == PlaceholderOrigin.FIELD and "." in name:
         raise InvalidArgument("table", f"{template!r}: {{{text}}} is not a field at the top of the payload.", _NOTATION)
     return NamePlaceholder(PlaceholderOrigin(origin), name)
@@ -228,7 +228,7 @@ def near_names(pattern: str, topics: Collection[str]) -> list[str]:
     return list(dict.fromkeys([*begin, *alike, *shown]))[:NAMES_SHOWN]
 
 
-def rivals(template: TableTemplate, topics: Sequence[str]) -> dict[str, str]:
+def colliding_topics(template: TableTemplate, topics: Sequence[str]) -> dict[str, str]:
     """Return, for each topic in a shared table, another topic of the table."""
     by_table: dict[str, list[str]] = {}
     for topic in topics if template.by_topic else ():

@@ -99,6 +99,6 @@ def secrets_in(value: Any, at: str = "", *, rendered: str = "x", assigned: bool 
 
 def refuse_shown(argument: str, value: Any, remedy: str = _REMEDY) -> None:
     """Refuse secrets in an argument. Raises InvalidArgument with the places, never with the secrets."""
-    if found := list(secrets_in(value)):
-        places = " and ".join(place or "its text" for place in found)
+    if secrets := list(secrets_in(value)):
+        places = " and ".join(place or "its text" for place in secrets)
         raise InvalidArgument(argument, f"{places} holds a secret, which would be shown.", remedy)

@@ -103,12 +103,14 @@ def _span(value: Any) -> Span | None:
     return None if value is None else (int(value[0]), int(value[1]))
 
 
-def all_seen(one: Mapping[str, EventColumnType], later: Mapping[str, EventColumnType]) -> dict[str, EventColumnType]:
+def combined_types(
+    one: Mapping[str, EventColumnType], later: Mapping[str, EventColumnType]
+) -> dict[str, EventColumnType]:
     """Return the types seen in two parts, by column."""
-    found = dict(one)
+    types = dict(one)
     for path, seen in later.items():
-        found[path] = found[path] + seen if path in found else seen
-    return found
+        types[path] = types[path] + seen if path in types else seen
+    return types
 
 
 def read_types(data: Mapping[str, Iterable[Any]]) -> dict[str, SourceType]:
@@ -141,10 +143,10 @@ class LedgerTypes:
     def check(self, table: str, seen: Mapping[str, EventColumnType]) -> None:
         """Refuse a column with a new meaning, or with two meanings. Raises SourceTypeChanged."""
         for path, one in seen.items():
-            found = [(meaning, text, at) for meaning, (text, at) in one.types.items() if meaning]
+            readings = [(meaning, text, at) for meaning, (text, at) in one.types.items() if meaning]
             kept = self.columns.get(path)
             before = (kept.meaning, kept.text) if kept is not None and kept.meaning else None
-            for meaning, text, at in found:
+            for meaning, text, at in readings:
                 before = before or (meaning, text)
                 if meaning != before[0]:
                     raise SourceTypeChanged(table, path, before[1], text, at, self.remedy)

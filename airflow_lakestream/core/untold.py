@@ -67,15 +67,15 @@ def head_cursor(facts: TableFacts, table_id: str = "") -> EventCursor:
     return EventCursor(facts.snapshots[facts.head_id].sequence_number, facts.head_id, table_id)
 
 
-def untold(facts: TableFacts, cursor: EventCursor) -> PendingSnapshots:
+def pending_snapshots(facts: TableFacts, cursor: EventCursor) -> PendingSnapshots:
     """Return the snapshots of main's history after the cursor."""
     walk: list[SnapshotFacts] = []
     known, floor = {cursor.snapshot_id}, cursor.sequence
-    at = _down(facts, facts.head_id, walk, floor, known)
+    at = _walk_back(facts, facts.head_id, walk, floor, known)
     is_rolled_back = cursor.snapshot_id in facts.snapshots and at != cursor.snapshot_id
     if is_rolled_back:
-        known, floor = _told(facts, cursor.snapshot_id)
-        at = _down(facts, at, walk, floor, known)
+        known, floor = _known_snapshots(facts, cursor.snapshot_id)
+        at = _walk_back(facts, at, walk, floor, known)
     # The walk ended without a snapshot: at the table's first snapshot, or before an expired snapshot.
     ends_in_nothing = at is None or not (at in known or at in facts.snapshots)
     is_cut = bool(walk) and ends_in_nothing and walk[-1].sequence_number > floor + 1
@@ -114,7 +114,7 @@ def _lands(landing: Landing) -> bool:
     )
 
 
-def _down(
+def _walk_back(
     facts: TableFacts, start: int | None, walk: list[SnapshotFacts], floor: int, stop: set[int | None]
 ) -> int | None:
     """Walk along the parents to a snapshot in `stop` or to the floor's number; return the end of the walk."""
@@ -128,9 +128,9 @@ def _down(
     return at
 
 
-def _told(facts: TableFacts, snapshot_id: int | None) -> tuple[set[int | None], int]:
+def _known_snapshots(facts: TableFacts, snapshot_id: int | None) -> tuple[set[int | None], int]:
     """Return a snapshot with all ancestors, and the lowest known sequence number, 0 for a whole history."""
     chain: list[SnapshotFacts] = []
-    end = _down(facts, snapshot_id, chain, 0, set())
+    end = _walk_back(facts, snapshot_id, chain, 0, set())
     is_whole = end is None and chain[-1].sequence_number == 1
     return {one.snapshot_id for one in chain}, 0 if is_whole else chain[-1].sequence_number

@@ -28,7 +28,7 @@ from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.framed import chunks
 from airflow_lakestream.decode.lanes.lanes import Mask
-from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, SchemaDecoder, good_ones, quoted
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, SchemaDecoder, good_mask, quoted
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import no_rows
 
@@ -91,8 +91,8 @@ class CsvDecoder(SchemaDecoder):
         reasons: Reasons = {}
         required = [field.name for field in self.schema if not field.nullable]
         if required and values.null_count:
-            why = f"{required[0]}: the value is null (a tombstone), and the column is required"
-            reasons.update(dict.fromkeys(np.flatnonzero(mask_of(values.is_null())).tolist(), why))
+            reason = f"{required[0]}: the value is null (a tombstone), and the column is required"
+            reasons.update(dict.fromkeys(np.flatnonzero(mask_of(values.is_null())).tolist(), reason))
         lines = self._lines(values, reasons)
         there = mask_of(lines.is_valid())
         # A tombstone has no line, and null in each column.
@@ -122,7 +122,7 @@ class CsvDecoder(SchemaDecoder):
         wanted = len(self._order)
         for place in np.flatnonzero(good & (counts != wanted) & (counts > 0)).tolist():
             reasons[place] = f"the number of its fields is {counts[place]}, and that of the columns {wanted}"
-        return without(lines, ~good_ones(len(lines), reasons))
+        return without(lines, ~good_mask(len(lines), reasons))
 
     def _problem(self, line: str) -> str:
         part = self._good_part.match(line)
@@ -200,7 +200,7 @@ def _written(text: str, kind: pa.DataType) -> Json:
         found = None
     if found is None:
         # Null has no text: the word "null" is not null.
-        raise Misfit(f"{quoted(text)} is no value of the type {kind}")
+        raise Misfit(f"{quoted(text)} is not a value of the type {kind}")
     return found
 
 

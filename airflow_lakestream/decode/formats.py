@@ -122,7 +122,7 @@ class PayloadFormats(PayloadSettings):
         return tuple(side for side, name in formats.items() if uses_registry(name))
 
     @property
-    def beside(self) -> tuple[str, ...]:
+    def further_settings(self) -> tuple[str, ...]:
         """Further settings with an effect on the rows, as text."""
         own = ("key_format", "envelope", "timestamps_finer", "unavailable_placeholder", "unavailable_values")
         names = (*own, *self.row.options)
@@ -151,9 +151,7 @@ class PayloadFormats(PayloadSettings):
     def own_columns(self, names: Sequence[str]) -> list[str]:
         """Return the columns for fields of the row."""
         return [
-            name
-            for name in names
-            if self.envelope != ValueEnvelope.DEBEZIUM or name not in (*self._naming.beside, NOTE)
+            name for name in names if self.envelope != ValueEnvelope.DEBEZIUM or name not in (*self._naming.parts, NOTE)
         ]
 
     def field_of(self, column: str) -> str:
@@ -169,11 +167,11 @@ class PayloadFormats(PayloadSettings):
         """Return the schema named by a value, or None for an unknown schema."""
         return self.finder.by_head(format_name, value)
 
-    def tells_columns(self, first: RawBatch) -> bool:
+    def defines_columns(self, first: RawBatch) -> bool:
         """Return whether first records can define the columns of a new table."""
         return True
 
-    def waits(self, first: RawBatch) -> bool:
+    def keeps_for_later(self, first: RawBatch) -> bool:
         """Return whether first records without columns are decoded later, with columns from further records."""
         return False
 
@@ -234,7 +232,7 @@ class PayloadFormats(PayloadSettings):
                 try:
                     finder.newest(name, topic, side)
                 except LakestreamError as e:
-                    log.info("The schema of the %s of %s can't be had yet: %s", side, topic, e)
+                    log.info("The schema of the %s of %s is not available yet: %s", side, topic, e)
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse columns without the column for keys, if keys are decoded. Raises InvalidArgument."""

@@ -25,7 +25,7 @@ def named_by_header(side: str, format_name: str | None = None) -> str:
     """Return the problem of a key or a value with the schema in a header, and the remedy."""
     instead = ', or set format="json", which needs no schema' if format_name == ValueFormat.JSON_SCHEMA else ""
     return (
-        f"the id of its schema stands in the header __{side}_schema_id, which is not read, and not in the {side}: set "
+        f"the id of its schema is in the header __{side}_schema_id, which is not read, and not in the {side}: set "
         f"{side}.schema.id.serializer={_SERIALIZER} in the producer{instead}"
     )
 

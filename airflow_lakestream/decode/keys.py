@@ -18,7 +18,7 @@ from airflow_lakestream.decode.json.finer import scalars_for
 from airflow_lakestream.decode.json.scalars import without
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, good_ones
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, good_mask
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import one_array
 
@@ -59,7 +59,7 @@ class KeyedDecoder:
         keys = self.keys.decode(replace(batch, values=batch.keys, keys=None, headers=None))
         rows, column = values.rows, keys.rows.column(0)
         if values.bad or keys.bad:
-            good_values, good_keys = (good_ones(len(batch), [row.index for row in side.bad]) for side in (values, keys))
+            good_values, good_keys = (good_mask(len(batch), [row.index for row in side.bad]) for side in (values, keys))
             rows = rows.filter(pa.array(good_keys[good_values]))
             column = column.filter(pa.array(good_values[good_keys]))
         rows = rows.append_column(self.schema.field(KEY_COLUMN), column)
@@ -128,7 +128,7 @@ class RecordKeyDecoder:
             bad |= dict.fromkeys(np.flatnonzero(~there).tolist(), _NULL)
         columns = [one_array(column) for column in decoded.rows.columns]
         structs = pa.StructArray.from_arrays(columns, fields=list(field.type))
-        good = good_ones(len(batch), bad)
+        good = good_mask(len(batch), bad)
         number = np.cumsum(there & good) - 1
         column = structs.take(pa.array(number[good], mask=~there[good]))
         rows = [BadRow(index, bad[index], ids.get(index)) for index in sorted(bad)]

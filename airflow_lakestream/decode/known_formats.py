@@ -301,7 +301,7 @@ FORMATS: Mapping[str, FormatRow] = {
     ValueFormat.AVRO: FormatRow(
         decoder=_avro, events=lambda payload, schema: _avro(payload, schema, KNOWN_MEMBERS),
         key=lambda payload, schema:
-            AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, payload.finer, whole=True),
+            AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, payload.finer, to_end=True),
         kind=AvroDecoder.kind, schema_columns=lambda found: avro_schema.arrow_schema(found.text, found.texts),
         schema_key=lambda found: avro_schema.arrow_field(KEY_COLUMN, found.text, found.texts).type,
         held_names=held_names_of_avro,

@@ -29,7 +29,7 @@ def metadata_schema(names: Iterable[str], payload: pa.Schema | None = None) -> p
             raise UnknownValue("metadata_columns", name, _COLUMNS)
         field = _COLUMNS[name][0]
         if field in fields:
-            raise InvalidArgument("metadata_columns", f"{name!r} stands twice.")
+            raise InvalidArgument("metadata_columns", f"{name!r} is listed twice.")
         if payload is not None and field.name in payload.names:
             remedy = f"Rename the field, or leave {name!r} out."
             raise InvalidArgument("metadata_columns", f"the payload has a column {field.name}, too.", remedy)

@@ -45,7 +45,7 @@ class SchemaFinder:
         kind = FORMATS[format_name].kind
         if self.registry is None or kind is None:
             remedy = "Give the columns as schema." if kind is None else "Set schema_registry, or give them as schema."
-            raise InvalidArgument("schema", f"nothing says the columns of the {side} of {topic}.", remedy)
+            raise InvalidArgument("schema", f"the columns of the {side} of {topic} are unknown.", remedy)
         subject = f"{topic}-{side}"
         schema = self._latest(self.registry, format_name, topic, side)
         if schema is None:

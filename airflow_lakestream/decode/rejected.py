@@ -72,5 +72,5 @@ _BAD_TIMESTAMP = re.compile(r"the record's timestamp (-?\d+) ms is out of range$
 def _of_earlier_version(micros: int | None, error: str) -> int:
     if micros is not None:
         return micros // 1000
-    told = _BAD_TIMESTAMP.search(error)
-    return int(told[1]) if told else NO_TIMESTAMP
+    match = _BAD_TIMESTAMP.search(error)
+    return int(match[1]) if match else NO_TIMESTAMP

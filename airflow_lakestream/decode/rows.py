@@ -59,7 +59,7 @@ class RowDecoderFactory:
         """Return a decoder, or None without a schema or records to define columns; see `core.ports.DecoderFactory`."""
         schema = schema if self.columns is None else self.columns
         if schema is None:
-            if first is None or not self.payload.tells_columns(first):
+            if first is None or not self.payload.defines_columns(first):
                 return None
             schema = self.payload.columns(first)
         # A clash of names is found before the first row: the metadata columns are built for this payload.
@@ -78,11 +78,11 @@ class RowDecoderFactory:
             sources=SourceTypes(self.payload),
         )
 
-    def waits(self, first: RawBatch) -> bool:
+    def keeps_for_later(self, first: RawBatch) -> bool:
         """Return whether first records without columns are decoded later; see `core.ports.DecoderFactory`."""
-        return self.payload.waits(first)
+        return self.payload.keeps_for_later(first)
 
-    def trying(self, trial: Trial) -> RowDecoderFactory:
+    def with_trial(self, trial: Trial) -> RowDecoderFactory:
         """Return decoders with `trial` as a further check of rows; see `core.ports.DecoderFactory`."""
         return replace(self, trial=trial)
 
@@ -116,13 +116,13 @@ class RowDecoderFactory:
 
     def _with_sql(self, sql: RowStatement, table: pa.Schema) -> tuple[Any, SqlStep]:
         """Return the decoder of the statement's input, or None for raw records, and the statement's step."""
-        beside = metadata_schema(self.metadata).names
-        names = tuple(name for name in sql.schema.names if name not in beside)
+        metadata_names = metadata_schema(self.metadata).names
+        names = tuple(name for name in sql.schema.names if name not in metadata_names)
         required = tuple(field.name for field in table if field.name in names and not field.nullable)
         step = SqlStep(sql, names, required)
         if sql.input_schema is None:
             return None, step
-        return self.payload.decoder(pa.schema([f for f in sql.input_schema if f.name not in beside])), step
+        return self.payload.decoder(pa.schema([f for f in sql.input_schema if f.name not in metadata_names])), step
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ class RowDecoder:
         sieve = _BatchState(batch)
         self._look_at_records(sieve)
         names, use = metadata_schema(self.metadata), ColumnUse()
-        beside = pa.Table.from_arrays(metadata_columns(sieve.records, self.metadata), schema=names)
+        metadata = pa.Table.from_arrays(metadata_columns(sieve.records, self.metadata), schema=names)
         if self.sql is not None and self.sql.reads_raw_records:
-            rows, beside = self._transformed(sieve, self.sql, sieve.records, beside)
+            rows, metadata = self._transformed(sieve, self.sql, sieve.records, metadata)
         else:
             decoded = self.payload.decode(sieve.records)
             rows = decoded.rows
@@ -165,13 +165,13 @@ class RowDecoder:
             if decoded.bad:
                 own = self._own(sieve.records, decoded.bad) if self.passes_own else {}
                 bad = [row for row in decoded.bad if row.index not in own]
-                beside = _taken(beside, sieve.leave_out(bad, "decode", skipped=list(own)))
+                metadata = _taken(metadata, sieve.leave_out(bad, "decode", skipped=list(own)))
             if self.sql is not None:
-                rows, beside = self._transformed(sieve, self.sql, _joined(rows, beside), beside)
+                rows, metadata = self._transformed(sieve, self.sql, _joined(rows, metadata), metadata)
         if self.sql is not None:
             # The columns that the statement reads are not columns of the table.
             use = replace(use, columns=frozenset()) + filled_columns(rows)
-        rows = _joined(rows, beside)
+        rows = _joined(rows, metadata)
         rows = _without(sieve, rows, out_of_range(rows), "decode" if self.sql is None else "sql")
         if self.router is not None:
             rows = self._routed(sieve, rows, self.router)
@@ -190,13 +190,13 @@ class RowDecoder:
         return own
 
     def _transformed(
-        self, sieve: _BatchState, sql: SqlStep, given: RawBatch | pa.Table, beside: pa.Table
+        self, sieve: _BatchState, sql: SqlStep, given: RawBatch | pa.Table, metadata: pa.Table
     ) -> tuple[pa.Table, pa.Table]:
         rows, kept, filtered, bad = sql.apply(given)
         if len(kept) < len(sieve):
             sieve.leave_out(bad, "sql", filtered)
-            beside = _taken(beside, kept)
-        return rows, beside
+            metadata = _taken(metadata, kept)
+        return rows, metadata
 
     def _routed(self, sieve: _BatchState, rows: pa.Table, router: RecordRouter) -> pa.Table:
         routes, homeless = router.routes(sieve.records, rows)
@@ -220,7 +220,7 @@ class RowDecoder:
             sieve.leave_out(bare, "decode")
 
     def _outcome(self, sieve: _BatchState, rows: pa.Table) -> DecodedBatch:
-        batch, bad = sieve.whole, sorted(sieve.bad, key=lambda one: one.row.index)
+        batch, bad = sieve.batch, sorted(sieve.bad, key=lambda one: one.row.index)
         # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
         others = len(bad) + sieve.skipped + sieve.filtered
         if len(rows) != len(sieve) or len(rows) + others != len(batch):
@@ -243,8 +243,10 @@ class RowDecoder:
             skipped=sieve.skipped + (0 if rejects else len(bad)),
             filtered=sieve.filtered,
         )
-        told = self.suspects.of(batch, bad) if bad else BadRecords()
-        return DecodedBatch(rows, counts, rejected_rows(batch, bad) if bad and rejects else None, sieve.rowless(), told)
+        causes = self.suspects.of(batch, bad) if bad else BadRecords()
+        return DecodedBatch(
+            rows, counts, rejected_rows(batch, bad) if bad and rejects else None, sieve.rowless(), causes
+        )
 
 
 def _no_records(topic: str) -> RawBatch:
@@ -256,7 +258,7 @@ class _BatchState:
     """State of a batch between the steps: the good records, and the outcome of the rest."""
 
     def __init__(self, batch: RawBatch) -> None:
-        self.whole = batch
+        self.batch = batch
         self.bad: list[StageFailure] = []
         self.skipped = self.filtered = 0
         # Positions of the good records in the whole batch; None while all records are good.
@@ -268,7 +270,7 @@ class _BatchState:
         """Good records; built on first use, since lists of Python objects take time."""
         if self._records is None:
             assert self._places is not None, "records were left out"
-            self._records = pick(self.whole, self._places)
+            self._records = pick(self.batch, self._places)
         return self._records
 
     def leave_out(
@@ -293,14 +295,14 @@ class _BatchState:
         """Return the offsets of all records taken out, or None."""
         if self._places is None:
             return None
-        places = all_but(len(self.whole), self._places)
-        return pa.array([self.whole.offsets[place] for place in places.tolist()], pa.int64())
+        places = all_but(len(self.batch), self._places)
+        return pa.array([self.batch.offsets[place] for place in places.tolist()], pa.int64())
 
     def __len__(self) -> int:
-        return len(self.whole) if self._places is None else len(self._places)
+        return len(self.batch) if self._places is None else len(self._places)
 
     def _good(self) -> Indices:
-        return np.arange(len(self.whole), dtype=np.int64) if self._places is None else self._places
+        return np.arange(len(self.batch), dtype=np.int64) if self._places is None else self._places
 
     def _keep(self, left_out: Sequence[int] | Indices) -> Indices:
         kept = all_but(len(self), left_out)
@@ -321,7 +323,7 @@ def _taken(rows: pa.Table, indices: Indices) -> pa.Table:
     return rows.take(pa.array(indices)) if rows.num_columns else rows
 
 
-def _joined(rows: pa.Table, beside: pa.Table) -> pa.Table:
-    for name in beside.schema.names:
-        rows = rows.append_column(beside.schema.field(name), beside[name])
+def _joined(rows: pa.Table, metadata: pa.Table) -> pa.Table:
+    for name in metadata.schema.names:
+        rows = rows.append_column(metadata.schema.field(name), metadata[name])
     return rows

@@ -150,9 +150,9 @@ def _meaning(shape: ConnectType, kind: pa.DataType) -> str:
         return "" if as_text else "number"
     if form in _CONTAINERS:
         return form
-    if (what := _what(shape)) is not None and (as_text or _holds(kind, what)):
+    if (meaning := _logical_name(shape)) is not None and (as_text or _holds(kind, meaning)):
         # A decimal is a number like others; a timestamp's column specifies whether it has a zone.
-        return "" if as_text else "number" if what == "decimal" else what
+        return "" if as_text else "number" if meaning == "decimal" else meaning
     if form == "text":
         return "text" if as_text or t.is_binary(kind) or t.is_fixed_size_binary(kind) else ""
     if shape.name and shape.name not in _PLAIN:
@@ -160,18 +160,18 @@ def _meaning(shape: ConnectType, kind: pa.DataType) -> str:
     return "" if form == "number" and as_text else form
 
 
-def _what(shape: ConnectType) -> str | None:
+def _logical_name(shape: ConnectType) -> str | None:
     """Return the logical type of numbers or bytes, or None for plain values."""
-    return _AVRO.get((shape.kind, shape.name)) if shape.logical is None else shape.logical.what
+    return _AVRO.get((shape.kind, shape.name)) if shape.logical is None else shape.logical.meaning
 
 
-def _holds(kind: pa.DataType, what: str) -> bool:
+def _holds(kind: pa.DataType, meaning: str) -> bool:
     """Return whether a column's type is the logical type of the source's values."""
     checks = {"date": t.is_date, "time": t.is_time, "timestamp": t.is_timestamp, "decimal": t.is_decimal}
-    return bool(checks[what](kind))
+    return bool(checks[meaning](kind))
 
 
 def _text(shape: ConnectType) -> str:
     """Return the name of a type of the source."""
-    scale = f", scale {shape.scale}" if _what(shape) == "decimal" else ""
+    scale = f", scale {shape.scale}" if _logical_name(shape) == "decimal" else ""
     return f"{shape.kind} ({shape.name}{scale})" if shape.name and shape.kind not in _CONTAINERS else shape.kind

@@ -63,9 +63,9 @@ class CauseFinder:
             return None
         for side in (KEY, VALUE):
             if f"__{side}_schema_id, which is not read" in bad.row.reason:
-                return f"the {side}s are written without the ids of their schemas, which stand in headers"
+                return f"the {side}s are written without the ids of their schemas, which are in headers"
         if bad.row.reason.startswith("the key: "):
-            return f'the keys are not what key_format="{self.payload.key_format}" says'
+            return f'the keys do not have the format of key_format="{self.payload.key_format}"'
         if not self.payload.row.is_text and _is_json(value):
             return f'the values look like JSON, and format="{self.payload.format}" was given: try format="json"'
         if self.payload.row.kind is not None:
@@ -75,23 +75,23 @@ class CauseFinder:
         return None
 
     def _of_registered(self, value: bytes, bad: StageFailure) -> str | None:
-        said, reason = f'format="{self.payload.format}"', bad.row.reason
+        given, reason = f'format="{self.payload.format}"', bad.row.reason
         if value.startswith(SINGLE_OBJECT) and "writer_schemas" not in self.payload.row.options:
-            return f'the values look like Avro\'s single-object encoding, and {said} was given: try format="avro"'
+            return f'the values look like Avro\'s single-object encoding, and {given} was given: try format="avro"'
         if not is_framed(value) and bad.row.schema_id is None:
             return (
                 "the values do not begin with a zero byte and the id of a schema, as a registry's serializers write "
-                f"them, and {said} was given"
+                f"them, and {given} was given"
             )
         for name, row in FORMATS.items():
             if f"is of type {row.kind}, not " in reason:
-                return f"the registry says that the records were written as {name}, and {said} was given"
+                return f"the records were written, by the registry, as {name}, and {given} was given"
         inner = value[HEADER:]
         no_document = self.payload.format == ValueFormat.JSON_SCHEMA and not _is_json(inner)
         if no_document or reason.startswith("message indexes: "):
-            others = '"json_schema"' if _is_json(inner) else '"avro"' if not no_document else '"avro" or "protobuf"'
+            formats = '"json_schema"' if _is_json(inner) else '"avro"' if not no_document else '"avro" or "protobuf"'
             return (
-                f"the values begin with the id of a schema, and {said} does not fit what follows: try format={others}"
+                f"the values begin with the id of a schema, and {given} does not fit what follows: try format={formats}"
             )
         if "names match exactly" in reason:
             return "the writer's schema has a required column under a name that differs in case"
@@ -113,9 +113,9 @@ class CauseFinder:
         if envelope is None and is_event:
             return 'the values are change events of Debezium: try envelope="debezium"'
         if envelope is None and inner is not document:
-            return 'the values are Kafka Connect\'s JSON, with the schema beside the row: try envelope="connect"'
+            return 'the values are Kafka Connect\'s JSON, with the schema next to the row: try envelope="connect"'
         if envelope == ValueEnvelope.DEBEZIUM and not is_event:
-            return 'the values are no change events of Debezium, and envelope="debezium" was given'
+            return 'the values are not change events of Debezium, and envelope="debezium" was given'
         return self._missing(inner) if isinstance(inner, dict) and not is_event else None
 
     def _missing(self, document: Mapping[str, Any]) -> str | None:

@@ -88,16 +88,16 @@ class TimeColumns:
     def _struct(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
         made = [self.made(one, (*path, array.type.field(i).name)) for i, one in enumerate(array.flatten())]
         fields = [array.type.field(i).with_type(one.type) for i, (one, _) in enumerate(made)]
-        whole = pa.StructArray.from_arrays([one for one, _ in made], fields=fields, mask=array.is_null())
-        return whole, [one for _, bad in made for one in bad]
+        structs = pa.StructArray.from_arrays([one for one, _ in made], fields=fields, mask=array.is_null())
+        return structs, [one for _, bad in made for one in bad]
 
     def _list(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
         items, bad = self.made(array.flatten(), (*path, ELEMENT))
         offsets = np.concatenate([[0], np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy())])
         kind = pa.list_(array.type.value_field.with_type(items.type))
-        whole = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, type=kind, mask=array.is_null())
+        lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, type=kind, mask=array.is_null())
         parents = pc.list_parent_indices(array).to_numpy()
-        return whole, [(parents[places], reason) for places, reason in bad]
+        return lists, [(parents[places], reason) for places, reason in bad]
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,14 @@ def _of_number(array: pa.Array, unit: EpochUnit, finer: TimestampsFiner) -> tupl
     scale = Decimal(10**6) / unit.per_second
     exact = array if t.is_decimal(array.type) else array.cast(EXACT)
     micros = pc.multiply(exact, pa.scalar(scale))
-    whole = pc.floor(micros)
-    bounds = (pa.scalar(Decimal(one)).cast(whole.type) for one in (MIN_MICROS, MAX_MICROS))
+    floor = pc.floor(micros)
+    bounds = (pa.scalar(Decimal(one)).cast(floor.type) for one in (MIN_MICROS, MAX_MICROS))
     low, high = bounds
-    outside = pc.or_(pc.less(whole, low), pc.greater(whole, high))
-    bad = _told(exact, outside, f"{unit.words}: {NOT_A_YEAR}")
+    outside = pc.or_(pc.less(floor, low), pc.greater(floor, high))
+    bad = _bad_values(exact, outside, f"{unit.words}: {NOT_A_YEAR}")
     if finer is TimestampsFiner.REJECT:
-        bad += _told(exact, pc.not_equal(whole, micros), f"{unit.words}: {FINER}")
-    kept = pc.if_else(outside, pa.scalar(None, whole.type), whole)
+        bad += _bad_values(exact, pc.not_equal(floor, micros), f"{unit.words}: {FINER}")
+    kept = pc.if_else(outside, pa.scalar(None, floor.type), floor)
     return kept.cast(pa.int64()).cast(INSTANT), bad
 
 
@@ -166,23 +166,23 @@ def _of_zone(array: pa.Array, zone: str) -> tuple[pa.Array, _Bad]:
         return _bounded(array, pc.assume_timezone(array, zone).cast(INSTANT), zone, [])
     except pa.ArrowInvalid:
         first, last = (
-            pc.assume_timezone(array, zone, ambiguous=which, nonexistent=which) for which in ("earliest", "latest")
+            pc.assume_timezone(array, zone, ambiguous=choice, nonexistent=choice) for choice in ("earliest", "latest")
         )
     odd = pc.not_equal(first, last)
     missing = pc.and_(odd, pc.not_equal(pc.local_timestamp(first), array))
-    bad = _told(array, missing, f"no time of {zone}: the clocks were put forward")
-    bad += _told(array, pc.and_not(odd, missing), f"twice in {zone}: the clocks were put back")
+    bad = _bad_values(array, missing, f"no time of {zone}: the clocks were put forward")
+    bad += _bad_values(array, pc.and_not(odd, missing), f"twice in {zone}: the clocks were put back")
     return _bounded(array, first.cast(INSTANT), zone, bad)
 
 
 def _bounded(array: pa.Array, made: pa.Array, zone: str, bad: _Bad) -> tuple[pa.Array, _Bad]:
     number = made.cast(pa.int64())
     outside = pc.or_(pc.less(number, MIN_MICROS), pc.greater(number, MAX_MICROS))
-    bad = bad + _told(array, outside, f"of {zone}: {NOT_A_YEAR}")
+    bad = bad + _bad_values(array, outside, f"of {zone}: {NOT_A_YEAR}")
     return made, bad
 
 
-def _told(array: pa.Array, chosen: pa.Array, reason: str) -> _Bad:
+def _bad_values(array: pa.Array, chosen: pa.Array, reason: str) -> _Bad:
     """Return the chosen positions, each with a reason that contains the value."""
     if not pc.any(chosen).as_py():
         return []

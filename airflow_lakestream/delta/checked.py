@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 NOT_KEPT = (
     "A Delta table has no branch that could keep the rows: they are in Kafka. Mend what writes the records, the "
-    "decoding or the check, and run the task again (clear it): it reads the same offsets anew."
+    "decoding or the check, and run the task again (clear it): it reads the same offsets again."
 )
 
 
@@ -103,8 +103,8 @@ class CheckedDeltaSink(DeltaSink):
             columns = payload_schema(self._planned(None).schema, design.metadata.names)
             design = replace(self._design, schema=to_schema(columns))
         try:
-            beside = DeltaSink(self._tables, self._name, self._group, design)
-            beside.load(first.run_id)
-            beside.commit(first)
+            first_sink = DeltaSink(self._tables, self._name, self._group, design)
+            first_sink.load(first.run_id)
+            first_sink.commit(first)
         except Exception as e:  # noqa: BLE001  # the check's error is the one to raise
             log.warning("%s: where the group begins could not be written down: %r", self._name, e)

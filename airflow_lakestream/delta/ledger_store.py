@@ -33,9 +33,9 @@ MOST_COMMITS_LOOKED_AT = 2_000
 class LedgerTakenAway(LakestreamError, Terminal):
     """Loss of a group's ledger: the property is gone, or older than the group's transaction."""
 
-    def __init__(self, table: str, consumer_group: str, why: str) -> None:
+    def __init__(self, table: str, consumer_group: str, reason: str) -> None:
         super().__init__(
-            f"{table}: the ledger of consumer group {consumer_group!r} can't be decided: {why}. Nothing was landed, "
+            f"{table}: the ledger of consumer group {consumer_group!r} can't be decided: {reason}. Nothing was landed, "
             "since that could double or lose records. RESTORE the table to a version with its property "
             f"{codec.property_key(consumer_group)}; or land with another consumer_group in a table of its own."
         )
@@ -112,8 +112,8 @@ def check_not_taken_away(head: DeltaTableHead, consumer_group: str, store: Any) 
         if info_of(actions).get("operation") == "RESTORE":
             return
         if any(action.get("txn", {}).get("appId") == app_id(consumer_group) for action in actions):
-            why = f"its property was changed or removed after version {version}, without a RESTORE"
-            raise LedgerTakenAway(head.table, consumer_group, why)
+            reason = f"its property was changed or removed after version {version}, without a RESTORE"
+            raise LedgerTakenAway(head.table, consumer_group, reason)
     if codec.property_key(consumer_group) in head.properties:
         log.warning("%s: its log does not go back to the RESTORE that took landings of %s", head.table, consumer_group)
         return

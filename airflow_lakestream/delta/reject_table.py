@@ -21,16 +21,16 @@ from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.replace.takeout import live_files, may_hold, remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import DeltaTableAccess
-from airflow_lakestream.delta.write.files import Add, beside, delete_files, read_file
+from airflow_lakestream.delta.write.files import Add, delete_files, read_file, without_committed
 from airflow_lakestream.tables.rejects import sink
 from airflow_lakestream.tables.rejects.book import RejectTableSink
 from airflow_lakestream.tables.rejects.settlement import (
     PendingLanding,
     RejectSettlement,
-    beside_place,
     design_of,
     pending_of,
     rejects_of,
+    with_place,
 )
 from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
@@ -71,7 +71,7 @@ def counting_rows(
             wanted = entry.landed if ranges is None else entry.landed & ranges
             for add in live_files(rejects):
                 if may_hold(add, wanted):
-                    rows = read_file(store, add, rejects.schema, beside_place(columns))
+                    rows = read_file(store, add, rejects.schema, with_place(columns))
                     yield rows.filter(settlement.counts(rows, consumer_group, identity, wanted))
 
 
@@ -94,7 +94,7 @@ class DeltaRejectTable(DeltaSink, RejectTableSink):
     def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
         adds, target = self._files, self._target()
         written: dict[str, list[Add]] = {}
-        kept: list[Add] = []
+        committed: list[Add] = []
 
         def make(head: DeltaTableHead | None) -> list[Action]:
             check_fit(head, target, self._name)
@@ -105,16 +105,18 @@ class DeltaRejectTable(DeltaSink, RejectTableSink):
                 stale[add["path"]] = add
                 if add["path"] not in written:
                     written[add["path"]] = self._write_files(rest) if len(rest) else []
-            kept[:] = [file for path in stale for file in written[path]]
+            committed[:] = [file for path in stale for file in written[path]]
             removes = [remove_action(add) for add in stale.values()]
-            files = [*removes, *({"add": dict(add)} for add in (*kept, *adds))]
+            files = [*removes, *({"add": dict(add)} for add in (*committed, *adds))]
             notes = {one.key: one.encode() for one in pending}
             operation = CREATE if head is None else OVERWRITE if removes else APPEND
             gone = [one.key for one in settlement.settled]
             return self._actions(head, target, landing, files, operation, notes=notes, gone=gone)
 
         def unneeded(is_committed: bool) -> list[Add]:
-            return beside([add for files in written.values() for add in files], kept if is_committed else ())
+            return without_committed(
+                [add for files in written.values() for add in files], committed if is_committed else ()
+            )
 
         self._drive_and_clean(landing, make, unneeded)
 

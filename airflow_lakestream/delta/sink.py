@@ -40,7 +40,7 @@ from airflow_lakestream.delta.write.files import (
 from airflow_lakestream.delta.write.layout import check_layout, check_order, check_partitions
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.guards import check_columns, what_it_replaces
+from airflow_lakestream.tables.guards import check_columns, replaced_ranges
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, whole_schema
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema
@@ -107,7 +107,7 @@ class DeltaSink(TableSink[Add]):
             self._prove(*proof_of(*self._layout()))
         return TableState(
             ledger=ledger_store.read_ledger(head, self._group),
-            others=ledger_store.other_ledgers(head, self._group),
+            other_ledgers=ledger_store.other_ledgers(head, self._group),
             landed_by_run=ledger_store.landings_of_run(head, self._store, self._group, run_id),
             schema=self._decoded(change),
             # A mirror accepts repeated events: the newest event of a key wins.
@@ -134,7 +134,7 @@ class DeltaSink(TableSink[Add]):
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the rows of ranges by the buffered rows, in a single version; see `core.ports.Sink`."""
-        _, ranges = what_it_replaces(landing)
+        _, ranges = replaced_ranges(landing)
         if self._head is None:
             raise RangesNotLanded(self._name, ranges)
         refuse_replacing(self._name, self._head.properties, self._group)
@@ -162,9 +162,9 @@ class DeltaSink(TableSink[Add]):
         self._buffer.flush()
         return handover.outline(self._tables, self._name, self._target(), self._columns)
 
-    def outline_beside(self, columns: pa.Schema) -> handover.DeltaOutline:
+    def staging_outline(self, columns: pa.Schema) -> handover.DeltaOutline:
         """Return the outline of a staging table in this table's folder; see `core.ports.FrameSink`."""
-        return handover.beside(self._tables, self._name, columns)
+        return handover.staging_outline(self._tables, self._name, columns)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Return the reason why handed files do not fit the table at the last `load`, or None."""
@@ -252,7 +252,7 @@ class DeltaSink(TableSink[Add]):
         return arrow_schema(self._planned(None).schema)
 
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
-        assert self._change is not None, "a load, or the first rows, have told the columns"
+        assert self._change is not None, "a load, or the first rows, have set the columns"
         return self._change
 
     def _layout(self) -> tuple[pa.Schema, Sequence[str], Sequence[tuple[str, bool, bool]]]:

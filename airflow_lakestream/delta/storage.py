@@ -66,10 +66,10 @@ class DeltaStorage:
 
     def __post_init__(self) -> None:
         for key, value in self.options.items():
-            if (why := _UNSAFE.get(key.lower())) and str(value).lower() not in ("", "false", "etag"):
+            if (reason := _UNSAFE.get(key.lower())) and str(value).lower() not in ("", "false", "etag"):
                 raise InvalidArgument(
                     "storage_conn_id",
-                    f"its storage option {key!r}: {why}.",
+                    f"its storage option {key!r}: {reason}.",
                     "Leave it out: S3 itself has had it since 2024.",
                 )
 

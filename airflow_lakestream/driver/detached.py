@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_lakestream.driver.backend import DriverHandle, SubmitFailed
-from airflow_lakestream.driver.job_folder import CONFIG_FILE, forget
+from airflow_lakestream.driver.job_folder import CONFIG_FILE, delete_secrets
 from airflow_lakestream.driver.process_identity import ProcessIdentity
 from airflow_lakestream.driver.supervisor import BackendState
 
@@ -104,7 +104,7 @@ class DetachedBackend:
     def works(self, handle: DriverHandle) -> None:
         """Delete the files of the driver's folder with possible secrets: a working driver has read them."""
         if handle.log:
-            forget(Path(handle.log).parent, self._secrets)
+            delete_secrets(Path(handle.log).parent, self._secrets)
 
     def ended(self, handle: DriverHandle) -> None:
         """Keep the folder, for the driver's log."""

@@ -39,10 +39,10 @@ class StreamSupervisor(Protocol):
     def progress(self) -> DriverProgress:
         """Return the current sums."""
 
-    def told(self) -> dict[str, Any]:
+    def reported_sums(self) -> dict[str, Any]:
         """Return the sums already reported by earlier tries of the run, or else the sums of `before`."""
 
-    def has_told(self, sums: Mapping[str, Any]) -> None:
+    def mark_reported(self, sums: Mapping[str, Any]) -> None:
         """Note these sums as reported, for the run's next try."""
 
     def begin(self, history: SupervisionHistory | None = None) -> None:
@@ -51,7 +51,7 @@ class StreamSupervisor(Protocol):
     def resume(self, history: SupervisionHistory) -> None:
         """Continue the supervision of another process, with its history."""
 
-    def follow(self, tell: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
+    def follow(self, report: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
         """Look, and report each look, until an action is due or, with `until_started`, until the work has started."""
 
     def pause(self, until: float) -> None:

@@ -70,10 +70,10 @@ class DriverSupervision:
         self._submissions = DriverSubmissions(
             spec.location, spec.fingerprint, spec.inputs, spec.limits.start_timeout, spec.properties
         )
-        self._beside = DriverFolder(spec.location, spec.properties)
+        self._folder = DriverFolder(spec.location, spec.properties)
         run = fingerprint_of({"run": spec.by})
-        self._begun, self._told = f"begun-{run}.json", f"told-{run}.json"
-        self._found: FoundDriver | None = None
+        self._begun_file, self._reported_file = f"begun-{run}.json", f"told-{run}.json"
+        self._driver: FoundDriver | None = None
         # The last heartbeat of a driver that the backend reports as gone, by the lease's generation.
         self._last_beats: dict[int, float] = {}
         self._batches_before: int | None = None
@@ -82,36 +82,36 @@ class DriverSupervision:
     @property
     def generation(self) -> int:
         """The lowest possible lease generation of this driver; 0 before `begin`."""
-        return self._found.generation if self._found else 0
+        return self._driver.generation if self._driver else 0
 
     @property
     def handle(self) -> DriverHandle | None:
         """The handle of the driver, if a task submitted the driver."""
-        return self._found.handle if self._found else None
+        return self._driver.handle if self._driver else None
 
     def before(self) -> dict[str, Any]:
         """Return the sums of the checkpoint's drivers before this run's first try began."""
         progress = read_progress(self.spec.location, self.spec.properties)
         self._batches_before = progress.batches
         now = progress.sums()
-        return now if self._beside.create(self._begun, now) else self._beside.read(self._begun) or now
+        return now if self._folder.create(self._begun_file, now) else self._folder.read(self._begun_file) or now
 
     def progress(self) -> DriverProgress:
         """Return the current sums."""
         return read_progress(self.spec.location, self.spec.properties)
 
-    def told(self) -> dict[str, Any]:
+    def reported_sums(self) -> dict[str, Any]:
         """Return the sums already reported by earlier tries of the run, or else the sums of `before`."""
-        return self._beside.read(self._told) or self._beside.read(self._begun) or DriverProgress().sums()
+        return self._folder.read(self._reported_file) or self._folder.read(self._begun_file) or DriverProgress().sums()
 
-    def has_told(self, sums: Mapping[str, Any]) -> None:
+    def mark_reported(self, sums: Mapping[str, Any]) -> None:
         """Note these sums as reported, for the run's next try."""
-        self._beside.write(self._told, sums)
+        self._folder.write(self._reported_file, sums)
 
     def finish(self) -> DriverProgress:
         """Return the last sums and end the run; a cleared task counts from zero."""
-        self._beside.remove(self._begun)
-        self._beside.remove(self._told)
+        self._folder.remove(self._begun_file)
+        self._folder.remove(self._reported_file)
         if self.handle is not None:
             self._backend.ended(self.handle)
         return self.progress()
@@ -123,32 +123,32 @@ class DriverSupervision:
 
         Raises OtherInputs if a driver with other inputs runs, and SubmitFailed.
         """
-        self._found = self._find_or_submit()
+        self._driver = self._find_or_submit()
         now = time.time()
         # The wait for the end of a replaced driver does not count.
         history = replace(history, submitted_at=now) if history else SupervisionHistory(submitted_at=now)
         spec = self.spec
-        seen = self._watch.seen if self._watch else self._batches_before
+        reported = self._watch.reported if self._watch else self._batches_before
         self._watch = DriverWatch(
-            spec.location, self.generation, spec.limits, history, self._job, seen, spec.properties
+            spec.location, self.generation, spec.limits, history, self._job, reported, spec.properties
         )
 
     def resume(self, history: SupervisionHistory) -> None:
         """Take over a driver from another process, for a restart or an end; `begin` gets the driver's history."""
-        self._found = self._submissions.current()
+        self._driver = self._submissions.current()
 
-    def follow(self, tell: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
+    def follow(self, report: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
         """Look and report each look, until an action is due or, with `until_started`, the driver has started."""
         assert self._watch is not None, "begin comes first"
         while True:
             look = self._watch.look()
-            tell(look)
+            report(look)
             starting = look.sight.driver is DriverState.STARTING
             if look.lease is not None and not starting and self.handle is not None:
                 self._backend.works(self.handle)
             if look.decision.action is not SupervisorAction.WAIT or (until_started and not starting):
                 return look.decision
-            self._rest()
+            self._wait_for_look()
 
     def pause(self, until: float) -> None:
         """Wait until the given time, in seconds since 1970."""
@@ -156,20 +156,20 @@ class DriverSupervision:
 
     def clear_away(self) -> None:
         """Kill the leftovers of a driver to be replaced or given up."""
-        if self._found is None:
+        if self._driver is None:
             return
-        if self._found.handle is not None:
-            self._backend.kill(self._found.handle)
+        if self._driver.handle is not None:
+            self._backend.kill(self._driver.handle)
         lease = self._submissions.lease()
         if lease is not None and lease.generation >= self.generation and lease.outcome is None:
             kill_process(lease.process)
 
     def stop(self, action: OnKill) -> str:
         """Carry out `on_kill_action`; return the result in words."""
-        self._beside.remove(self._begun)
-        if self._found is None:
+        self._folder.remove(self._begun_file)
+        if self._driver is None:
             return "there was no driver yet"
-        kill = self.clear_away if self._found.handle is not None else None
+        kill = self.clear_away if self._driver.handle is not None else None
         spec = self.spec
         within = spec.limits.stop_timeout
         return stop_driver(spec.location, action, spec.by, within=within, kill=kill, properties=spec.properties)
@@ -178,7 +178,7 @@ class DriverSupervision:
         """Return the last lines of the driver's log, if readable."""
         return self._backend.log_tail(self.handle) if self.handle else []
 
-    def _rest(self) -> None:
+    def _wait_for_look(self) -> None:
         """Wait until the next look is due, or until a driver of this machine has ended."""
         end, was_over = time.monotonic() + self.spec.poll_interval, self._is_over
         while (left := end - time.monotonic()) > 0 and self._is_over == was_over:
@@ -196,33 +196,34 @@ class DriverSupervision:
         within = self.spec.limits.stop_timeout
         patience = time.monotonic() + (math.inf if within is None else within + TTL_SECONDS)
         while True:
-            found = self._without_corpse(self._submissions.find())
-            if found.action is SubmitAction.ADOPT:
-                log.info("Found the driver of %s running: %s", self.spec.location, found.lease or found.handle or "new")
-                return found
-            if found.action is SubmitAction.SUBMIT:
+            driver = self._checked_with_backend(self._submissions.find())
+            if driver.action is SubmitAction.ADOPT:
+                known = driver.lease or driver.handle or "new"
+                log.info("Found the driver of %s running: %s", self.spec.location, known)
+                return driver
+            if driver.action is SubmitAction.SUBMIT:
                 try:
-                    return self._submit(self._submissions.claim(found, self.spec.by))
+                    return self._submit(self._submissions.claim(driver, self.spec.by))
                 except Overtaken as e:
                     log.info("%s", e)
             elif time.monotonic() > patience:
-                log.warning("The driver did not give its lease back. It is killed: %s", found.lease)
-                self._found = found
+                log.warning("The driver did not give its lease back. It is killed: %s", driver.lease)
+                self._driver = driver
                 self.clear_away()
             else:
-                log.info("Waiting for a driver that was asked to end, or is gone: %s", found.lease)
+                log.info("Waiting for a driver that was asked to end, or is gone: %s", driver.lease)
             self._wait(min(self.spec.poll_interval, 2.0))
 
-    def _without_corpse(self, found: FoundDriver) -> FoundDriver:
+    def _checked_with_backend(self, driver: FoundDriver) -> FoundDriver:
         """Return the driver with the right action if the backend reports the driver as gone, before the lease does."""
-        if found.action is not SubmitAction.ADOPT or not self._is_gone(found.handle):
-            return found
-        if found.lease is None:
-            return replace(found, action=SubmitAction.SUBMIT)
-        if found.lease.beat_at > self._last_beats.setdefault(found.lease.generation, found.lease.beat_at):
+        if driver.action is not SubmitAction.ADOPT or not self._is_gone(driver.handle):
+            return driver
+        if driver.lease is None:
+            return replace(driver, action=SubmitAction.SUBMIT)
+        if driver.lease.beat_at > self._last_beats.setdefault(driver.lease.generation, driver.lease.beat_at):
             # The lease is that of another driver, for which no handle is known.
-            return replace(found, handle=None)
-        return replace(found, action=SubmitAction.WAIT)
+            return replace(driver, handle=None)
+        return replace(driver, action=SubmitAction.WAIT)
 
     def _is_gone(self, handle: DriverHandle | None) -> bool:
         return handle is not None and self._backend.state(handle) in ENDED

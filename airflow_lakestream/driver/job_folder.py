@@ -43,7 +43,7 @@ def new_folder(root: Path, stream_id: str, secrets: Iterable[str] = (CONFIG_FILE
     stream = root / fingerprint_of({"location": stream_id})
     earlier = sorted(path for path in stream.glob("*") if path.is_dir())
     for path in earlier:
-        forget(path, secrets)
+        delete_secrets(path, secrets)
     for path in earlier[: -_KEPT_FOLDERS + 1]:
         shutil.rmtree(path, ignore_errors=True)
     folder = stream / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
@@ -51,7 +51,7 @@ def new_folder(root: Path, stream_id: str, secrets: Iterable[str] = (CONFIG_FILE
     return folder
 
 
-def forget(folder: Path, secrets: Iterable[str]) -> None:
+def delete_secrets(folder: Path, secrets: Iterable[str]) -> None:
     """Delete the files of a driver's folder with possible secrets: a working driver has read them."""
     for name in secrets:
         (folder / name).unlink(missing_ok=True)

@@ -57,7 +57,7 @@ class LeaseLost(LakestreamError, Transient):
     def __init__(self, location: str, generation: int, newest: int) -> None:
         super().__init__(
             f"checkpoint {location}: lease {generation} was taken over by {newest}, since no heartbeat came. This "
-            "driver stops; the other one lands what it has not committed."
+            "driver stops; the other driver lands the records that this one has not committed."
         )
 
 
@@ -82,19 +82,19 @@ def request_stop(
     return True
 
 
-def stop_asked(location: str, record: LeaseRecord, properties: Mapping[str, str] | None = None) -> bool:
+def is_stop_requested(location: str, record: LeaseRecord, properties: Mapping[str, str] | None = None) -> bool:
     """Return whether the lease's holder was asked to end."""
-    return _is_for(DriverFolder(location, properties).read(_STOP), record)
+    return _is_stop_for(DriverFolder(location, properties).read(_STOP), record)
 
 
 def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str, str]) -> None:
     """Raise OtherInputs if the checkpoint was used for another app, topic, table or group."""
     known = record.inputs if record else {}
     if other := [name for name in inputs if name in known and known[name] != inputs[name]]:
-        told = ", ".join(f"{name} {known[name]!r}, not {inputs[name]!r}" for name in other)
+        difference = ", ".join(f"{name} {known[name]!r}, not {inputs[name]!r}" for name in other)
         raise OtherInputs(
             location,
-            f"it belongs to {told}",
+            f"it belongs to {difference}",
             f"Give this stream a checkpoint_location of its own, or delete the checkpoint and {location}.lakestream: "
             "the table's ledger knows what has landed.",
         )
@@ -112,9 +112,9 @@ class HeldLease:
         self._lost_to = 0
         self._stopped = False
         # When a stop with a time limit was seen (monotonic clock), and the limit in seconds.
-        self._patience: tuple[float, float] | None = None
+        self._stop_limit: tuple[float, float] | None = None
         self._thread: threading.Thread | None = None
-        self._calm: Callable[[], object] = lambda: None
+        self._restore_signal: Callable[[], object] = lambda: None
 
     @classmethod
     def take(
@@ -193,9 +193,9 @@ class HeldLease:
         """Return whether this driver was asked to end after the current batch."""
         if not self._stopped:
             request = self._folder.read(_STOP)
-            self._stopped = _is_for(request, self._record)
+            self._stopped = _is_stop_for(request, self._record)
             if self._stopped and request is not None and request.get("within") is not None:
-                self._patience = time.monotonic(), float(request["within"])
+                self._stop_limit = time.monotonic(), float(request["within"])
         return self._stopped
 
     def release(self, outcome: DriverOutcome, error: str = "", terminal: bool = False) -> None:
@@ -212,23 +212,23 @@ class HeldLease:
             self._folder.write(_file(self._record.generation), asdict(self._record))
 
     def __enter__(self) -> Self:
-        self._calm = raise_on_sigterm()
-        self._thread = threading.Thread(target=self._beat_on, name="lakestream-lease", daemon=True)
+        self._restore_signal = raise_on_sigterm()
+        self._thread = threading.Thread(target=self._beat_until_end, name="lakestream-lease", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._calm()
+        self._restore_signal()
         if error is None:
             self.release(DriverOutcome.STOPPED if self._stopped else DriverOutcome.DONE)
         else:
             # Messages of foreign errors may hold secrets: only the error's type is recorded.
-            told = str(error) if isinstance(error, LakestreamError) else type(error).__name__
-            self.release(DriverOutcome.FAILED, told, isinstance(error, Terminal))
+            message = str(error) if isinstance(error, LakestreamError) else type(error).__name__
+            self.release(DriverOutcome.FAILED, message, isinstance(error, Terminal))
 
-    def _beat_on(self) -> None:
+    def _beat_until_end(self) -> None:
         while not self._ended.wait(self._record.ttl / _BEATS_PER_TTL):
             try:
                 self.beat()
@@ -240,14 +240,14 @@ class HeldLease:
 
     def _end_if_overdue(self) -> None:
         """Kill this driver if the batch outlasts the time limit of the stop request: a batch may hang forever."""
-        if not self.stop_requested() or self._patience is None:
+        if not self.stop_requested() or self._stop_limit is None:
             return
-        since, within = self._patience
+        since, within = self._stop_limit
         if time.monotonic() - since < within:
             return
-        told = f"killed: its batch did not end within {within:g} s after it was asked to"
-        log.error("The driver of %s is %s. What it has committed stays landed.", self._location, told)
-        self.release(DriverOutcome.STOPPED, told)
+        reason = f"killed: its batch did not end within {within:g} s after it was asked to"
+        log.error("The driver of %s is %s. Its commits stay landed.", self._location, reason)
+        self.release(DriverOutcome.STOPPED, reason)
         self.end_process()
 
     def end_process(self) -> NoReturn:
@@ -255,7 +255,7 @@ class HeldLease:
         os._exit(1)
 
 
-def _is_for(stop: Mapping[str, Any] | None, record: LeaseRecord) -> bool:
+def _is_stop_for(stop: Mapping[str, Any] | None, record: LeaseRecord) -> bool:
     return stop is not None and stop.get("generation") == record.generation
 
 
@@ -292,8 +292,8 @@ def _before_damaged(folder: DriverFolder, location: str, generation: int, ttl: f
     written = folder.modified(name)
     # A time in the future by more than the difference of clocks means nothing.
     if written is None or abs(time.time() - written) < ttl:
-        told = f" Its lease file {name} is damaged; it can be taken over {ttl:g} s after it was last written."
-        raise LeaseHeld(location, None, told)
+        damaged = f" Its lease file {name} is damaged; it can be taken over {ttl:g} s after it was last written."
+        raise LeaseHeld(location, None, damaged)
     log.warning("checkpoint %s: %s is damaged and no longer renewed. It is taken over.", location, name)
     before = _record(folder, generation - 1)
     # The holder of that lease lost it to the damaged one.

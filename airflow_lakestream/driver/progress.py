@@ -156,8 +156,8 @@ class ProgressLog:
         A repeated batch counts as a batch without landed rows.
         """
         with self._lock:
-            told = {(one.batch_id, one.snapshot_ids) for one in self._progress.last if one.snapshot_ids}
-        self.report(batch.emptied() if (batch.batch_id, batch.snapshot_ids) in told else batch)
+            reported = {(one.batch_id, one.snapshot_ids) for one in self._progress.last if one.snapshot_ids}
+        self.report(batch.emptied() if (batch.batch_id, batch.snapshot_ids) in reported else batch)
 
     def alive(self, doing: str = "waiting for records") -> None:
         """Report a sign of life without a finished batch: no new records, or a step of a long batch.

@@ -28,9 +28,9 @@ def stop_driver(
     """
     if action is OnKill.LEAVE:
         return f"on_kill_action is {OnKill.LEAVE.value!r}: the driver goes on"
-    asked = "asked to end after its current batch" + ("" if within is None else f", within {within:g} s")
+    request = "asked to end after its current batch" + ("" if within is None else f", within {within:g} s")
     if action is OnKill.GRACEFUL and request_stop(location, by, properties, within):
-        return f"the driver was {asked}"
+        return f"the driver was {request}"
     lease = read_lease(location, properties)
     held = lease is not None and lease.state() is LeaseState.HELD
     if kill is not None:
@@ -40,5 +40,5 @@ def stop_driver(
         kill_process(lease.process)
         return "the driver was killed"
     if request_stop(location, by, properties, within):
-        return f"the driver can't be killed from here; it was {asked}"
+        return f"the driver can't be killed from here; it was {request}"
     return "there was no driver"

@@ -14,7 +14,7 @@ from typing import Any
 
 from airflow_lakestream.driver.backend import DriverHandle
 from airflow_lakestream.driver.driver_folder import DriverFolder
-from airflow_lakestream.driver.lease import OtherInputs, check_inputs, read_lease, stop_asked
+from airflow_lakestream.driver.lease import OtherInputs, check_inputs, is_stop_requested, read_lease
 from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
@@ -82,14 +82,14 @@ class DriverSubmissions:
         check_inputs(self._location, lease, self._inputs)
         if lease and lease.state() is LeaseState.HELD:
             attempt, record = self._newest(lease.generation)
-            if stop_asked(self._location, lease, self._properties):
+            if is_stop_requested(self._location, lease, self._properties):
                 return FoundDriver(SubmitAction.WAIT, lease.generation, attempt, _handle(record), lease)
             self._check_same(lease.fingerprint, str(lease))
             return FoundDriver(SubmitAction.ADOPT, lease.generation, attempt, _handle(record), lease)
         generation = lease.generation + 1 if lease else 1
         attempt, record = self._newest(generation)
         handle = _handle(record)
-        if record is None or not self._may_come_up(record, handle):
+        if record is None or not self._may_still_start(record, handle):
             return FoundDriver(SubmitAction.SUBMIT, generation, attempt)
         self._check_same(str(record.get("fingerprint")), str(record.get("by")))
         return FoundDriver(SubmitAction.ADOPT, generation, attempt, handle)
@@ -104,9 +104,9 @@ class DriverSubmissions:
         attempt, record = self._newest(generation)
         return FoundDriver(SubmitAction.ADOPT, generation, attempt, _handle(record), lease)
 
-    def claim(self, found: FoundDriver, by: str) -> FoundDriver:
+    def claim(self, driver: FoundDriver, by: str) -> FoundDriver:
         """Claim the right to launch. Raises Overtaken if another submitter has the right."""
-        claimed = replace(found, attempt=found.attempt + 1)
+        claimed = replace(driver, attempt=driver.attempt + 1)
         if not self._folder.create(self._file(claimed), self._record(by, None)):
             raise Overtaken(self._location)
         for name in self._folder.names():
@@ -123,22 +123,22 @@ class DriverSubmissions:
         """Return the right to launch after a failed launch."""
         self._folder.remove(self._file(claimed))
 
-    def _may_come_up(self, record: Mapping[str, Any], handle: DriverHandle | None) -> bool:
+    def _may_still_start(self, record: Mapping[str, Any], handle: DriverHandle | None) -> bool:
         if handle is not None and handle.is_over:
             return False
         return time.time() - float(record.get("at", 0)) < self._start_timeout
 
-    def _check_same(self, fingerprint: str, who: str) -> None:
+    def _check_same(self, fingerprint: str, driver: str) -> None:
         if fingerprint != self._fingerprint:
             raise OtherInputs(
                 self._location,
-                f"its driver, {who}, runs with another configuration",
+                f"its driver, {driver}, runs with another configuration",
                 "Let it end, or stop it (mark its task failed); a retry then goes on where it stopped.",
             )
 
     def _record(self, by: str, handle: DriverHandle | None) -> dict[str, Any]:
-        told = {"fingerprint": self._fingerprint, "by": by, "at": time.time()}
-        return {**told, "handle": handle.to_dict() if handle else None}
+        entry = {"fingerprint": self._fingerprint, "by": by, "at": time.time()}
+        return {**entry, "handle": handle.to_dict() if handle else None}
 
     def _newest(self, generation: int) -> tuple[int, dict[str, Any] | None]:
         prefix = f"{_NAME}{generation:08d}-"
@@ -148,8 +148,8 @@ class DriverSubmissions:
         attempt = names[-1].removeprefix(prefix).removesuffix(".json")
         return int(attempt), self._folder.read(names[-1])
 
-    def _file(self, found: FoundDriver) -> str:
-        return f"{_NAME}{found.generation:08d}-{found.attempt:04d}.json"
+    def _file(self, driver: FoundDriver) -> str:
+        return f"{_NAME}{driver.generation:08d}-{driver.attempt:04d}.json"
 
 
 def _handle(record: Mapping[str, Any] | None) -> DriverHandle | None:

@@ -63,7 +63,7 @@ class GaveUp(LakestreamError, Transient):
     def __init__(self, location: str, reason: str, restarts: int) -> None:
         super().__init__(
             f"checkpoint {location}: the driver was restarted {restarts} times and {reason}. See its log. "
-            "What it committed is landed; a retry goes on from there."
+            "Its commits are landed; a retry goes on from there."
         )
 
 
@@ -169,7 +169,7 @@ def decide(
     """Return the decision after a look at the driver."""
     if sight.driver is DriverState.DONE:
         return SupervisionDecision(SupervisorAction.FINISH, history)
-    history = _remembered(history, limits, sight, now)
+    history = _updated_history(history, limits, sight, now)
     if reason := _failure(history, limits, sight, now):
         if sight.terminal:
             return SupervisionDecision(SupervisorAction.GIVE_UP, history, reason, terminal=True)
@@ -177,7 +177,7 @@ def decide(
     return SupervisionDecision(SupervisorAction.WAIT, history)
 
 
-def _remembered(
+def _updated_history(
     history: SupervisionHistory, limits: SupervisionLimits, sight: DriverSight, now: float
 ) -> SupervisionHistory:
     if sight.driver is not DriverState.UNKNOWN:

@@ -15,7 +15,7 @@ class DriverTerminated(LakestreamError, Transient):
     """Error of a driver ended by its cluster or machine."""
 
     def __init__(self) -> None:
-        super().__init__("ended by SIGTERM, as from a pod that is deleted. What it has committed stays landed.")
+        super().__init__("ended by SIGTERM, as from a pod that is deleted. Its commits stay landed.")
 
 
 def raise_on_sigterm() -> Callable[[], object]:

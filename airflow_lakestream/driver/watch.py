@@ -38,7 +38,7 @@ class DriverWatch:
     :param generation: the lowest possible lease generation of the driver.
     :param history: history of earlier looks, perhaps of another process.
     :param job: asks the backend for the driver's state.
-    :param seen: number of the checkpoint's batches that were reported already.
+    :param reported: number of the checkpoint's batches that were reported already.
     :param properties: the catalog's, for a checkpoint in its object store.
     """
 
@@ -49,7 +49,7 @@ class DriverWatch:
         limits: SupervisionLimits,
         history: SupervisionHistory,
         job: Callable[[], BackendState],
-        seen: int | None = None,
+        reported: int | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
         self._location = location
@@ -57,7 +57,7 @@ class DriverWatch:
         self._limits = limits
         self._job = job
         self._properties = properties
-        self.seen = seen
+        self.reported = reported
         self.history = history
 
     def look(self) -> DriverLook:
@@ -76,7 +76,7 @@ class DriverWatch:
         return DriverLook(decision, sight, lease, progress, self._new(progress))
 
     def _new(self, progress: DriverProgress) -> tuple[BatchProgress, ...]:
-        known, self.seen = self.seen, max(progress.batches, self.seen or 0)
+        known, self.reported = self.reported, max(progress.batches, self.reported or 0)
         if known is None:
             return ()
         return progress.last[-new:] if (new := progress.batches - known) > 0 else ()

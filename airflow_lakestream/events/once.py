@@ -45,7 +45,7 @@ def once_per_landing(function: Function) -> Function:
         with airflow_errors():
             landings = _landings_of(get_current_context())
         if not landings:
-            raise AirflowSkipException("Each landing that started this run belongs to another one: nothing is to do.")
+            raise AirflowSkipException("Each landing that started this run belongs to another run: nothing to do.")
         return function(*args, landings=landings, **kwargs)
 
     left = [one for name, one in signature.parameters.items() if name != _ARGUMENT]
@@ -54,7 +54,7 @@ def once_per_landing(function: Function) -> Function:
     return once  # type: ignore[return-value]  # it takes the function's arguments except the landings
 
 
-def claim(owners: Owners, run_id: str, landings: list[Event]) -> tuple[list[Event], Owners]:
+def claim_landings(owners: Owners, run_id: str, landings: list[Event]) -> tuple[list[Event], Owners]:
     """Return a run's own landings, and the owner of each landing from now on."""
     own: dict[str, Event] = {}
     after = dict(owners)
@@ -80,12 +80,12 @@ def _landings_of(context: Any) -> list[Event]:
             f"is {most}: two runs at the same time could both take a landing.",
             "Give the DAG max_active_runs=1.",
         )
-    found: dict[str, Event] = {}
+    landings_by_name: dict[str, Event] = {}
     for asset, events in context["triggering_asset_events"].items():
-        told = [landing for event in events if (landing := _landing_of(event.extra)) is not None]
-        if told:
-            found |= {name_of(one): one for one in _claimed(context, asset, told)}
-    return list(found.values())
+        landings = [landing for event in events if (landing := _landing_of(event.extra)) is not None]
+        if landings:
+            landings_by_name |= {name_of(one): one for one in _claimed(context, asset, landings)}
+    return list(landings_by_name.values())
 
 
 def _landing_of(extra: Mapping[str, Any] | None) -> Event | None:
@@ -94,7 +94,7 @@ def _landing_of(extra: Mapping[str, Any] | None) -> Event | None:
     return payload if isinstance(payload, Mapping) and {"landing_id", "table"} <= set(payload) else None
 
 
-def _claimed(context: Any, asset: Any, told: list[Event]) -> list[Event]:
+def _claimed(context: Any, asset: Any, landings: list[Event]) -> list[Event]:
     ti = context["ti"]
     try:
         store = context["asset_state_store"][asset]
@@ -102,12 +102,12 @@ def _claimed(context: Any, asset: Any, told: list[Event]) -> list[Event]:
         raise InvalidArgument(
             "inlets",
             f"the asset {asset.name!r} is not among them.",
-            "Write @task(inlets=[...]): it keeps what is done.",
+            "Write @task(inlets=[...]): the asset keeps the landings that are done.",
         ) from e
     key = f"lakestream.landings/{ti.dag_id}/{ti.task_id}"[:_KEY_CHARACTERS]
     owners: Owners = dict(store.get(key, []))
-    own, after = claim(owners, ti.run_id, told)
-    if dropped := set(map(name_of, told)) - set(map(name_of, own)):
+    own, after = claim_landings(owners, ti.run_id, landings)
+    if dropped := set(map(name_of, landings)) - set(map(name_of, own)):
         log.info("Other runs have these landings: %s", ", ".join(sorted(dropped)))
     if after != owners:
         # Before the function: a run that is killed in it has its landings again, and no other run takes them.

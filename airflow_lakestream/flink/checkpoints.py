@@ -28,8 +28,8 @@ class TwoSources(LakestreamError, Terminal):
 
     def __init__(self, topic: str, partition: int, offsets: tuple[int, int]) -> None:
         super().__init__(
-            f"{topic}[{partition}]: the checkpoint says both {offsets[0]} and {offsets[1]}: the job reads the topic "
-            "twice. What it writes can't be published: give each table a job of its own."
+            f"{topic}[{partition}]: the checkpoint has two offsets, {offsets[0]} and {offsets[1]}: the job reads the "
+            "topic twice. Its rows can't be published: give each table a job of its own."
         )
 
 
@@ -40,17 +40,17 @@ def offsets_in(metadata: bytes, topic: str) -> dict[int, int]:
     """
     name = topic.encode()
     head = struct.pack(">iiH", 0, 2 + len(name) + 20, len(name)) + name
-    found: dict[int, int] = {}
+    offsets: dict[int, int] = {}
     for match in re.finditer(re.escape(head), metadata):
         if match.end() + 20 > len(metadata):
             continue
         partition, offset, stops = struct.unpack_from(">iqq", metadata, match.end())
         if partition < 0 or (stops != _NOWHERE and stops < 0):
             continue
-        if found.setdefault(partition, offset) != offset:
-            raise TwoSources(topic, partition, (found[partition], offset))
+        if offsets.setdefault(partition, offset) != offset:
+            raise TwoSources(topic, partition, (offsets[partition], offset))
     # Below 0 are commands, such as "the earliest": nothing was read yet.
-    return {partition: offset for partition, offset in found.items() if offset >= 0}
+    return {partition: offset for partition, offset in offsets.items() if offset >= 0}
 
 
 @dataclass
@@ -74,9 +74,9 @@ class CheckpointFolder:
         content = self._store().read(f"{job}/chk-{number}/{METADATA}")
         return None if content is None else offsets_in(content, topic)
 
-    def offsets_at(self, place: str, topic: str) -> dict[int, int] | None:
+    def offsets_at(self, location: str, topic: str) -> dict[int, int] | None:
         """Return the offsets of the checkpoint or savepoint at a location; None if the location is empty."""
-        content = open_folder(place, self.properties).read(METADATA)
+        content = open_folder(location, self.properties).read(METADATA)
         return None if content is None else offsets_in(content, topic)
 
     def _store(self) -> FolderStore:

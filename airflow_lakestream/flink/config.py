@@ -75,7 +75,7 @@ class FlinkConfig(JobConfig):
         check_format("format", self.format)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
         if self.leaves_to_extract and self.proven_share < 1:
-            problem = "is not for a landing whose rows are the extract's: only a comparison of each tells which are."
+            problem = 'must be "all" with on_error or {{ input }}: a row that is not compared may be wrong.'
             raise InvalidArgument("prove", problem, "Leave it out; or land columns without on_error.")
         if self.is_common:
             _ = self.extract, self.select
@@ -91,8 +91,10 @@ class FlinkConfig(JobConfig):
     def _check_own(self) -> None:
         """Refuse arguments of the common SQL subset in a statement of Flink's own SQL. Raises InvalidArgument."""
         if not is_given(self.columns) and not self.finds_columns:
-            problem = "is missing: Flink has to be told the columns of the records."
-            remedy = 'Write such as "id bigint, name string"; or give on_error, and the first records tell them.'
+            problem = "is missing: Flink needs the columns of the records."
+            remedy = (
+                'Write them, such as "id bigint, name string"; or give on_error, and the first records define them.'
+            )
             raise InvalidArgument("columns", problem, remedy)
         if choose(SqlInput, "sql_input", self.sql_input) is not SqlInput.RAW:
             raise InvalidArgument("sql_input", "goes with sql that reads from {{ input }}.")
@@ -100,7 +102,7 @@ class FlinkConfig(JobConfig):
             if is_given(self.max_rejected):
                 raise InvalidArgument("max_rejected", "goes with on_error.")
         elif is_given(self.sql):
-            problem = "does not go with SQL of Flink's own, of which the extract knows nothing."
+            problem = "does not go with Flink's own SQL, which the extract can't run."
             raise InvalidArgument("on_error", problem, "Let the statement read from {{ input }}.")
         else:
             _ = self.extract
@@ -241,17 +243,17 @@ class FlinkConfig(JobConfig):
     @property
     def places(self) -> dict[str, Any]:
         """The identities of Kafka, catalog, Flink and registry, without secrets."""
-        found = super().places
-        return {**found, "registry": self.registry["url"]} if self.registry else found
+        places = super().places
+        return {**places, "registry": self.registry["url"]} if self.registry else places
 
     @property
     def program(self) -> str:
         """A fingerprint, equal for two configurations if a job may continue from the state of either."""
-        told = {name: getattr(self, name) for name in ("topic", "table", "columns", "sql", "format", "parallelism")}
+        job = {name: getattr(self, name) for name in ("topic", "table", "columns", "sql", "format", "parallelism")}
         if self.is_common:
             # A new version of the package may translate otherwise.
-            told |= {"sql_input": self.sql_input, "select": self.select}
-        return fingerprint_of({**told, "branch": self.on_branch, **self.places})
+            job |= {"sql_input": self.sql_input, "select": self.select}
+        return fingerprint_of({**job, "branch": self.on_branch, **self.places})
 
 
 def _check_registry(registry: RegistryConfig) -> None:

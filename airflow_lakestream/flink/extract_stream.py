@@ -15,7 +15,7 @@ from airflow_lakestream.flink.columns import columns_of
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job import JobEnded, JobSpoilt
 from airflow_lakestream.flink.landing_job import LandingJobSeries
-from airflow_lakestream.flink.leftovers import LeftoverExtract, LeftoverLog, holes
+from airflow_lakestream.flink.leftovers import LeftoverExtract, LeftoverLog, left_out_ranges
 from airflow_lakestream.flink.rest import FlinkJobState
 from airflow_lakestream.flink.stream import WHERE, FlinkStream, PublicationParts
 from airflow_lakestream.run.publication import KafkaLogView
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _FIRST = 10_000
 
 
-class BeginAnew(JobSpoilt):
+class RestartAfterExtract(JobSpoilt):
     """Error of a job after which the extract lands the records, and a new job begins behind these."""
 
 
@@ -47,31 +47,33 @@ class ExtractStream(FlinkStream):
         while True:
             try:
                 return super().run()
-            except BeginAnew as e:
+            except RestartAfterExtract as e:
                 log.warning("%s", e)
                 self._land_all()
 
-    def parts(self) -> PublicationParts:
+    def publication_parts(self) -> PublicationParts:
         """Return the parts of a publication: the proof compares rows with the extract's rows."""
         proof = self._extract.proof(self.jobs.newest_reads().begins)
         return PublicationParts(
             LeftoverLog(KafkaLogView(self._reader())), self._extract.sink(), proof, RowlessMeaning.MISSING
         )
 
-    def ended(self, job: str, state: FlinkJobState) -> None:
-        """Land the job's committed rows. Raises JobEnded; BeginAnew if the job can't read a record."""
+    def handle_end(self, job: str, state: FlinkJobState) -> None:
+        """Land the job's committed rows. Raises JobEnded; RestartAfterExtract if the job can't read a record."""
         try:
-            super().ended(job, state)
+            super().handle_end(job, state)
         except JobEnded as e:
             if any("deserialize" in cause for cause in self.jobs.manager.causes(job)):
-                raise BeginAnew(f"{e} The extract lands what main lacks, and a new job begins behind it.") from e
+                raise RestartAfterExtract(
+                    f"{e} The extract lands the records lacking on main, and a new job begins after them."
+                ) from e
             raise
 
-    def stopped(self, savepoint: str) -> None:
+    def handle_stop(self, savepoint: str) -> None:
         """Land all records read by the job."""
         try:
-            super().stopped(savepoint)
-        except BeginAnew as e:
+            super().handle_stop(savepoint)
+        except RestartAfterExtract as e:
             log.warning("%s", e)
             self._land_all()
 
@@ -84,7 +86,7 @@ class ExtractStream(FlinkStream):
             landed = super()._land_rest(publication)
         except RowsOnMain as e:
             # A driver was killed after the extract's landing.
-            log.warning("The branch begins anew. %s", e)
+            log.warning("The branch begins again at main's head. %s", e)
             return False
         if self._is_behind:
             self._land_all()
@@ -96,36 +98,36 @@ class ExtractStream(FlinkStream):
             super()._land(publication)
         except (RecordDoubted, RowsDiffer) as e:
             self._is_behind = True
-            raise BeginAnew(str(e)) from e
+            raise RestartAfterExtract(str(e)) from e
         self._fill_holes(published=True)
 
     def _fill_holes(self, *, published: bool = False) -> None:
         """Land the offsets left out by Flink, also by an earlier driver's job, and offsets gone from main again."""
         identity = self._publication(None).source.identity()
         entry = self._extract.sink().load("holes").ledger.entry(identity)
-        if found := holes(entry, identity.topic, self.config.on_branch, published=published):
-            self._tell_landing(found)
+        if ranges := left_out_ranges(entry, identity.topic, self.config.on_branch, published=published):
+            self._land_leftovers(ranges)
 
     def _land_all(self) -> None:
         """Let the extract land everything lacking on main; the next job begins at the ledger's new end."""
         if (note := self.jobs.note()) is not None and not note.savepoint:
             self.jobs.end(note.job)
-        self._tell_landing()
+        self._land_leftovers()
         # The next job counts its checkpoints from 1.
         self._checkpoint, self._is_behind = 0, True
 
-    def _tell_landing(self, ranges: RangeSet | None = None, most: int | None = None) -> LandingReport:
+    def _land_leftovers(self, ranges: RangeSet | None = None, most: int | None = None) -> LandingReport:
         self.lease.check()
         started = time.monotonic()
         report = self._extract.land(ranges, most)
-        self._tell(report, max(time.monotonic() - started, 1e-3))
+        self._report(report, max(time.monotonic() - started, 1e-3))
         self._moved_at = time.monotonic()
         return report
 
     def _find_columns(self) -> bool:
         """Set the columns from the table, once created by the extract; return False on a request to end."""
         while not (columns := columns_of(self._catalog, self.config.table)):
-            self._tell_landing(most=_FIRST)
+            self._land_leftovers(most=_FIRST)
             if self.lease.stop_requested():
                 return False
             time.sleep(self._look_every)  # Kafka reports no first record.

@@ -20,7 +20,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.checkpoints import CheckpointFolder
 from airflow_lakestream.flink.job_config import JobConfig
-from airflow_lakestream.flink.lacking import lacking
+from airflow_lakestream.flink.lacking import find_missing_dependency
 from airflow_lakestream.flink.rest import (
     FlinkAddress,
     FlinkJobState,
@@ -36,19 +36,19 @@ _NOTE = "flink-job.json"
 _ENDS_WITHIN = 120.0
 _PAUSE = 0.5
 _NOT_YET = "Not all required tasks are currently running"
-_LIVES = (FlinkJobState.RUNNING, FlinkJobState.STARTING)
+_ALIVE = (FlinkJobState.RUNNING, FlinkJobState.STARTING)
 
 
 class JobEnded(LakestreamError, Transient):
     """Error of a job ended without a request."""
 
-    def __init__(self, job: str, state: FlinkJobState, why: str) -> None:
-        told = {
+    def __init__(self, job: str, state: FlinkJobState, reason: str) -> None:
+        end = {
             FlinkJobState.GONE: "is gone: the JobManager was restarted, and has no high availability",
             FlinkJobState.CANCELED: "was canceled by somebody else",
             FlinkJobState.FINISHED: "was stopped by somebody else",
         }.get(state, "failed")
-        super().__init__(f"Flink's job {job} {told}{f': {why}' if why else '.'}")
+        super().__init__(f"Flink's job {job} {end}{f': {reason}' if reason else '.'}")
 
 
 class JobAtDamage(LakestreamError, Terminal):
@@ -56,7 +56,7 @@ class JobAtDamage(LakestreamError, Terminal):
 
     def __init__(self, job: str, damaged: DamagedBatch) -> None:
         self.ranges = damaged.ranges
-        super().__init__(f"Flink's job {job} does not get on. {damaged.what}. {BEHIND_DAMAGE}")
+        super().__init__(f"Flink's job {job} makes no progress. {damaged.description}. {BEHIND_DAMAGE}")
 
 
 class JobSpoilt(LakestreamError, Transient):
@@ -93,14 +93,14 @@ class JobSeries:
         self._config = config
         self._folder = DriverFolder(config.checkpoint_location, config.store_properties)
         self.manager = JobManager(config.manager_address)
-        place = _as_uri(config.checkpoint_location)
-        self.checkpoints = CheckpointFolder(f"{place}/checkpoints", config.store_properties)
-        self._savepoints = f"{place}/savepoints"
+        location = _as_uri(config.checkpoint_location)
+        self.checkpoints = CheckpointFolder(f"{location}/checkpoints", config.store_properties)
+        self._savepoints = f"{location}/savepoints"
 
     def note(self) -> JobNote | None:
         """Return the note about the newest job; None without a note."""
-        found: Mapping[str, Any] = self._folder.read(_NOTE) or {}
-        known = {name: str(found[name]) for name in JobNote.__dataclass_fields__ if name in found}
+        content: Mapping[str, Any] = self._folder.read(_NOTE) or {}
+        known = {name: str(content[name]) for name in JobNote.__dataclass_fields__ if name in content}
         return JobNote(**known) if {"job", "program"} <= known.keys() else None
 
     @property
@@ -120,29 +120,29 @@ class JobSeries:
         """
         return ""
 
-    def are_changed(self) -> bool:
+    def has_new_program(self) -> bool:
         """Return whether the next job differs in program from the newest job."""
         note = self.note()
         return note is not None and note.program != self.program
 
-    def running(self) -> str | None:
+    def find_running(self) -> str | None:
         """Return the newest job if it runs the configured program, or None; cancel a job with another program.
 
         Raises FlinkUnreachable if the canceled job goes on: both jobs would write.
         """
         note = self.note()
-        if note is None or note.savepoint or self.manager.state(note.job) not in _LIVES:
+        if note is None or note.savepoint or self.manager.state(note.job) not in _ALIVE:
             return None
         if note.program == self.program:
             return note.job
-        log.info("Job %s does what is not wanted any more. It is canceled.", note.job)
+        log.info("Job %s runs a program that was changed since. It is canceled.", note.job)
         self.end(note.job)
         return None
 
     def end(self, job: str) -> None:
         """Cancel a job, and wait until the job has ended. Raises FlinkUnreachable if the job goes on."""
         self.cancel(job)
-        if self._state_at_end(job) in _LIVES:
+        if self._state_at_end(job) in _ALIVE:
             late = TimeoutError(f"job {job} goes on {_ENDS_WITHIN:g} s after it was canceled")
             raise FlinkUnreachable(self._config.manager_address.url, late)
 
@@ -151,12 +151,12 @@ class JobSeries:
 
         :param state: the checkpoint or savepoint to begin with; empty without one.
         """
-        note = self._noted(state)
+        note = self._write_note(state)
         own = {"$internal.pipeline.job-id": note.job, "execution.runtime-mode": "STREAMING"}
         if state:
             own["execution.state-recovery.path"] = state
-        with _told_what_is_lacking(), SqlSession(self._config.gateway_address) as session:
-            for statement in statements.settings({**self._settings(), **own}):
+        with _missing_dependencies_named(), SqlSession(self._config.gateway_address) as session:
+            for statement in statements.set_settings({**self._settings(), **own}):
                 session.run(statement)
             statements_of(session)
         return note.job
@@ -167,17 +167,17 @@ class JobSeries:
         :param request: further fields of the API's request: class and arguments.
         :param state: as above.
         """
-        note = self._noted(state)
-        told = {**request, "jobId": note.job, "flinkConfiguration": self._settings(), "allowNonRestoredState": False}
+        note = self._write_note(state)
+        body = {**request, "jobId": note.job, "flinkConfiguration": self._settings(), "allowNonRestoredState": False}
         if state:
-            told["savepointPath"] = state
+            body["savepointPath"] = state
         if self._config.parallelism is not None:
-            told["parallelism"] = self._config.parallelism
-        with _told_what_is_lacking():
-            self.manager.run_jar(name, jar, told)
+            body["parallelism"] = self._config.parallelism
+        with _missing_dependencies_named():
+            self.manager.run_jar(name, jar, body)
         return note.job
 
-    def _noted(self, state: str) -> JobNote:
+    def _write_note(self, state: str) -> JobNote:
         job = uuid.uuid4().hex
         note = JobNote(job, self.program, state, reads=self.reads, line=self.line(job, state))
         self.write(note)
@@ -192,18 +192,18 @@ class JobSeries:
 
         Raises FlinkRefused.
         """
-        place = self._saved(job, within)
+        location = self._stop_with_savepoint(job, within)
         state = self._state_at_end(job)
         note = self.note()
         if note is not None and note.job == job:
-            whole = place if state is FlinkJobState.FINISHED else ""
-            self.write(replace(note, savepoint=place, finished=whole))
+            finished = location if state is FlinkJobState.FINISHED else ""
+            self.write(replace(note, savepoint=location, finished=finished))
         if state is not FlinkJobState.FINISHED:
             # The savepoint is complete; but its files may not be in the branch: a job that restores it commits them.
-            raise JobEnded(job, state, self.manager.why_failed(job))
-        return place
+            raise JobEnded(job, state, self.manager.failure_cause(job))
+        return location
 
-    def _saved(self, job: str, within: float) -> str:
+    def _stop_with_savepoint(self, job: str, within: float) -> str:
         """Stop a job with a savepoint, with retries until all tasks run. Raises FlinkRefused."""
         deadline = time.monotonic() + _ENDS_WITHIN
         while True:
@@ -217,7 +217,7 @@ class JobSeries:
     def _state_at_end(self, job: str) -> FlinkJobState:
         """Wait for the end of a job, within a time limit, and return the job's state."""
         deadline = time.monotonic() + _ENDS_WITHIN
-        while (state := self.manager.state(job)) in _LIVES and time.monotonic() < deadline:
+        while (state := self.manager.state(job)) in _ALIVE and time.monotonic() < deadline:
             time.sleep(_PAUSE)  # The API has no call that waits.
         return state
 
@@ -230,7 +230,7 @@ class JobSeries:
 
     def _settings(self) -> dict[str, str]:
         config = self._config
-        found = {
+        settings = {
             "pipeline.name": config.job_name,
             "execution.checkpointing.interval": f"{int(config.checkpoint_interval * 1000)} ms",
             "execution.checkpointing.dir": self.checkpoints.location,
@@ -244,20 +244,20 @@ class JobSeries:
             "table.local-time-zone": "UTC",
         }
         if config.parallelism is not None:
-            found["parallelism.default"] = str(config.parallelism)
-        return found
+            settings["parallelism.default"] = str(config.parallelism)
+        return settings
 
 
 @contextmanager
-def _told_what_is_lacking() -> Iterator[None]:
+def _missing_dependencies_named() -> Iterator[None]:
     """Turn a cluster's refusal into an error about the missing dependency. Raises InvalidArgument, or the refusal."""
     try:
         yield
     except FlinkRefused as e:
-        lack = lacking(e.causes)
-        if lack is None:
+        error = find_missing_dependency(e.causes)
+        if error is None:
             raise
-        raise lack from e
+        raise error from e
 
 
 def _as_uri(location: str) -> str:
@@ -268,8 +268,8 @@ def _as_uri(location: str) -> str:
 def cancel_noted(location: str, properties: Mapping[str, str], manager: FlinkAddress) -> None:
     """Cancel the job of a stream; the checkpoints stay. Raises no error."""
     try:
-        found = DriverFolder(location, properties).read(_NOTE) or {}
-        if found.get("job") and not found.get("savepoint"):
-            JobManager(manager).cancel(str(found["job"]))
+        note = DriverFolder(location, properties).read(_NOTE) or {}
+        if note.get("job") and not note.get("savepoint"):
+            JobManager(manager).cancel(str(note["job"]))
     except (LakestreamError, OSError) as e:
         log.warning("The job of %s could not be canceled: %s", location, e)

@@ -38,12 +38,12 @@ class JobConfig(AppSettings):
     def __post_init__(self) -> None:
         self.check_sections("kafka", "gateway", "manager")
         if str(self.checkpoint_location).startswith("s3n:"):
-            raise InvalidArgument("checkpoint_location", "Flink knows no s3n://.", "Write s3://bucket/path.")
+            raise InvalidArgument("checkpoint_location", "Flink does not support s3n://.", "Write s3://bucket/path.")
 
     def check_catalog(self) -> None:
         """Refuse a catalog unfit for Flink, before anything is created. Raises InvalidArgument."""
         if self.catalog_properties:
-            statements.catalog(self.catalog_name, self.catalog_properties)
+            statements.create_catalog(self.catalog_name, self.catalog_properties)
 
     @property
     @abstractmethod
@@ -63,11 +63,11 @@ class JobConfig(AppSettings):
     @property
     def fingerprint(self) -> str:
         """A fingerprint, equal for two configurations if a driver may serve both."""
-        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        settings = {one.name: getattr(self, one.name) for one in fields(self)}
         # The addresses are in `places`; logins may change.
         for name in ("kafka", "catalog", "gateway", "manager", "owner", "database", "registry"):
-            told.pop(name, None)
-        return fingerprint_of({**told, **self.places})
+            settings.pop(name, None)
+        return fingerprint_of({**settings, **self.places})
 
     @property
     def places(self) -> dict[str, Any]:

@@ -45,8 +45,8 @@ class JobLine:
 
     def restored(self, job: str, topic: str, ends: Mapping[int, int]) -> JobLine:
         """Return the line with a further job, beginning at these offsets; the offsets behind are read again."""
-        there = union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
-        return replace(self._passed(topic, decode_ranges(self.passed, topic) & there), jobs=(*self.jobs, job))
+        below_ends = union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
+        return replace(self._passed(topic, decode_ranges(self.passed, topic) & below_ends), jobs=(*self.jobs, job))
 
     def with_passed(self, topic: str, ends: Mapping[int, int], lows: Mapping[int, int]) -> JobLine:
         """Return the line after a checkpoint.
@@ -54,8 +54,8 @@ class JobLine:
         :param ends: by partition, the checkpoint's next offset.
         :param lows: by partition, the log's start, looked up after the checkpoint was complete.
         """
-        seen = union(RangeSet.of(topic, p, lows[p], end) for p, end in ends.items() if lows.get(p, end) < end)
-        return self._passed(topic, decode_ranges(self.passed, topic) | seen)
+        passed = union(RangeSet.of(topic, p, lows[p], end) for p, end in ends.items() if lows.get(p, end) < end)
+        return self._passed(topic, decode_ranges(self.passed, topic) | passed)
 
     def _passed(self, topic: str, ranges: RangeSet) -> JobLine:
         return replace(self, passed=encode_ranges(ranges, topic))

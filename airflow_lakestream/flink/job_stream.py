@@ -14,7 +14,7 @@ from airflow_lakestream.driver.progress import ProgressLog
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.flink.job import JobEnded, JobSeries, JobSpoilt
 from airflow_lakestream.flink.job_config import JobConfig
-from airflow_lakestream.flink.lacking import lacking
+from airflow_lakestream.flink.lacking import find_missing_dependency
 from airflow_lakestream.flink.rest import FlinkJobState, FlinkUnreachable
 
 log = logging.getLogger(__name__)
@@ -44,15 +44,15 @@ class JobStream(ABC):
     def look(self) -> None:  # noqa: B027  # a script has nothing to do here
         """Do the work due while the job runs."""
 
-    def moved(self, job: str, checkpoint: int) -> bool:
+    def note_checkpoint(self, job: str, checkpoint: int) -> bool:
         """Note a job's completed checkpoint; return whether the checkpoint is a sign of health."""
         return True
 
     @abstractmethod
-    def ended(self, job: str, state: FlinkJobState) -> None:
-        """Handle the unrequested end of a job. Raises the error of `why` for a failure."""
+    def handle_end(self, job: str, state: FlinkJobState) -> None:
+        """Handle the unrequested end of a job. Raises the error of `error_of` for a failure."""
 
-    def stopped(self, savepoint: str) -> None:  # noqa: B027  # a script has nothing left to do then
+    def handle_stop(self, savepoint: str) -> None:  # noqa: B027  # a script has nothing left to do then
         """Do the remaining work after a requested stop of the job."""
 
     def run(self) -> None:
@@ -60,7 +60,7 @@ class JobStream(ABC):
 
         Raises JobEnded for a job that has ended otherwise, LeaseLost, and the errors of a stream's own steps.
         """
-        job = self.jobs.running()
+        job = self.jobs.find_running()
         if job is None:
             job = self.start()
         else:
@@ -73,26 +73,26 @@ class JobStream(ABC):
                 self.jobs.cancel(job)
             raise
 
-    def why(self, job: str, state: FlinkJobState) -> LakestreamError:
+    def error_of(self, job: str, state: FlinkJobState) -> LakestreamError:
         """Return the error for an ended job; a terminal error if the cluster lacks a dependency."""
         causes = self.jobs.manager.causes(job)
-        return lacking(causes) or JobEnded(job, state, causes[-1] if causes else "")
+        return find_missing_dependency(causes) or JobEnded(job, state, causes[-1] if causes else "")
 
     def _follow(self, job: str) -> None:
         while True:
             self.lease.check()
             if self.lease.stop_requested():
                 log.info("Stopping job %s with a savepoint.", job)
-                place = self.jobs.stop(job, _STOPS_WITHIN)
-                log.info("Job %s has ended; its savepoint: %s", job, place)
-                self.stopped(place)
+                location = self.jobs.stop(job, _STOPS_WITHIN)
+                log.info("Job %s has ended; its savepoint: %s", job, location)
+                self.handle_stop(location)
                 return
             state = self._state(job)
             if state is not None and state not in (FlinkJobState.RUNNING, FlinkJobState.STARTING):
-                self.ended(job, state)
+                self.handle_end(job, state)
                 return
             if state is not None:
-                self._tell_moves(job)
+                self._report_checkpoint(job)
             self.look()
             time.sleep(self._look_every)  # Flink does not report a completed checkpoint by itself.
 
@@ -104,12 +104,12 @@ class JobStream(ABC):
             log.warning("%s", e)
             return None
 
-    def _tell_moves(self, job: str) -> None:
+    def _report_checkpoint(self, job: str) -> None:
         try:
             newest = self.jobs.manager.completed(job)
         except LakestreamError as e:
             log.warning("%s", e)
             return
-        if newest > self._checkpoint and self.moved(job, newest):
+        if newest > self._checkpoint and self.note_checkpoint(job, newest):
             self._checkpoint = newest
             self.progress.alive(f"checkpoint {newest} of job {job}")

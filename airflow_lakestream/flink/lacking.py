@@ -22,33 +22,33 @@ _LACKING = (
         r"Could not find a file system implementation for scheme '(\w+)'",
         "checkpoint_location",
         "Flink has no file system for {0}://.",
-        "Give it the plugin of that store, or take a place that it knows.",
+        "Give Flink the plugin of that store, or choose a location that Flink supports.",
     ),
     (
         r"(?:NoClassDefFoundError|ClassNotFoundException): (software[./]amazon\S+)",
         "iceberg_conn_id",
-        "its tables lie in S3, and Flink lacks the client for that ({0}).",
+        "its tables are in S3, and Flink lacks the S3 client ({0}).",
         f"Put iceberg-aws-bundle:{ICEBERG_VERSION} on the class path of each of Flink's processes.",
     ),
     (
         r"(?:NoClassDefFoundError|ClassNotFoundException): (org[./]apache[./](?:hadoop[./]hive|thrift)\S+)",
         "iceberg_conn_id",
-        "its catalog is Hive's metastore, and Flink lacks the client of that ({0}).",
-        f"Put it on the class path of each of Flink's processes. {_PAGE}",
+        "its catalog is Hive's metastore, and Flink lacks the metastore's client ({0}).",
+        f"Put the client on the class path of each of Flink's processes. {_PAGE}",
     ),
     (
         r"No suitable driver found for jdbc:(\w+):",
         "iceberg_conn_id",
         "its catalog is in a database, and Flink lacks the JDBC driver of {0}.",
-        "Put it on the class path of each of Flink's processes.",
+        "Put the driver on the class path of each of Flink's processes.",
     ),
 )
 
 
-def lacking(causes: Sequence[str]) -> InvalidArgument | None:
+def find_missing_dependency(causes: Sequence[str]) -> InvalidArgument | None:
     """Return the error for a missing dependency; None if the causes name no missing dependency."""
     for pattern, argument, problem, remedy in _LACKING:
         for cause in causes:
-            if found := re.search(pattern, cause):
-                return InvalidArgument(argument, problem.format(found[1].rstrip("])}")), remedy)
+            if match := re.search(pattern, cause):
+                return InvalidArgument(argument, problem.format(match[1].rstrip("])}")), remedy)
     return None

@@ -29,13 +29,14 @@ log = logging.getLogger(__name__)
 LEAST_KEPT = 20
 _OF_FLINK = ("org.apache.flink.", "org.apache.calcite.")
 _NOT_BY_ROW = (
-    "its plan has {}: such a statement makes several rows of a record (UNNEST, LATERAL, joins), or one of several "
-    "(windows, aggregates), or keeps records back. The ledger needs a row to be one record's, read by the checkpoint."
+    "its plan has {}: such a statement makes several rows of one record (UNNEST, LATERAL, joins), or one row of "
+    "several records (windows, aggregates), or holds records back. The ledger needs each row to be of a single record, "
+    "read before the checkpoint."
 )
 _BY_ROW = (
     "Select columns and leave records out by WHERE; FlinkScriptOperator runs any other statement, without a ledger."
 )
-_OTHERWISE = "Take another type for the column, or leave it out; or let the extract or Spark land the topic."
+_OTHER_TYPE = "Take another type for the column, or leave it out; or let the extract or Spark land the topic."
 
 
 class LandingJobSeries(JobSeries):
@@ -70,10 +71,10 @@ class LandingJobSeries(JobSeries):
         try:
             return ways_of(config.source_columns, RegistryClient(config.registry_config).versions(subject))
         except SchemaNotFound as e:
-            problem = f"has no subject {subject}: how the fields are written has to be known before a job begins."
+            problem = f"has no subject {subject}: a job can't begin before the fields' types are known."
             raise InvalidArgument("schema_registry", problem, "Register the writers' schemas there.") from e
         except (WayRefused, SchemaRefused) as e:
-            raise InvalidArgument("columns", f"{e}.", _OTHERWISE) from e
+            raise InvalidArgument("columns", f"{e}.", _OTHER_TYPE) from e
 
     def newest_reads(self) -> JobFormat:
         """Return the newest job's way of reading records."""
@@ -99,7 +100,7 @@ class LandingJobSeries(JobSeries):
         :param since: see `JobLine`.
         """
         self._begins, self._line = starts, JobLine(since)
-        self._noted("")
+        self._write_note("")
 
     def note_passed(self, job: str, checkpoint: int, lows: Mapping[int, int]) -> None:
         """Note the offsets behind a complete checkpoint; see `JobLine.with_passed`."""
@@ -116,11 +117,11 @@ class LandingJobSeries(JobSeries):
         if config.format == "raw":
             return raw_reading(config.source_columns)
         if self.ways is None:
-            return json_reading(config.source_columns, passes=config.leaves_to_extract)
+            return json_reading(config.source_columns, skips_bad_records=config.leaves_to_extract)
         try:
             return avro_reading(config.source_columns, self.ways, config.registry_config)
         except WayRefused as e:
-            raise InvalidArgument("columns", f"{e}.", _OTHERWISE) from e
+            raise InvalidArgument("columns", f"{e}.", _OTHER_TYPE) from e
 
     def state_for(self, holes: Mapping[int, int]) -> str:
         """Return the checkpoint or savepoint for the next job to begin with; empty to begin without a state.
@@ -132,20 +133,20 @@ class LandingJobSeries(JobSeries):
         note = self.note()
         if note is None:
             return ""
-        if self.are_changed():
-            log.info("The program was changed: the new job begins where the ledger ends, without the old one's state.")
+        if self.has_new_program():
+            log.info("The program was changed: the new job begins where the ledger ends, without the old job's state.")
             return ""
-        place = note.savepoint or self.checkpoints.newest(note.job) or note.restored
-        offsets = self.checkpoints.offsets_at(place, self._landing.topic) if place else None
+        location = note.savepoint or self.checkpoints.newest(note.job) or note.restored
+        offsets = self.checkpoints.offsets_at(location, self._landing.topic) if location else None
         if offsets is None:
             log.info("There is no complete checkpoint: the job begins where the ledger ends.")
             return ""
         if behind := [
             f"[{p}] {offsets.get(p, 'nothing')} < {at}" for p, at in holes.items() if offsets.get(p, -1) < at
         ]:
-            log.info("%s is behind the ledger (%s): the job begins there.", place, shown(behind, 5, "partitions"))
+            log.info("%s is behind the ledger (%s): the job begins there.", location, shown(behind, 5, "partitions"))
             return ""
-        return place
+        return location
 
     def submit(self, starts: Mapping[int, int], state: str, columns: Callable[[], list[str]]) -> str:
         """Submit a job; return the job's id. Raises InvalidArgument for limits of Flink's cluster or of the statement.
@@ -166,8 +167,10 @@ class LandingJobSeries(JobSeries):
         self._begins = self.newest_reads().begins if state else starts
 
         def run(session: SqlSession) -> None:
-            session.run(statements.catalog(config.catalog_name, config.catalog_properties, config.table))
-            for statement in statements.source(config.topic, reading, config.kafka, config.consumer_group, starts):
+            session.run(statements.create_catalog(config.catalog_name, config.catalog_properties, config.table))
+            for statement in statements.create_source(
+                config.topic, reading, config.kafka, config.consumer_group, starts
+            ):
                 session.run(statement)
             rows = self._rows(session)
             self._check(rows, columns())
@@ -180,35 +183,35 @@ class LandingJobSeries(JobSeries):
     def _rows(self, session: SqlSession) -> list[str]:
         """Return the columns of the rows to land. Raises InvalidArgument for a statement refused by Flink."""
         try:
-            session.run(statements.view(self._landing.select))
+            session.run(statements.create_view(self._landing.select))
             described, _ = session.run(f"DESCRIBE {statements.LANDED}")
             plan, _ = session.run(statements.PLAN) if self._landing.sql is not None else ([], None)
         except FlinkRefused as e:
             if self._landing.sql is None:
                 raise
-            told = e.causes[-1] if e.causes else str(e)
-            raise InvalidArgument("sql", f"Flink refuses it: {told}", "It is a SELECT from `source`.") from e
-        if strange := statements.beyond_rows("\n".join(str(row[0]) for row in plan)):
+            cause = e.causes[-1] if e.causes else str(e)
+            raise InvalidArgument("sql", f"Flink refuses it: {cause}", "It is a SELECT from `source`.") from e
+        if strange := statements.find_steps_beyond_rows("\n".join(str(row[0]) for row in plan)):
             raise InvalidArgument("sql", _NOT_BY_ROW.format(", ".join(strange)), _BY_ROW)
         return [str(row[0]) for row in described]
 
     def _insert(self, session: SqlSession, rows: list[str]) -> None:
         config = self._landing
         try:
-            session.run(statements.insert(config.catalog_name, config.table, config.on_branch, rows))
+            session.run(statements.insert_rows(config.catalog_name, config.table, config.on_branch, rows))
         except FlinkRefused as e:
-            told = next((cause for cause in e.causes if "ValidationException" in cause), None)
+            cause = next((cause for cause in e.causes if "ValidationException" in cause), None)
             # Rows that do not fit the table's types. An error of a store or a catalog below may be temporary.
-            if told and e.causes[-1].startswith(_OF_FLINK):
-                raise InvalidArgument("sql" if config.sql else "columns", f"Flink refuses the rows: {told}") from e
+            if cause and e.causes[-1].startswith(_OF_FLINK):
+                raise InvalidArgument("sql" if config.sql else "columns", f"Flink refuses the rows: {cause}") from e
             raise
 
     def _check(self, rows: list[str], table: list[str]) -> None:
-        if lacking := [name for name in statements.COLUMNS[:3] if name not in rows]:
+        if missing := [name for name in statements.COLUMNS[:3] if name not in rows]:
             raise InvalidArgument(
                 "sql",
-                f"its rows lack {', '.join(lacking)}: what they came from can't be told, so they can't be published.",
-                "Select these columns along; rows that are made of several records, as windows are, have none.",
+                f"its rows lack {', '.join(missing)}: the record of a row is unknown, so the rows can't be published.",
+                "Select these columns, too; a row of several records, such as a window's, has none of them.",
             )
         if strange := [name for name in rows if name not in table]:
             raise InvalidArgument(

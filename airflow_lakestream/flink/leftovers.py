@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 _ANY = RejectLimit(share=1.0)
 
 
-def holes(entry: TopicEntry, topic: str, branch: str, *, published: bool = False) -> RangeSet:
+def left_out_ranges(entry: TopicEntry, topic: str, branch: str, *, published: bool = False) -> RangeSet:
     """Return the left-out ranges: not landed, and below the group's landed or published offsets.
 
     :param published: only ranges below published offsets. A running job makes rows of the offsets above.
@@ -57,8 +57,8 @@ def holes(entry: TopicEntry, topic: str, branch: str, *, published: bool = False
     ends = {} if marker is None else dict(marker.ends)
     for _, p in () if published else entry.held.partitions:
         ends[p] = max(ends.get(p, 0), *(end for _, end in entry.held.intervals(topic, p)))
-    whole = union(RangeSet.of(topic, p, entry.origin.get(p, 0), end) for p, end in ends.items())
-    return whole - entry.held if entry.origin else RangeSet()
+    covered = union(RangeSet.of(topic, p, entry.origin.get(p, 0), end) for p, end in ends.items())
+    return covered - entry.held if entry.origin else RangeSet()
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class LeftoverLog:
 
     def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> LogContents:
         """Return the records in Kafka at these offsets. Raises Stopped."""
-        found = self.inner.shown(ranges, state, stop)
-        return LogContents(found.values | found.tombstones, RangeSet(), found.gone)
+        contents = self.inner.shown(ranges, state, stop)
+        return LogContents(contents.values | contents.tombstones, RangeSet(), contents.gone)
 
 
 @dataclass(frozen=True)
@@ -94,31 +94,35 @@ class ExtractProof:
     def check(self, ranges: RangeSet, written: EngineOutput, state: TopicState, stop: threading.Event) -> ProofResult:
         """Compare the rows at these offsets. Raises BadRecord if `on_error` is "fail", TooManyRejected, and Stopped."""
         topic, job, columns = state.identity.topic, self.job, self.columns()
-        theirs = EngineRows(written.rows, topic, [name for name in columns.column_names if name not in COORDINATES])
+        engine_rows = EngineRows(
+            written.rows, topic, [name for name in columns.column_names if name not in COORDINATES]
+        )
         below = {p: max(marks.low, self.begins.get(p, 0)) for p, marks in state.marks.items()}
-        asked = ranges - union(RangeSet.of(topic, p, 0, low) for p, low in below.items())
-        seen, made, decoder = RangeSet(), RangeSet(), None
+        wanted = ranges - union(RangeSet.of(topic, p, 0, low) for p, low in below.items())
+        read_ranges, row_ranges, decoder = RangeSet(), RangeSet(), None
         read, bad = 0, BadRecords()
-        with closing(job.reader.read(Plan(state, asked), stop)) as chunks:
+        with closing(job.reader.read(Plan(state, wanted), stop)) as chunks:
             for chunk in chunks:
                 batch = chunk.batch
                 key, offsets = (batch.topic, batch.partition), np.asarray(batch.offsets, np.int64)
                 decoder = decoder or job.decoders(written.columns, batch)
-                seen |= union([ranges_of(key, offsets)])
+                read_ranges |= union([ranges_of(key, offsets)])
                 if decoder is None:
                     continue
                 decoded = decoder.decode(batch)
                 read, bad = read + decoded.counts.read, bad + decoded.bad
                 at = decoded.rows[OFFSET].to_numpy()
-                made |= union([ranges_of(key, at)])
+                row_ranges |= union([ranges_of(key, at)])
                 known = [name for name in decoded.rows.column_names if name in columns.column_names]
-                theirs.compare(batch.partition, at, conform(decoded.rows.select(known), columns))
+                engine_rows.compare(batch.partition, at, conform(decoded.rows.select(known), columns))
         if stop.is_set():
             raise Stopped
         job.limits.max_rejected.check(job.table, read, bad, 0, at_commit=True)
-        no_rows = (theirs.positions & asked) - made
+        no_rows = (engine_rows.positions & wanted) - row_ranges
         firsts = [ValueDifference(topic, p, no_rows.intervals(topic, p)[0][0]) for _, p in no_rows.partitions]
-        return ProofResult(seen, theirs.equal, theirs.different | no_rows, [*theirs.named(), *firsts])
+        return ProofResult(
+            read_ranges, engine_rows.equal, engine_rows.different | no_rows, [*engine_rows.named(), *firsts]
+        )
 
 
 class LeftoverExtract:
@@ -154,16 +158,16 @@ class LeftoverExtract:
         if not counts.read:
             return report
         log.info(
-            "Landed what Flink has left to the extract: %s records: %s rows, %s filtered, %s rejected, %s skipped.",
+            "The extract landed records that Flink left out: %s, with %s rows, %s filtered, %s rejected, %s skipped.",
             *(counts.read, counts.written, counts.filtered, counts.rejected, counts.skipped),
         )
         return report
 
     def _job(self, of_rest: bool = False) -> LandingJob:
         config, run_id = self._config, f"flink/{uuid.uuid4().hex}"
-        told = config.extract
+        extract = config.extract
         if of_rest and config.checks:
             # Both checks are for a whole commit, and these offsets are a rest.
-            kept = {name: one for name, one in config.checks.items() if name not in ("row_count", "freshness")}
-            told = replace(told, checks=kept or None)
-        return build_job(told, config.kafka, self._catalog, run_id=run_id, where=self._where)
+            checks = {name: one for name, one in config.checks.items() if name not in ("row_count", "freshness")}
+            extract = replace(extract, checks=checks or None)
+        return build_job(extract, config.kafka, self._catalog, run_id=run_id, where=self._where)

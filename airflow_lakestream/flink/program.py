@@ -23,7 +23,7 @@ from airflow_lakestream.spark.configuration import read_object
 
 def main() -> int:
     """Read the configuration, and supervise the configured stream."""
-    parser = argparse.ArgumentParser(description="Look after a job of Flink's, and publish the branch of a landing.")
+    parser = argparse.ArgumentParser(description="Supervise a Flink job, and publish the branch of a landing.")
     parser.add_argument("--config", required=True, help="a JSON file that the operator has written")
     given = parser.parse_args().config
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -36,8 +36,8 @@ def run(path: str) -> None:
 
     Raises InvalidArgument, LeaseHeld, OtherInputs, and the errors of `JobStream.run`.
     """
-    told = read_object(path)
-    config = (ScriptConfig if told.get("app") == SCRIPT else FlinkConfig).parse(told)
+    settings = read_object(path)
+    config = (ScriptConfig if settings.get("app") == SCRIPT else FlinkConfig).parse(settings)
     with HeldLease.take(
         config.checkpoint_location,
         config.fingerprint,

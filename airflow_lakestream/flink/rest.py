@@ -64,9 +64,9 @@ _STATES = {
 
 def causes_in(trace: str) -> tuple[str, ...]:
     """Return the innermost causes of a stack trace of Flink, the deepest last."""
-    found = re.findall(r"(?:Caused by: )?((?:[\w$]+\.)+[\w$]*(?:Exception|Error): [^\\\n]*)", trace)
-    told = [line.strip() for line in found if "Failed to fetch next results" not in line]
-    return tuple(dict.fromkeys(told))[-3:]
+    matches = re.findall(r"(?:Caused by: )?((?:[\w$]+\.)+[\w$]*(?:Exception|Error): [^\\\n]*)", trace)
+    causes = [line.strip() for line in matches if "Failed to fetch next results" not in line]
+    return tuple(dict.fromkeys(causes))[-3:]
 
 
 @dataclass(frozen=True)
@@ -137,17 +137,17 @@ class SqlSession:
     def run(self, statement: str, within: float = 120.0) -> tuple[list[list[Any]], str | None]:
         """Run a statement; return the first rows, and the id of the job. Raises FlinkRefused, FlinkUnreachable."""
         handle = self._gateway.call("POST", f"{self._path}/statements", {"statement": statement})["operationHandle"]
-        place, deadline = f"{self._path}/operations/{handle}", time.monotonic() + within
-        while self._gateway.call("GET", f"{place}/status")["status"] in ("PENDING", "RUNNING", "INITIALIZED"):
+        path, deadline = f"{self._path}/operations/{handle}", time.monotonic() + within
+        while self._gateway.call("GET", f"{path}/status")["status"] in ("PENDING", "RUNNING", "INITIALIZED"):
             if time.monotonic() > deadline:
-                late = f"a statement runs for more than {within:g} s, as where no catalog or store answers Flink"
+                late = f"a statement runs for more than {within:g} s, as if a catalog or store did not answer Flink"
                 raise FlinkUnreachable(self._gateway.url, TimeoutError(late))
             time.sleep(_PAUSE)  # The API has no call that waits.
         rows: list[list[Any]] = []
         job: str | None = None
         token = 0
         while time.monotonic() < deadline:
-            answer = self._gateway.call("GET", f"{place}/result/{token}?rowFormat=JSON")
+            answer = self._gateway.call("GET", f"{path}/result/{token}?rowFormat=JSON")
             job = answer.get("jobID") or job
             rows += [row["fields"] for row in answer.get("results", {}).get("data", ())]
             if answer["resultType"] == "EOS":
@@ -184,13 +184,13 @@ class JobManager:
     def causes(self, job: str) -> tuple[str, ...]:
         """Return the innermost causes of a job's failure known to the JobManager, the deepest last."""
         try:
-            told = self._address.call("GET", f"/jobs/{job}/exceptions?maxExceptions=1", timeout=10)
+            answer = self._address.call("GET", f"/jobs/{job}/exceptions?maxExceptions=1", timeout=10)
         except LakestreamError:
             return ()
-        entries: list[dict[str, Any]] = (told.get("exceptionHistory") or {}).get("entries") or [{}]
+        entries: list[dict[str, Any]] = (answer.get("exceptionHistory") or {}).get("entries") or [{}]
         return causes_in(str(entries[0].get("stacktrace", "")))
 
-    def why_failed(self, job: str) -> str:
+    def failure_cause(self, job: str) -> str:
         """Return the innermost cause of a job's failure; empty without a cause."""
         causes = self.causes(job)
         return causes[-1] if causes else ""
@@ -228,9 +228,9 @@ class JobManager:
         """Stop a job with a savepoint below a folder; return the savepoint's location. Raises FlinkRefused."""
         deadline = time.monotonic() + within
         body = {"drain": False, "targetDirectory": folder}
-        asked = self._address.call("POST", f"/jobs/{job}/stop", body)["request-id"]
+        request = self._address.call("POST", f"/jobs/{job}/stop", body)["request-id"]
         while time.monotonic() < deadline:
-            answer = self._address.call("GET", f"/jobs/{job}/savepoints/{asked}")
+            answer = self._address.call("GET", f"/jobs/{job}/savepoints/{request}")
             if answer["status"]["id"] == "COMPLETED":
                 if failure := answer["operation"].get("failure-cause"):
                     raise FlinkRefused("the savepoint", 200, str(failure.get("stack-trace", failure)))

@@ -55,7 +55,9 @@ def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | No
     store = open_folder(folder, properties)
     content = store.read(METADATA)
     if content is None:
-        raise SavepointUnreadable(folder, "there is no _metadata in it: it was never completed, or is another folder.")
+        raise SavepointUnreadable(
+            folder, "it has no _metadata: the savepoint was never completed, or this is another folder."
+        )
     number = _number(content, folder)
     ends: dict[int, int] = {}
     states = (content, *filter(None, (store.read(name) for name in store.names() if name != METADATA)))
@@ -65,7 +67,7 @@ def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | No
                 if ends.setdefault(partition, offset) != offset:
                     raise TwoSources(topic, partition, (ends[partition], offset))
     except TwoSources as e:
-        problem = f"two sources of the job read {topic}, and which of them fills the table can't be told."
+        problem = f"two sources of the job read {topic}, and it is unknown which of them fills the table."
         raise SavepointUnreadable(folder, f"{problem} Take --from rows, or ranges.") from e
     return SavepointOffsets(folder, number, ends, _job(folder, states))
 
@@ -73,14 +75,14 @@ def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | No
 def _job(folder: str, states: Sequence[bytes]) -> str:
     if match := _OF_CHECKPOINT.search(folder):
         return match[1]
-    found = {name.decode() for state in states for name in _JOB.findall(state)}
-    return found.pop() if len(found) == 1 else ""
+    jobs = {name.decode() for state in states for name in _JOB.findall(state)}
+    return jobs.pop() if len(jobs) == 1 else ""
 
 
 def _number(content: bytes, folder: str) -> int:
     if len(content) < _HEAD.size:
-        raise SavepointUnreadable(folder, "its _metadata was written in part.")
+        raise SavepointUnreadable(folder, "its _metadata is incomplete.")
     magic, _, number = _HEAD.unpack_from(content)
     if magic != _MAGIC:
-        raise SavepointUnreadable(folder, "its _metadata is none of Flink's.")
+        raise SavepointUnreadable(folder, "its _metadata was not written by Flink.")
     return int(number)

@@ -34,27 +34,27 @@ _BY_ROW = ("TableSourceScan", "Calc", "PythonCalc", "Union", "Reused")
 _REMEDY = "Take it out of the connection, or give Flink's tasks an iceberg_conn_id without it."
 
 
-def catalog(name: str, properties: Mapping[str, str], table: str = "") -> str:
+def create_catalog(name: str, properties: Mapping[str, str], table: str = "") -> str:
     """Return the statement for opening PyIceberg's catalog in Flink, with the same name. Raises InvalidArgument.
 
     :param table: the landed table. Flink has databases of one level only: the levels above are the catalog's.
     """
     check_name(name, "Flink")
-    found = catalog_options(properties, "Flink", _REMEDY)
-    kind = found.pop("type")
+    options = catalog_options(properties, "Flink", _REMEDY)
+    kind = options.pop("type")
     # Flink has short names for three types; other types need a class.
     if kind in ("jdbc", "glue"):
         classes = {"jdbc": "org.apache.iceberg.jdbc.JdbcCatalog", "glue": "org.apache.iceberg.aws.glue.GlueCatalog"}
-        found["catalog-impl"] = classes[kind]
+        options["catalog-impl"] = classes[kind]
     else:
-        found["catalog-type"] = kind
+        options["catalog-type"] = kind
     if len(levels := table.split(".")) > 2:
         # Iceberg creates the default database if it is missing: this database exists.
-        found |= {"base-namespace": ".".join(levels[:-2]), "default-database": levels[-2]}
-    return f"CREATE CATALOG {quoted(name)} WITH ({with_options({'type': 'iceberg', **found})})"
+        options |= {"base-namespace": ".".join(levels[:-2]), "default-database": levels[-2]}
+    return f"CREATE CATALOG {quoted(name)} WITH ({with_options({'type': 'iceberg', **options})})"
 
 
-def source(
+def create_source(
     topic: str, reading: FormatReading, kafka: Mapping[str, str], consumer_group: str, starts: Mapping[int, int]
 ) -> list[str]:
     """Return the statements for the topic's records as a source. Raises InvalidArgument.
@@ -76,14 +76,14 @@ def source(
         "scan.topic-partition-discovery.interval": "30s",
         **reading.options,
     }
-    name = SOURCE if reading.made is None else RECORDS
+    name = SOURCE if reading.expressions is None else RECORDS
     table = (
         f"CREATE TEMPORARY TABLE {name} ({', '.join([*fields, *_METADATA.values()])}) WITH ({with_options(options)})"
     )
-    if reading.made is None:
+    if reading.expressions is None:
         return [table]
-    made = [f"{expression} AS {quoted(column)}" for column, expression in reading.made.items()]
-    return [table, f"CREATE TEMPORARY VIEW {SOURCE} AS SELECT {', '.join([*made, *COLUMNS])} FROM {RECORDS} AS r"]
+    columns = [f"{expression} AS {quoted(column)}" for column, expression in reading.expressions.items()]
+    return [table, f"CREATE TEMPORARY VIEW {SOURCE} AS SELECT {', '.join([*columns, *COLUMNS])} FROM {RECORDS} AS r"]
 
 
 def client_options(kafka: Mapping[str, str]) -> dict[str, str]:
@@ -91,24 +91,24 @@ def client_options(kafka: Mapping[str, str]) -> dict[str, str]:
 
     :param kafka: librdkafka's configuration, secrets included.
     """
-    found = {key.removeprefix("kafka."): value for key, value in kafka_options(kafka).items()}
-    found |= {key: f"{_SHADED}{found[key]}" for key in NAMES_A_CLASS if key in found}
-    return {f"properties.{key}": value for key, value in found.items()}
+    options = {key.removeprefix("kafka."): value for key, value in kafka_options(kafka).items()}
+    options |= {key: f"{_SHADED}{options[key]}" for key in NAMES_A_CLASS if key in options}
+    return {f"properties.{key}": value for key, value in options.items()}
 
 
-def view(select: str | None) -> str:
+def create_view(select: str | None) -> str:
     """Return the statement for naming the rows to land."""
     return f"CREATE TEMPORARY VIEW {LANDED} AS {select or f'SELECT * FROM {SOURCE}'}"
 
 
-def beyond_rows(plan: str) -> list[str]:
+def find_steps_beyond_rows(plan: str) -> list[str]:
     """Return the steps of an EXPLAIN's plan beyond making or leaving out a record's row."""
-    told = plan.partition("== Optimized Execution Plan ==")[2]
-    steps = re.findall(r"^[ :|+-]*([A-Z][A-Za-z]*)\(", told, re.MULTILINE)
+    plan_text = plan.partition("== Optimized Execution Plan ==")[2]
+    steps = re.findall(r"^[ :|+-]*([A-Z][A-Za-z]*)\(", plan_text, re.MULTILINE)
     return [name for name in dict.fromkeys(steps) if name not in _BY_ROW]
 
 
-def insert(catalog_name: str, table: str, branch: str, columns: Sequence[str]) -> str:
+def insert_rows(catalog_name: str, table: str, branch: str, columns: Sequence[str]) -> str:
     """Return the statement for landing the rows in a branch."""
     path = ".".join(quoted(part) for part in (catalog_name, *table.split(".")[-2:]))
     names = ", ".join(map(quoted, columns))
@@ -117,7 +117,7 @@ def insert(catalog_name: str, table: str, branch: str, columns: Sequence[str]) -
     )
 
 
-def settings(values: Mapping[str, str]) -> list[str]:
+def set_settings(values: Mapping[str, str]) -> list[str]:
     """Return the statements for the settings of a session's jobs."""
     return [f"SET {_text(key)} = {_text(value)}" for key, value in values.items()]
 

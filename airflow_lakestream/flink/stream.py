@@ -17,7 +17,7 @@ from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import LandingEngine, union
 from airflow_lakestream.core.policies import OnDataLoss, choose
 from airflow_lakestream.core.publishing.branch import EngineOutput, RowProof, TopicLogView
-from airflow_lakestream.core.publishing.publish import PublicationJob, RowlessMeaning, begin, begin_anew, publish
+from airflow_lakestream.core.publishing.publish import PublicationJob, RowlessMeaning, begin, begin_again, publish
 from airflow_lakestream.core.publishing.refusals import (
     ColumnsMoved,
     PositionsUnknown,
@@ -39,7 +39,7 @@ from airflow_lakestream.flink.rest import FlinkJobState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fitness import load_table
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
-from airflow_lakestream.kafka.java import JavaDamage, find_damage, near
+from airflow_lakestream.kafka.java import JavaDamage, find_damage, first_offsets
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
 from airflow_lakestream.registry.client import RegistryClient
@@ -50,10 +50,10 @@ log = logging.getLogger(__name__)
 WHERE = "the Kafka connection"
 _POLL_TIMEOUT = 60.0
 # Number of publications or checkpoints without a landing, though there are records to land, before a search.
-_STANDS = 5
+_IDLE_INTERVALS = 5
 # A registry that does not answer fails a record, too.
 _UNREADABLE = (
-    "Where it is the record that is bad, every try ends there. Run KafkaExtractOperator once with the same group: it "
+    "If the record is bad, each try ends at it. Run KafkaExtractOperator once with the same group: it "
     "lands the good records and rejects this one. Then run this task again."
 )
 _UPSERT = "write.upsert.enabled"
@@ -88,11 +88,11 @@ class FlinkStream(JobStream):
         publication = self._publication(note.finished if note is not None and note.finished else None)
         self._check_table()
         has_branch = self._has_branch()
-        doubted = has_branch and not self._land_rest(publication)
-        starts = begin(publication) if has_branch and not doubted else {}
+        has_unfit_rows = has_branch and not self._land_rest(publication)
+        starts = begin(publication) if has_branch and not has_unfit_rows else {}
         state = self.jobs.state_for(starts) if starts else ""
         if not state:
-            starts = begin_anew(publication, self._begin_line)
+            starts = begin_again(publication, self._begin_line)
         columns = load_table(self._catalog, self.config.table).schema().column_names
         return self.jobs.submit(starts, state, lambda: list(columns))
 
@@ -104,18 +104,18 @@ class FlinkStream(JobStream):
         """Land the rest of earlier jobs; return False if the branch has rows unfit for main."""
         read = self.jobs.newest_reads().format
         if read not in (self.config.read_as, ""):
-            log.warning("The branch has records that were read as %s. They are read anew.", read)
+            log.warning("The branch has records that were read as %s. They are read again.", read)
             return False
         try:
             self._land(publication)
         except PositionsUnknown as e:
             log.warning("%s", e)
         except ChecksFailed as e:
-            if not self.jobs.are_changed():
+            if not self.jobs.has_new_program():
                 raise
-            log.warning("The program was changed, so the records are read anew. %s", e)
+            log.warning("The program was changed, so the records are read again. %s", e)
         except (RecordDoubted, RowsDiffer, RowsOnMain, JobSpoilt) as e:
-            log.warning("The records are read anew. %s", e)
+            log.warning("The records are read again. %s", e)
             return False
         return True
 
@@ -124,13 +124,15 @@ class FlinkStream(JobStream):
         config = self.config
         if time.monotonic() - self._published_at >= config.publish_interval:
             self._publish()
-        if time.monotonic() - self._moved_at >= _STANDS * max(config.publish_interval, config.checkpoint_interval):
+        if time.monotonic() - self._moved_at >= _IDLE_INTERVALS * max(
+            config.publish_interval, config.checkpoint_interval
+        ):
             self._moved_at = time.monotonic()
             # Kafka's client asks again and again for a batch that a broker can't give, and reports it in its log only.
-            if (damaged := self._damaged(None)) is not None:
+            if (damaged := self._find_damage(None)) is not None:
                 raise self._at_damage(damaged)
 
-    def moved(self, job: str, checkpoint: int) -> bool:
+    def note_checkpoint(self, job: str, checkpoint: int) -> bool:
         """Return whether the branch can be published: otherwise a checkpoint is not a sign of health."""
         if self.config.sql:
             self._note_passed(job, checkpoint)
@@ -141,37 +143,37 @@ class FlinkStream(JobStream):
         try:
             marks = self._publication(None).source.look().marks
         except LakestreamError as e:
-            log.warning("What checkpoint %s has read is not noted: %s", checkpoint, e)
+            log.warning("The offsets of checkpoint %s are not noted: %s", checkpoint, e)
             return
         self.jobs.note_passed(job, checkpoint, {p: one.low for p, one in marks.items()})
 
-    def ended(self, job: str, state: FlinkJobState) -> None:
+    def handle_end(self, job: str, state: FlinkJobState) -> None:
         """Land the job's committed rows, before the next job begins. Raises JobEnded."""
         self._publish()
         causes = self.jobs.manager.causes(job)
-        told = JavaDamage.of("\n".join(causes))
-        if told is not None and (damaged := self._damaged(told)) is not None:
+        damage = JavaDamage.of("\n".join(causes))
+        if damage is not None and (damaged := self._find_damage(damage)) is not None:
             raise self._at_damage(damaged)
         if any("deserialize" in cause for cause in causes):
             raise JobEnded(job, state, f"{self._bad_record() or causes[-1]}. {_UNREADABLE}")
-        raise self.why(job, state)
+        raise self.error_of(job, state)
 
     def _at_damage(self, damaged: DamagedBatch) -> JobAtDamage:
         note = self.jobs.note()
         return JobAtDamage("" if note is None else note.job, damaged)
 
-    def _damaged(self, told: JavaDamage | None) -> DamagedBatch | None:
+    def _find_damage(self, damage: JavaDamage | None) -> DamagedBatch | None:
         """Find a damaged batch in the records lacking on main: at the place reported by Flink, else at the start."""
         publication = self._publication(None)
         try:
             now = publication.source.look()
-            lacking = self._lacking(publication, now)
-            return find_damage(self._reader(), now, near(lacking) if told is None else told.within(lacking))
+            ranges = self._ranges_lacking_on_main(publication, now)
+            return find_damage(self._reader(), now, first_offsets(ranges) if damage is None else damage.within(ranges))
         except LakestreamError as e:
-            log.warning("The damaged batch was not looked for: %s", e)
+            log.warning("The search for a damaged batch failed: %s", e)
         return None
 
-    def _lacking(self, publication: PublicationJob, now: TopicState) -> RangeSet:
+    def _ranges_lacking_on_main(self, publication: PublicationJob, now: TopicState) -> RangeSet:
         topic = self.config.topic
         return union(RangeSet.of(topic, p, first, now.marks[p].end) for p, first in begin(publication).items())
 
@@ -183,14 +185,14 @@ class FlinkStream(JobStream):
         try:
             table, now = publication.sink.load(publication.run_id), publication.source.look()
             nothing = EngineOutput(lambda: iter(()), table.schema)
-            proof.check(self._lacking(publication, now), nothing, now, publication.stop)
+            proof.check(self._ranges_lacking_on_main(publication, now), nothing, now, publication.stop)
         except BadRecord as bad:
             return bad
         except LakestreamError as e:
-            log.warning("The record was not looked for: %s", e)
+            log.warning("The search for the bad record failed: %s", e)
         return None
 
-    def stopped(self, savepoint: str) -> None:
+    def handle_stop(self, savepoint: str) -> None:
         """Land all records read by the job."""
         self._land(self._publication(savepoint))
 
@@ -214,13 +216,13 @@ class FlinkStream(JobStream):
         try:
             report = publish(publication)
         except ColumnsMoved as e:
-            again = "Nothing of that is published; a new job begins where the ledger ends, and reads the records again."
-            raise JobSpoilt(f"{self.config.table}: {e.what} {again}") from e
+            again = "None of these rows is published; a new job begins at the ledger's end and reads the records again."
+            raise JobSpoilt(f"{self.config.table}: {e.problem} {again}") from e
         if report.snapshot_ids or not report.remaining_lag:
             self._moved_at = time.monotonic()
-        self._tell(report, time.monotonic() - started)
+        self._report(report, time.monotonic() - started)
 
-    def _tell(self, report: LandingReport, duration: float) -> None:
+    def _report(self, report: LandingReport, duration: float) -> None:
         if not report.snapshot_ids:
             return
         config = self.config
@@ -245,7 +247,7 @@ class FlinkStream(JobStream):
 
     def _publication(self, savepoint: str | None) -> PublicationJob:
         config = self.config
-        parts = self.parts()
+        parts = self.publication_parts()
         return PublicationJob(
             run_id=f"flink/{uuid.uuid4().hex}",
             table=config.table,
@@ -268,7 +270,7 @@ class FlinkStream(JobStream):
         line = known.line(topic, self.jobs.newest_reads().begins)
         return FlinkPositions(checkpoints, topic, savepoint, line, known.jobs)
 
-    def parts(self) -> PublicationParts:
+    def publication_parts(self) -> PublicationParts:
         """Return the parts of a publication."""
         config = self.config
         sink = PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)

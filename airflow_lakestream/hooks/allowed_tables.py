@@ -23,15 +23,15 @@ def allowed_tables() -> Sequence[str]:
 
     Without it, the tables of lakestream_streams; without either, all tables of namespace lake. Raises InvalidArgument.
     """
-    found = Variable.get(TABLES, default=None, deserialize_json=True)
-    if found is None:
+    tables = Variable.get(TABLES, default=None, deserialize_json=True)
+    if tables is None:
         streams = Variable.get(STREAMS, default=None, deserialize_json=True)
         named = {one.get("table") for one in streams or () if isinstance(one, Mapping)}
-        found = sorted(one for one in named if isinstance(one, str)) or _USUAL
-    if not isinstance(found, list | tuple) or not found or not all(isinstance(one, str) and one for one in found):
-        problem = "the Airflow variable is no list of tables."
+        tables = sorted(one for one in named if isinstance(one, str)) or _USUAL
+    if not isinstance(tables, list | tuple) or not tables or not all(isinstance(one, str) and one for one in tables):
+        problem = "the Airflow variable is not a list of tables."
         raise InvalidArgument(TABLES, problem, 'Set it to JSON such as ["lake.orders", "lake.clicks*"].')
-    return tuple(found)
+    return tuple(tables)
 
 
 def table_param(default: str, description: str) -> Param:
@@ -50,7 +50,7 @@ def refuse_others(context: Any) -> None:
     allowed = allowed_tables()
     if not re.fullmatch(_regex(allowed), table):
         raise AirflowFailException(
-            f"table: {table!r} is none of {', '.join(allowed)}, for which this DAG may be started. "
+            f"table: {table!r} is not one of {', '.join(allowed)}, for which this DAG may be started. "
             f"Add it to the Airflow variable {TABLES}."
         )
 

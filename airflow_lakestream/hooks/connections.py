@@ -24,16 +24,16 @@ def connection_of(argument: str, conn_id: str, remedy: str) -> Any:
 
     :param remedy: advice for adding the connection.
     """
-    connection = found_connection(argument, conn_id)
+    connection = find_connection(argument, conn_id)
     if connection is None:
         raise InvalidArgument(argument, f"there is no connection {conn_id!r}.", remedy)
     if not any((connection.conn_type, connection.host, connection.login, connection.extra)):
-        raise InvalidArgument(argument, f"connection {conn_id!r} says nothing.", remedy)
+        raise InvalidArgument(argument, f"connection {conn_id!r} is empty.", remedy)
     _check_extra(argument, connection, remedy)
     return connection
 
 
-def found_connection(argument: str, conn_id: str) -> Any:
+def find_connection(argument: str, conn_id: str) -> Any:
     """Return a connection, or None if it does not exist."""
     # Airflow skips a text that it can't read, with a traceback that shows parts of it, and searches other backends.
     problem = _unreadable(conn_id)
@@ -65,9 +65,9 @@ def _unreadable(conn_id: str) -> str | None:
         given = json.loads(text)
         int(given.get("port") or 0)
     except json.JSONDecodeError as e:
-        return f"{name} is no JSON: {e.msg}, line {e.lineno}, column {e.colno}"
+        return f"{name} is not JSON: {e.msg}, line {e.lineno}, column {e.colno}"
     except (ValueError, TypeError):
-        return f"{name} is no URI, or its port is no number"
+        return f"{name} is not a URI, or its port is not a number"
     unknown = sorted(set(given) - _FIELDS)
     return f"{name}: a connection has no field {unknown[0]!r}" if unknown else None
 
@@ -91,8 +91,8 @@ def texts_of(argument: str, connection: Any, known: Collection[str] | None = Non
 
 def refuse_unread(argument: str, connection: Any, *fields: str, remedy: str) -> None:
     """Refuse unused fields of a connection: the user expects an effect."""
-    if found := [name for name in fields if getattr(connection, name)]:
-        problem = f"connection {connection.conn_id!r} has {' and '.join(found)}, which nothing reads."
+    if unread := [name for name in fields if getattr(connection, name)]:
+        problem = f"connection {connection.conn_id!r} has {' and '.join(unread)}, which nothing reads."
         raise InvalidArgument(argument, problem, remedy)
 
 
@@ -105,13 +105,13 @@ def _check_extra(argument: str, connection: Any, remedy: str) -> None:
     try:
         extra = json.loads(connection.extra)
     except ValueError:
-        problem = f"the extra of connection {connection.conn_id!r} is no JSON."
+        problem = f"the extra of connection {connection.conn_id!r} is not JSON."
         raise InvalidArgument(argument, problem, remedy) from None
     if isinstance(extra, str):
         problem = (
-            f"the extra of connection {connection.conn_id!r} is a text in JSON, and no object: it was encoded twice."
+            f"the extra of connection {connection.conn_id!r} is a text in JSON, not an object: it was encoded twice."
         )
         raise InvalidArgument(argument, problem, "Write the object itself, without quotes around it.")
     if extra is not None and not isinstance(extra, dict):
-        problem = f"the extra of connection {connection.conn_id!r} is a {_KINDS[type(extra)]}, and no object."
+        problem = f"the extra of connection {connection.conn_id!r} is a {_KINDS[type(extra)]}, not an object."
         raise InvalidArgument(argument, problem, remedy)

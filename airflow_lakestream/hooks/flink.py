@@ -12,7 +12,7 @@ from airflow_lakestream.hooks.connections import connection_of, texts_of
 DEFAULT = "flink_default"
 _HOW = (
     'Add one of type http: host and port are the SQL Gateway\'s, the extra is {"jobmanager_url": '
-    '"http://jobmanager:8081"}; login and password, or a "token" in the extra, if a proxy before them wants such.'
+    '"http://jobmanager:8081"}; login and password, or a "token" in the extra, if a proxy in front of them needs these.'
 )
 
 
@@ -49,7 +49,7 @@ class FlinkHook(BaseHook):
         except ValueError:
             is_address = False
         if not is_address:
-            problem = f"{name} of connection {self.flink_conn_id!r} is no address of http."
+            problem = f"{name} of connection {self.flink_conn_id!r} is not an http address."
             raise InvalidArgument("flink_conn_id", problem, _HOW)
         if parts.password:
             remedy = "Put it into the field of the connection."

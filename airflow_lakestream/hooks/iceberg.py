@@ -66,7 +66,7 @@ class IcebergHook(OfficialIcebergHook):
             # As in the official hook: the form's field wins.
             properties["uri"] = connection.host.rstrip("/")
         if properties.get("type", "rest").lower() != "rest":
-            remedy = "They are for a REST catalog. Of others the extra has all."
+            remedy = "They are for a REST catalog. For another catalog, write everything into the extra."
             refuse_unread("iceberg_conn_id", connection, "login", "password", remedy=remedy)
         elif connection.login and connection.password:
             properties["credential"] = f"{connection.login}:{connection.password}"
@@ -89,7 +89,7 @@ class IcebergHook(OfficialIcebergHook):
             raise UnknownValue(f"iceberg_conn_id: connection {self.conn_id!r}: type", kind, known)
         uri = properties.get("uri", "")
         if kind == "rest" and uri and not uri.startswith(("http://", "https://")):
-            problem = f"the host of connection {self.conn_id!r} is no address of http or https."
+            problem = f"the host of connection {self.conn_id!r} is not an address of http or https."
             raise InvalidArgument("iceberg_conn_id", problem, "Write it with its scheme: https://catalog/iceberg.")
         if kind in ("sql", "in-memory") and properties.get("uri", "sqlite").startswith("sqlite"):
             self._check_shared_disk()

@@ -39,8 +39,8 @@ class KafkaHook(KafkaBaseHook):
         connection = connection_of("kafka_conn_id", self.kafka_config_id, remedy)
         has_login = bool(connection.login or connection.password)
         unusable = f"connection {self.kafka_config_id!r} can't be used:"
-        if found := problem_of(connection.extra_dejson or {}, has_login=has_login):
-            problem, remedy = found
+        if mistake := problem_of(connection.extra_dejson or {}, has_login=has_login):
+            problem, remedy = mistake
             raise InvalidArgument("kafka_conn_id", f"{unusable} {problem}", remedy)
         try:
             config: dict[str, Any] = self._build_config()

@@ -22,19 +22,19 @@ _REFUSALS = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDD
 class ClusterAway(LakestreamError, Transient):
     """The API server does not answer, or has no room."""
 
-    def __init__(self, address: str, what: str, why: str) -> None:
+    def __init__(self, address: str, request: str, reason: str) -> None:
         super().__init__(
-            f"Kubernetes at {address} can't be used right now ({what}: {why}). What runs there goes on: retry."
+            f"Kubernetes at {address} can't be used right now ({request}: {reason}). The drivers there go on: retry."
         )
 
 
 class ClusterRefuses(LakestreamError, Terminal):
     """The API server refuses a necessary request of this worker."""
 
-    def __init__(self, address: str, what: str, why: str) -> None:
+    def __init__(self, address: str, request: str, reason: str) -> None:
         super().__init__(
-            f"Kubernetes at {address} refuses this worker ({what}: {why}). docs/kubernetes.md has the rights that "
-            "worker and driver need."
+            f"Kubernetes at {address} refuses this worker ({request}: {reason}). docs/kubernetes.md has the rights "
+            "that worker and driver need."
         )
 
 
@@ -87,8 +87,8 @@ class KubernetesNamespace:
 
     def pods(self, label: str) -> list[str]:
         """Return the names of the pods with a label, `name=value`. Raises ClusterAway, ClusterRefuses."""
-        found = self._ask("list pods", self._core.list_namespaced_pod, self.namespace, label_selector=label)
-        return [pod.metadata.name for pod in found.items] if found else []
+        pods = self._ask("list pods", self._core.list_namespaced_pod, self.namespace, label_selector=label)
+        return [pod.metadata.name for pod in pods.items] if pods else []
 
     def delete_pod(self, name: str, grace: int) -> None:
         """Ask for a pod's end, within a grace period in seconds. Raises ClusterAway, ClusterRefuses."""
@@ -116,8 +116,8 @@ class KubernetesNamespace:
 
     def secrets(self, label: str) -> list[str]:
         """Return the names of the secrets with a label, `name=value`. Raises ClusterAway, ClusterRefuses."""
-        found = self._ask("list secrets", self._core.list_namespaced_secret, self.namespace, label_selector=label)
-        return [secret.metadata.name for secret in found.items] if found else []
+        secrets = self._ask("list secrets", self._core.list_namespaced_secret, self.namespace, label_selector=label)
+        return [secret.metadata.name for secret in secrets.items] if secrets else []
 
     def delete_secret(self, name: str) -> None:
         """Delete a secret, if it exists. Raises ClusterAway, ClusterRefuses."""
@@ -127,10 +127,10 @@ class KubernetesNamespace:
         resource, _, part = resource.partition("/")
         asked = {"namespace": self.namespace, "verb": verb, "resource": resource, "subresource": part or None}
         body = {"spec": {"resourceAttributes": asked}}
-        told = self._ask(f"may it {verb} {resource}", self._rights.create_self_subject_access_review, body)
-        return bool(told.status.allowed)
+        review = self._ask(f"may it {verb} {resource}", self._rights.create_self_subject_access_review, body)
+        return bool(review.status.allowed)
 
-    def _ask(self, what: str, call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+    def _ask(self, request: str, call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -139,11 +139,11 @@ class KubernetesNamespace:
         except ApiException as e:
             if e.status == HTTPStatus.NOT_FOUND:
                 return None
-            why = _said(e)
-            refused = e.status in _REFUSALS and "exceeded quota" not in why
-            raise (ClusterRefuses if refused else ClusterAway)(self.address, what, why) from e
+            problem = _error_text(e)
+            refused = e.status in _REFUSALS and "exceeded quota" not in problem
+            raise (ClusterRefuses if refused else ClusterAway)(self.address, request, problem) from e
         except (HTTPError, OSError) as e:
-            raise ClusterAway(self.address, what, type(getattr(e, "reason", e)).__name__) from e
+            raise ClusterAway(self.address, request, type(getattr(e, "reason", e)).__name__) from e
 
 
 def _credentials(address: str) -> Any:
@@ -176,7 +176,7 @@ def _credentials(address: str) -> Any:
     return configuration
 
 
-def _said(error: Any) -> str:
+def _error_text(error: Any) -> str:
     try:
         message = str(json.loads(error.body)["message"])
     except (KeyError, TypeError, ValueError):

@@ -18,7 +18,7 @@ def open_lake(config: ExtractConfig, iceberg_conn_id: str, storage_conn_id: str 
     """Open the lake. Raises InvalidArgument for an unusable connection, and CatalogUnavailable."""
     if config.lake.has_catalog and is_given(storage_conn_id):
         raise InvalidArgument(
-            "storage_conn_id", 'belongs to table_format="delta".', "A catalog's connection says where its tables are."
+            "storage_conn_id", 'belongs to table_format="delta".', "A catalog knows where its tables are."
         )
     return open_tables(config.lake, iceberg_conn_id, storage_conn_id)
 

@@ -26,16 +26,16 @@ def registry_of(value: Any, kafka: KafkaHook, *formats: object) -> RegistryConfi
     Raises InvalidArgument.
     """
     if not is_given(value):
-        found = kafka.registry() if uses_registry(*formats) else None
+        registry = kafka.registry() if uses_registry(*formats) else None
     elif is_address(value):
         refuse_secrets(value)
-        found = RegistryConfig.parse(value)
+        registry = RegistryConfig.parse(value)
     else:
-        found = _of_connection(str(value).strip())
-    for secret in (found.password, found.token, found.key_password) if found is not None else ():
+        registry = _of_connection(str(value).strip())
+    for secret in (registry.password, registry.token, registry.key_password) if registry is not None else ():
         if secret:
             mask_secret(secret)
-    return found
+    return registry
 
 
 def _of_connection(conn_id: str) -> RegistryConfig:

@@ -148,11 +148,11 @@ class SparkHook:
         decides where the driver runs.
         """
         left_out = ("AIRFLOW_", "_AIRFLOW_", *OF_CONNECT)
-        told = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         if shutil.which(str(self._connection["spark_binary"])) is None:
             # The folder of this Python's pyspark, which may be missing in a worker's PATH.
-            told["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{told.get('PATH', '')}"
-        return told | dict(variables)
+            environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
+        return environment | dict(variables)
 
     def yarn_page(self, job_id: str) -> str:
         """Return the page of a YARN application, with links to logs."""

@@ -12,7 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_lakestream.driver.backend import DriverBackend, DriverHandle, SubmitFailed
 from airflow_lakestream.driver.detached import DetachedBackend, DetachedJob
-from airflow_lakestream.driver.job_folder import forget
+from airflow_lakestream.driver.job_folder import delete_secrets
 from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
 from airflow_lakestream.hooks.spark_submission import DriverSubmission
@@ -117,4 +117,4 @@ def submit(
         raise SubmitFailed(f"the driver could not be submitted: {e}") from e
     finally:
         # The cluster has its own copies now.
-        forget(submission.folder, SECRET_FILES)
+        delete_secrets(submission.folder, SECRET_FILES)

@@ -88,9 +88,9 @@ class KubernetesBackend:
         handle = replace(self.planned(job), is_planned=False)
         self._check_uploads(job)
         self._cluster.check_rights(_NEEDED)
-        for stray in self._of_stream(job.stream):
-            log.info("Deleting what is left of an earlier driver: %s", stray)
-            self._remove(stray)
+        for leftover in self._of_stream(job.stream):
+            log.info("Deleting leftovers of an earlier driver: %s", leftover)
+            self._remove(leftover)
         name = self._name(job)
         try:
             submit(self._hook, self._drop.put(self._named(job, name)), self._kubeconfig())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_lakestream.hooks.connections import connection_of, found_connection
+from airflow_lakestream.hooks.connections import connection_of, find_connection
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 
@@ -30,7 +30,7 @@ def fields_of(conn_id: str) -> dict[str, Any] | None:
 
     Raises InvalidArgument for an unreadable connection.
     """
-    connection = found_connection("connection", conn_id)
+    connection = find_connection("connection", conn_id)
     if connection is None:
         return None
     named = ("conn_type", "host", "port", "login", "password", "schema")

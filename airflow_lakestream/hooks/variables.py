@@ -29,10 +29,10 @@ def variable_outside_airflow(name: str) -> str | None:
     """
     for backend in ensure_secrets_loaded():
         try:
-            found: str | None = backend.get_variable(key=name)
+            value: str | None = backend.get_variable(key=name)
         except Exception as error:  # noqa: BLE001  # as in Airflow, the next backend is asked
             log.debug("%s can't be asked for the variable %s: %s", type(backend).__name__, name, error)
             continue
-        if found is not None:
-            return found
+        if value is not None:
+            return value
     return None

@@ -82,10 +82,10 @@ class UnreadableTable(LakestreamError, Terminal):
                 "Correct what is named, or take away what PyIceberg does not know, such as a column of a newer type; "
                 "or land in another table."
             )
-        said = " ".join(str(cause).partition("For further information")[0].split())[:_LONGEST]
+        cause_text = " ".join(str(cause).partition("For further information")[0].split())[:_LONGEST]
         super().__init__(
             f"{table}: {'a file of its metadata is gone' if gone else 'PyIceberg can not read its metadata'} "
-            f"({said}). Nothing was read or changed. {remedy}"
+            f"({cause_text}). Nothing was read or changed. {remedy}"
         )
 
 
@@ -94,7 +94,7 @@ class NoTableId(LakestreamError, Terminal):
 
     def __init__(self, table: str) -> None:
         super().__init__(
-            f"{table}: its metadata have no table-uuid, by which a table is told from one that was dropped and made "
+            f"{table}: its metadata have no table-uuid, which distinguishes a table from one that was dropped and made "
             "again; Spark reads no such table, either. Nothing was read or changed. Register the table with a "
             "metadata file that has one; or land in another table."
         )
@@ -170,7 +170,7 @@ def _check_client(table: Table) -> None:
             "iceberg_conn_id",
             f"{name_of(table)}: its place {table.location()} is opened by PyArrow's client of HDFS, a Java inside of "
             "this process, which survives no fork and is not tried.",
-            f'Say "py-io-impl": "{HdfsFileIO.__module__}.{HdfsFileIO.__name__}" in the extra, and install '
+            f'Set "py-io-impl": "{HdfsFileIO.__module__}.{HdfsFileIO.__name__}" in the extra, and install '
             "'airflow-lakestream[hdfs]'.",
         )
     if place.scheme not in azure.SCHEMES:
@@ -187,7 +187,7 @@ def _check_client(table: Table) -> None:
         raise InvalidArgument(
             "iceberg_conn_id",
             f"{name_of(table)}: its place {table.location()} {problem}.",
-            f'Install adlfs; or say "py-io-impl": "{PyArrowFileIO.__module__}.{PyArrowFileIO.__name__}" in the extra, '
+            f'Install adlfs; or set "py-io-impl": "{PyArrowFileIO.__module__}.{PyArrowFileIO.__name__}" in the extra, '
             f"with adls.account-name and a warehouse {place.scheme}://container/path.",
         )
 

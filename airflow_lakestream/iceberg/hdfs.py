@@ -28,7 +28,7 @@ class HdfsFileIO(FileIO):
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file. Raises FileNotFoundError, HdfsFailed."""
         place = location if isinstance(location, str) else location.location
-        with hdfs.told(place):
+        with hdfs.translate_errors(place):
             client, path = _opened(place)
             if not client.delete(path, False):
                 raise FileNotFoundError(place)
@@ -37,7 +37,7 @@ class HdfsFileIO(FileIO):
         """Yield the locations of all files below a folder; empty if the folder is missing."""
         client, path = _opened(folder.rstrip("/"))
         try:
-            with hdfs.told(folder):
+            with hdfs.translate_errors(folder):
                 found = [one.path for one in client.list_status(path, True) if not one.isdir]
         except FileNotFoundError:
             return
@@ -52,7 +52,7 @@ class _HdfsInputFile(InputFile):
         return _exists(self.location)
 
     def open(self, seekable: bool = True) -> InputStream:
-        with hdfs.told(self.location):
+        with hdfs.translate_errors(self.location):
             client, path = _opened(self.location)
             stream: InputStream = client.read(path)
             return stream
@@ -71,7 +71,7 @@ class _HdfsOutputFile(OutputFile):
     def create(self, overwrite: bool = False) -> OutputStream:
         from hdfs_native import WriteOptions
 
-        with hdfs.told(self.location):
+        with hdfs.translate_errors(self.location):
             client, path = _opened(self.location)
             stream: OutputStream = client.create(path, WriteOptions(overwrite=overwrite))
             return stream
@@ -83,7 +83,7 @@ def _opened(location: str) -> tuple[Any, str]:
 
 
 def _size(location: str) -> int:
-    with hdfs.told(location):
+    with hdfs.translate_errors(location):
         client, path = _opened(location)
         return int(client.get_file_info(path).length)
 

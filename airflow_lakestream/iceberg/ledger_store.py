@@ -90,7 +90,7 @@ def landing_of(snapshot: Snapshot, consumer_group: str) -> Landing | None:
     return codec.decode_summary(summary_of(snapshot), consumer_group, f"snapshot {snapshot.snapshot_id}")
 
 
-def columns_told(table: Table, consumer_group: str) -> Ledger:
+def columns_of(table: Table, consumer_group: str) -> Ledger:
     """Return a group's columns by the table as a ledger without topics, even if the offsets are undecided.
 
     The columns are in the property, its journal, and the live snapshots. Raises UnreadableLedger.

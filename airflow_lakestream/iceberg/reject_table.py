@@ -30,10 +30,10 @@ from airflow_lakestream.tables.rejects.book import RejectTableSink
 from airflow_lakestream.tables.rejects.settlement import (
     REJECTED_AT,
     PendingLanding,
-    beside_place,
     design_of,
     pending_of,
     rejects_of,
+    with_place,
 )
 from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
@@ -108,7 +108,7 @@ def counting_rows(
     for identity, entry in ledger.topics.items():
         if topic in (None, identity.topic):
             wanted = entry.landed if ranges is None else entry.landed & ranges
-            for rows in rows_in(rejects, wanted, beside_place(columns)):
+            for rows in rows_in(rejects, wanted, with_place(columns)):
                 yield rows.filter(settlement.counts(rows, consumer_group, identity, wanted))
 
 
@@ -127,7 +127,7 @@ def newest_counting_rows(
         if task.file.file_size_in_bytes > left:
             continue
         left -= task.file.file_size_in_bytes
-        for rows in read_rows(rejects.metadata, rejects.io, task, columns=beside_place(columns)):
+        for rows in read_rows(rejects.metadata, rejects.io, task, columns=with_place(columns)):
             for identity, entry in topics.items():
                 yield rows.filter(settlement.counts(rows, consumer_group, identity, entry.landed))
 

@@ -50,7 +50,7 @@ from airflow_lakestream.iceberg.write.files import (
 )
 from airflow_lakestream.iceberg.write.trial import proof_of, unwritable
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.guards import check_columns, what_it_replaces
+from airflow_lakestream.tables.guards import check_columns, replaced_ranges
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in, whole_schema
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema
 from airflow_lakestream.tables.sink import TableSink
@@ -65,7 +65,7 @@ class NotIceberg(InvalidArgument):
     """Table of the same name in the catalog, but not an Iceberg table."""
 
     def __init__(self, table: str) -> None:
-        super().__init__("table", f"{table} is there, and is no Iceberg table.", "Name another one.")
+        super().__init__("table", f"{table} is there, and is not an Iceberg table.", "Name another one.")
 
 
 class IcebergSink(TableSink[DataFile]):
@@ -119,7 +119,7 @@ class IcebergSink(TableSink[DataFile]):
         self._first = self._first or FirstLook(self._table, reading)
         return TableState(
             ledger=reading.ledger,
-            others=ledger_store.other_ledgers(self._table, self._group),
+            other_ledgers=ledger_store.other_ledgers(self._table, self._group),
             landed_by_run=ledger_store.landings_of_run(self._table, reading, self._group, run_id),
             schema=self._decoded(self._change),
             part=note_on(self._table.metadata.properties),
@@ -134,7 +134,7 @@ class IcebergSink(TableSink[DataFile]):
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`."""
-        _, ranges = what_it_replaces(landing)
+        _, ranges = replaced_ranges(landing)
         if self._table is None:
             raise RangesNotLanded(self._name, ranges)
         refuse_replacing(self._name, self._table.metadata.properties, self._group)
@@ -154,13 +154,13 @@ class IcebergSink(TableSink[DataFile]):
         pa.default_memory_pool().release_unused()
         return handover.IcebergOutline(self._name, target.metadata, target.io)
 
-    def outline_beside(self, columns: pa.Schema) -> handover.IcebergOutline:
+    def staging_outline(self, columns: pa.Schema) -> handover.IcebergOutline:
         """Return the outline of a staging table in this table's folder; see `core.ports.FrameSink`."""
         if self._table is None and self._staged is None:
             # Only for the location of its files: its own columns are not known yet.
             place = TableDesign(pa.schema([]), properties=self._design.properties)
             self._staged = NewTable.stage(self._catalog, self._name, to_schema(columns), place)
-        return handover.beside(self._target(None), columns)
+        return handover.staging_outline(self._target(None), columns)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Return the reason why handed files do not fit the table at the last `load`, or None."""
@@ -190,11 +190,11 @@ class IcebergSink(TableSink[DataFile]):
         fitness.check_place(self._name, f"{warehouse}/{self._name}")
         schema = None
         if self._design.schema is not None:
-            whole = whole_schema(self._design, None)
+            planned_schema = whole_schema(self._design, None)
             # A mirror's schema may have only some of its columns.
             if self.takes_records:
-                self._prove(*proof_of(planned(whole, self._design)))
-            schema = payload_schema(whole, self._design.metadata.names)
+                self._prove(*proof_of(planned(planned_schema, self._design)))
+            schema = payload_schema(planned_schema, self._design.metadata.names)
         return TableState(Ledger(self._group), schema=schema, exists=False)
 
     def _check_design(self, table: Table) -> SchemaChange:

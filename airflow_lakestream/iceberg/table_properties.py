@@ -56,7 +56,7 @@ def codec_of(properties: Mapping[str, str]) -> tuple[str, int | None]:
     name, level_name = TableProperties.PARQUET_COMPRESSION, TableProperties.PARQUET_COMPRESSION_LEVEL
     codec = _CODECS.get(str(properties.get(name, TableProperties.PARQUET_COMPRESSION_DEFAULT)).lower())
     if codec is None or (codec != "none" and not pa.Codec.is_available(codec)):
-        raise _refused(name, properties, f"is none that Arrow writes: {', '.join(sorted(_CODECS))}")
+        raise _refused(name, properties, f"is not a codec that Arrow writes: {', '.join(sorted(_CODECS))}")
     if codec not in _WITH_LEVEL or level_name not in properties or not str(properties[level_name]):
         return codec, None
     least, most = pa.Codec.minimum_compression_level(codec), pa.Codec.maximum_compression_level(codec)
@@ -89,9 +89,9 @@ def _is_known_mode(name: str, value: str) -> bool:
     return True
 
 
-def _refused(name: str, properties: Mapping[str, str], why: str) -> InvalidArgument:
+def _refused(name: str, properties: Mapping[str, str], reason: str) -> InvalidArgument:
     value = properties.get(name)
-    return InvalidArgument("table_properties", f"{name} is {value!r}, which {why}.", "Correct it, or leave it out.")
+    return InvalidArgument("table_properties", f"{name} is {value!r}, which {reason}.", "Correct it, or leave it out.")
 
 
 def _integer(name: str, text: str, *, least: int = -_GREATEST_LONG, most: int = _GREATEST_LONG) -> int | None:
@@ -99,7 +99,7 @@ def _integer(name: str, text: str, *, least: int = -_GREATEST_LONG, most: int = 
     if not text:
         return None
     if not re.fullmatch(r"[+-]?[0-9]+", text):
-        raise _refused(name, {name: text}, "is no whole number: sizes are in bytes, times in milliseconds")
+        raise _refused(name, {name: text}, "is not a whole number: sizes are in bytes, times in milliseconds")
     if not least <= int(text) <= most:
         raise _refused(name, {name: text}, f"is not between {least} and {most}")
     return int(text)
@@ -113,14 +113,14 @@ def _flag(name: str, text: str) -> None:
 
 def _one_of(known: tuple[str, ...], name: str, text: str) -> None:
     if text not in known:
-        raise _refused(name, {name: text}, f"is none of {', '.join(known)}")
+        raise _refused(name, {name: text}, f"is not one of {', '.join(known)}")
 
 
 def _mapping(name: str, text: str) -> None:
     try:
         parse_mapping_from_json(text)
     except ValueError as e:
-        raise _refused(name, {name: text}, f"is no mapping of names: {e}") from e
+        raise _refused(name, {name: text}, f"is not a mapping of names: {e}") from e
 
 
 _positive = partial(_integer, least=1, most=_GREATEST_INT)

@@ -64,7 +64,7 @@ class ClientErrors:
         self.too_large = ""
         # The time since which no broker could be reached; None while one can.
         self.down_since: float | None = None
-        self._said: dict[str, tuple[float, int]] = {}
+        self._logged: dict[str, tuple[float, int]] = {}
 
     def __call__(self, error: KafkaError) -> None:
         """Take an error from librdkafka's error_cb."""
@@ -91,12 +91,12 @@ class ClientErrors:
         text = _THREAD.sub("", text)
         if facility == "FAIL":
             self.last = text
-        what, now = _AGE.sub("", text), time.monotonic()
-        said_at, more = self._said.get(what, (-LOG_INTERVAL, 0))
-        if now - said_at < LOG_INTERVAL:
-            self._said[what] = said_at, more + 1
+        text_without_age, now = _AGE.sub("", text), time.monotonic()
+        logged_at, more = self._logged.get(text_without_age, (-LOG_INTERVAL, 0))
+        if now - logged_at < LOG_INTERVAL:
+            self._logged[text_without_age] = logged_at, more + 1
             return
-        self._said[what] = now, 0
+        self._logged[text_without_age] = now, 0
         client_log.debug(template + (f" (and {more} times more)" if more else ""), facility, client, text)
 
 

@@ -68,17 +68,19 @@ class KafkaCluster(KafkaRequests):
 
     def brokers(self) -> ClusterBrokers:
         """Return the cluster's id and brokers. Raises KafkaRefused, KafkaUnavailable, KafkaMisconfigured."""
-        found = self._ask(
+        description = self._ask(
             "describing the cluster", lambda: self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT)
         )
-        return ClusterBrokers(str(found.cluster_id), [BrokerAddress(node.host, node.port) for node in found.nodes])
+        return ClusterBrokers(
+            str(description.cluster_id), [BrokerAddress(node.host, node.port) for node in description.nodes]
+        )
 
 
 def bootstrap_addresses(connection: Mapping[str, Any]) -> list[BrokerAddress]:
     """Return the brokers named by a connection. Raises ValueError for an invalid port."""
     text = str(connection.get("bootstrap.servers") or connection.get("metadata.broker.list") or "")
-    found = []
+    addresses = []
     for part in filter(None, (one.strip() for one in text.split(","))):
         host, colon, port = part.rpartition("://")[2].rpartition(":")
-        found.append(BrokerAddress(host.strip("[]"), int(port)) if colon else BrokerAddress(port, _DEFAULT_PORT))
-    return found
+        addresses.append(BrokerAddress(host.strip("[]"), int(port)) if colon else BrokerAddress(port, _DEFAULT_PORT))
+    return addresses

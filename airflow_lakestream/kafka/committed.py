@@ -81,7 +81,7 @@ class GroupOffsets(KafkaRequests):
             "start_offset",
             f'"committed" was asked for, but group {self._group!r} has committed offsets that were not in the log yet '
             f"when a run first saw them: {where}. They are of another topic or cluster, or the log was cut short "
-            "since. The records that come up to them would never be landed, so nothing was landed.",
+            "since. The records up to these offsets would never be landed, so nothing was landed.",
             "Correct consumer_group or kafka_conn_id, set the group's offsets (kafka-consumer-groups.sh "
             '--reset-offsets; they stay refused until they are set again), or begin with "earliest" or "timestamp".'
             + (

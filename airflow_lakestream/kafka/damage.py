@@ -23,7 +23,7 @@ _REFUSED = frozenset({KafkaError.INVALID_MSG, KafkaError.UNKNOWN})
 _SHORT_ANSWERS = 5
 # A wider step could pass over good records between two damaged batches.
 _WIDEST = 1000
-DISORDER = "its own offset is another one, so that its records come at the offsets of others or beyond the log's end"
+DISORDER = "its own offset is wrong, so that its records have offsets of other records or beyond the log's end"
 _MANY = 10_000
 # A batch is in one answer, however large it is.
 _WHOLE_BATCHES = {"max.partition.fetch.bytes": 2**26, "queued.min.messages": 1}
@@ -134,8 +134,8 @@ class LogProbe:
         None if its own offsets are before the position, or if all is in order at a second look.
         """
         start = max(0, position - 1)
-        found = misplaced(self._in_order(topic, partition, start, end), start)
-        first, until = found or (0, 0)
+        misplaced_range = misplaced(self._in_order(topic, partition, start, end), start)
+        first, until = misplaced_range or (0, 0)
         if max(first, position) >= min(until, end):
             return None
         return DamagedBatch(topic, partition, first, min(until, end), DISORDER)

@@ -94,7 +94,7 @@ class BatchTooLarge(LakestreamError, Terminal):
         self.topic, self.positions = topic, positions
         places = ", ".join(f"{topic}[{p}] offset {position}" for p, position in sorted(positions.items()))
         super().__init__(
-            f"at one of {places} is a batch of records that is larger than one answer may be: {problem}. What was "
+            f"a batch of records at one of {places} is larger than the largest allowed answer: {problem}. What was "
             f"not committed yet was discarded. Raise receive.message.max.bytes (default: 100000000) in the extra of "
             f"{where} above that size."
         )

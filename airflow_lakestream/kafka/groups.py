@@ -35,7 +35,7 @@ class GroupInUse(LakestreamError, Transient):
 
     def __init__(self, group: str, where: str) -> None:
         super().__init__(
-            f"{where}: the offsets of group {group!r} can't be set: somebody is still in it. A retry looks again."
+            f"{where}: the offsets of group {group!r} can't be set: it still has a member. A retry looks again."
         )
 
 
@@ -147,15 +147,15 @@ class _Exists(Exception):
 
 
 def _unless_there(future: Future[Any]) -> Future[Any]:
-    found: Future[Any] = Future()
+    outcome: Future[Any] = Future()
 
-    def hand_on(done: Future[Any]) -> None:
+    def pass_result(done: Future[Any]) -> None:
         error = done.exception()
         is_there = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
         if error is not None:
-            found.set_exception(_Exists() if is_there else error)
+            outcome.set_exception(_Exists() if is_there else error)
         else:
-            found.set_result(done.result())
+            outcome.set_result(done.result())
 
-    future.add_done_callback(hand_on)
-    return found
+    future.add_done_callback(pass_result)
+    return outcome

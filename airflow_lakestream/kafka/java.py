@@ -54,12 +54,12 @@ class JavaDamage:
     def of(cls, error: str) -> JavaDamage | None:
         """Return the damage by an error or a trace; None for an error without damage."""
         for place in _PLACES:
-            if found := place.search(error):
-                told = found.groupdict()
-                line, offset = _line(error, found.start()), int(told.get("offset", -1))
-                return cls(line, told["topic"], int(told["partition"]), offset)
-        found = _DAMAGED.search(error)
-        return None if found is None else cls(_line(error, found.start()))
+            if match := place.search(error):
+                groups = match.groupdict()
+                line, offset = _line(error, match.start()), int(groups.get("offset", -1))
+                return cls(line, groups["topic"], int(groups["partition"]), offset)
+        match = _DAMAGED.search(error)
+        return None if match is None else cls(_line(error, match.start()))
 
     def within(self, ranges: RangeSet) -> RangeSet:
         """Return the part of the ranges with the damage, as far as the place is known."""
@@ -68,7 +68,7 @@ class JavaDamage:
         return ranges & RangeSet.of(self.topic, self.partition, max(self.offset, 0), _ENDLESS)
 
 
-def near(ranges: RangeSet) -> RangeSet:
+def first_offsets(ranges: RangeSet) -> RangeSet:
     """Return the first MOST_LOOKED_AT offsets of each range."""
     return RangeSet(replace(r, until_offset=min(r.until_offset, r.from_offset + MOST_LOOKED_AT)) for r in ranges)
 

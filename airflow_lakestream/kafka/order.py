@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 
-def rises(offsets: Sequence[int]) -> bool:
+def is_rising(offsets: Sequence[int]) -> bool:
     """Return whether each offset is higher than the previous offset."""
     return isinstance(offsets, range) or all(one < other for one, other in pairwise(offsets))
 

@@ -15,7 +15,7 @@ from confluent_kafka import Message
 from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.kafka.order import rises
+from airflow_lakestream.kafka.order import is_rising
 
 # A chunk is handed on at this size or count: large enough for Arrow, small enough for memory and the processor's
 # cache. With 8 MiB it took 5% longer and 50 MiB more: jemalloc does not keep blocks of that size.
@@ -38,7 +38,7 @@ class PartitionBuffer:
         self.next_offset = self.seen = position
         self._messages: list[Any] = []
         self._stamps: list[npt.NDArray[np.int64]] = []
-        self._told: Sequence[int] = ()
+        self._delivered_offsets: Sequence[int] = ()
         self.heard_at = 0.0
         self._clear()
 
@@ -78,11 +78,11 @@ class PartitionBuffer:
         """
         if not self._messages:
             return True
-        self._told = offsets = _offsets(self._messages)
+        self._delivered_offsets = offsets = _offsets(self._messages)
         first, last = offsets[0], offsets[-1]
-        return first >= self.next_offset and rises(offsets) and (last < self.end or last < high())
+        return first >= self.next_offset and is_rising(offsets) and (last < self.end or last < high())
 
-    def drop_raised(self, high: int) -> None:
+    def drop_disordered(self, high: int) -> None:
         """Drop delivered messages at foreign offsets or beyond the log's end."""
         stamps = np.concatenate(self._stamps)
         offsets: list[Any] = list(map(Message.offset, self._messages))
@@ -100,7 +100,7 @@ class PartitionBuffer:
             return 0
         messages, self._messages = self._messages, []
         stamps, self._stamps = np.concatenate(self._stamps), []
-        offsets = self._told
+        offsets = self._delivered_offsets
         if offsets[-1] >= self.end:
             self.seen = max(self.seen, offsets[-1])
             wanted = [offset < self.end for offset in offsets]
@@ -135,9 +135,9 @@ class PartitionBuffer:
             self.partition,
             _joined(self._offsets, self._count),
             self._timestamps,
-            _whole(self._values) if self._values else pa.array([], pa.binary()),
-            _whole(self._keys) if self._keys else None,
-            _whole(self._headers) if self._headers else None,
+            _one_array(self._values) if self._values else pa.array([], pa.binary()),
+            _one_array(self._keys) if self._keys else None,
+            _one_array(self._headers) if self._headers else None,
         )
         covers = OffsetRange(self.topic, self.partition, self.position, until)
         chunk = RecordChunk(covers, batch, self.size)
@@ -161,7 +161,7 @@ def _headers(messages: Sequence[Any]) -> pa.Array:
     return pa.array(list(map(Message.headers, messages)), HEADERS)
 
 
-def _whole(pieces: Sequence[pa.Array]) -> pa.Array:
+def _one_array(pieces: Sequence[pa.Array]) -> pa.Array:
     # A single array is returned as it is: Arrow would copy it.
     return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
 

@@ -126,7 +126,7 @@ class KafkaReader:
             raise damaged
         # The batch's own offsets were not asked for, and the records behind the batch follow.
         high = _high(consumer, part, asks=True)
-        part.drop_raised(high)
+        part.drop_disordered(high)
         if not part.is_in_order(lambda: high):
             raise DamagedBatch(part.topic, part.partition, part.next_offset, part.next_offset + 1, DISORDER)
 

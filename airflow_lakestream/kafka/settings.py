@@ -26,8 +26,10 @@ def problem_of(settings: Mapping[str, object], *, has_login: bool = False) -> tu
     for prefix, wanted, other in (("sasl.", "SASL_SSL", "SASL_PLAINTEXT"), ("ssl.", "SSL", "SASL_SSL")):
         given = [name for name, value in settings.items() if name.startswith(prefix) and value not in (None, "")]
         if given and protocol not in (wanted, other):
-            said = "is missing" if "security.protocol" not in settings else f"is {protocol}"
-            problem = f"it has {', '.join(given)}, and security.protocol {said}: the client would connect without."
+            protocol_text = "is missing" if "security.protocol" not in settings else f"is {protocol}"
+            problem = (
+                f"it has {', '.join(given)}, and security.protocol {protocol_text}: the client would connect without."
+            )
             return problem, f'Set security.protocol to "{wanted}" or "{other}", or leave the others out.'
     if has_login and not protocol.startswith("SASL_"):
         remedy = (

@@ -28,10 +28,10 @@ _FROM = "lakestream-from"
 class NotSignalled(LakestreamError, Transient):
     """The signal could not be written."""
 
-    def __init__(self, topic: str, why: str) -> None:
+    def __init__(self, topic: str, reason: str) -> None:
         super().__init__(
-            f"signal topic {topic}: {why}. Nothing was changed. If the topic is missing, create it with one partition, "
-            "name it in the connector (signal.kafka.topic, signal.kafka.bootstrap.servers, and kafka in "
+            f"signal topic {topic}: {reason}. Nothing was changed. If the topic is missing, create it with one "
+            "partition, name it in the connector (signal.kafka.topic, signal.kafka.bootstrap.servers, and kafka in "
             "signal.enabled.channels), or name another with --signal-topic."
         )
 
@@ -56,14 +56,14 @@ class SignalTopic:
 
     def last(self, collection: str) -> SnapshotSignal | None:
         """Return lakestream's last signal for a table, or None. Raises NotSignalled."""
-        found = None
+        newest = None
         for message in self._tail():
             starts = dict(message.headers() or ()).get(_FROM)
             if starts is None or _asked_for(message) != collection:
                 continue
             ends = {int(partition): offset for partition, offset in json.loads(starts).items()}
-            found = SnapshotSignal(collection, ends, time.time() - message.timestamp()[1] / 1000)
-        return found
+            newest = SnapshotSignal(collection, ends, time.time() - message.timestamp()[1] / 1000)
+        return newest
 
     def ask(self, collection: str, starts: Mapping[int, int], wait: Callable[[float], object]) -> SnapshotSignal:
         """Order a snapshot of a table, after the pause since the last signal. Raises NotSignalled."""
@@ -116,7 +116,7 @@ class SignalTopic:
 
 def _asked_for(message: Message) -> str | None:
     try:
-        found = json.loads(message.value() or b"null")["data"]["data-collections"][0]
+        collection = json.loads(message.value() or b"null")["data"]["data-collections"][0]
     except (ValueError, TypeError, KeyError, IndexError):
         return None
-    return str(found)
+    return str(collection)

@@ -98,9 +98,9 @@ class KafkaSource(GroupOffsets):
         if self._start.offset is StartOffset.TIMESTAMP:
             if self._start.timestamp_ms is None:
                 raise InvalidArgument("start_timestamp", 'is missing; start_offset="timestamp" needs it.')
-            found = self.offsets_at(state, self._start.timestamp_ms)
-            # What the log has lost below its first record may be from after the time, too.
-            return {p: offset for p, offset in found.items() if offset > marks[p].low}
+            starts = self.offsets_at(state, self._start.timestamp_ms)
+            # Records lost below the log's first record may be from after the time, too.
+            return {p: offset for p, offset in starts.items() if offset > marks[p].low}
         return self._starts_at_committed(marks)
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
@@ -142,10 +142,12 @@ class KafkaSource(GroupOffsets):
             return {p: (m.low, BEGINNING_MS) for p, m in marks.items()}
         if at_ms > _LAST_MS:
             return {p: (m.end, at_ms) for p, m in marks.items()}
-        found = self._list_offsets(marks, lambda: OffsetSpec.for_timestamp(at_ms))
+        offsets = self._list_offsets(marks, lambda: OffsetSpec.for_timestamp(at_ms))
         # Kafka answers -1 without such a record: that means the end, never the earliest offset.
-        none = [p for p in marks if found[p].offset < 0]
-        firsts = {p: (found[p].offset, found[p].timestamp) for p in marks} | {p: (marks[p].end, at_ms) for p in none}
+        none = [p for p in marks if offsets[p].offset < 0]
+        firsts = {p: (offsets[p].offset, offsets[p].timestamp) for p in marks} | {
+            p: (marks[p].end, at_ms) for p in none
+        }
         for p in self._unproven(marks, none, at_ms):
             log.info(
                 "%s[%s]: Kafka finds no record at or after %s ms, but may miss one since records were deleted; "

@@ -111,8 +111,8 @@ class TimestampCache:
                     parts[chunk.covers.partition].append(RecordTimestamps(offsets, millis.copy()))
         except OffsetsGone as gone:
             known.pop(gone.partition)
-            others = {p: ranges for p, ranges in missing.items() if p != gone.partition}
-            return self._read(state, known, others) if others else {}
+            remaining = {p: ranges for p, ranges in missing.items() if p != gone.partition}
+            return self._read(state, known, remaining) if remaining else {}
         return {p: _KnownTimestamps(known[p].covered | missing[p], _in_order(stamps)) for p, stamps in parts.items()}
 
     def _remember(self, state: TopicState, known: Mapping[int, _KnownTimestamps]) -> None:

@@ -137,17 +137,17 @@ class KafkaWatch:
         :param reread: read known records again: compaction may have removed them since.
         """
         topic_id = state.identity.topic_id or state.identity.topic
-        found: dict[int, FirstRecord | None] = {}
+        first_records: dict[int, FirstRecord | None] = {}
         for p, offset in positions.items() if not reread else ():
             if (known := self._firsts.get((topic_id, p, offset))) is not None:
-                found[p] = known
-        unknown = {p: offset for p, offset in positions.items() if p not in found}
+                first_records[p] = known
+        unknown = {p: offset for p, offset in positions.items() if p not in first_records}
         if unknown:
-            found |= (read := self._read_firsts(state.identity.topic, unknown))
+            first_records |= (read := self._read_firsts(state.identity.topic, unknown))
             self._firsts.update({(topic_id, p, unknown[p]): first for p, first in read.items() if first is not None})
             while len(self._firsts) > _KNOWN:
                 self._firsts.popitem(last=False)
-        return found
+        return first_records
 
     def stamps(self, state: TopicState, ranges: RangeSet, before_ms: int | None) -> dict[int, RecordTimestamps]:
         """Return, by partition, the timestamps of all readable records of the ranges.
@@ -156,16 +156,16 @@ class KafkaWatch:
         compaction may have removed it. A partition whose ranges have just left the log is left out.
         """
         topic = state.identity.topic
-        found = self._stamps.of(state, ranges)
-        oldest = {p: one.oldest for p, one in found.items() if one.oldest is not None}
+        stamps = self._stamps.of(state, ranges)
+        oldest = {p: one.oldest for p, one in stamps.items() if one.oldest is not None}
         doubted = {p: offset for p, (offset, millis) in oldest.items() if before_ms is not None and millis < before_ms}
         there = self.firsts(state, doubted, reread=True) if doubted else {}
         gone = [p for p, offset in doubted.items() if (first := there.get(p)) is None or first.offset != offset]
         if not gone:
-            return found
+            return stamps
         self._stamps.forget(state, gone)
         again = RangeSet(r for p in gone for r in ranges.of_partition(topic, p))
-        kept = {p: one for p, one in found.items() if p not in gone}
+        kept = {p: one for p, one in stamps.items() if p not in gone}
         return kept | self._stamps.of(state, again)
 
     def _read_firsts(self, topic: str, positions: Mapping[int, int]) -> dict[int, FirstRecord | None]:
@@ -176,7 +176,7 @@ class KafkaWatch:
         places = [TopicPartition(topic, p, offset) for p, offset in positions.items()]
         asked, ahead = {one.partition for one in places[:_AT_ONCE]}, iter(places[_AT_ONCE:])
         since = time.monotonic()
-        found: dict[int, FirstRecord | None] = {}
+        first_records: dict[int, FirstRecord | None] = {}
         try:
             consumer.assign(places[:_AT_ONCE])
             while asked:
@@ -188,7 +188,7 @@ class KafkaWatch:
                     asked.discard(p := int(message.partition() or 0))
                     # Else this partition's batches would go on to come, before the batches of other partitions.
                     consumer.incremental_unassign([TopicPartition(topic, p)])
-                    found |= _first(message, p, self._where, doing)
+                    first_records |= _first(message, p, self._where, doing)
                     if (place := next(ahead, None)) is not None:
                         asked.add(place.partition)
                         consumer.incremental_assign([place])
@@ -196,7 +196,7 @@ class KafkaWatch:
                     raise KafkaUnavailable(self._where, doing, waited, errors.last)
         finally:
             consumer.close()
-        return found
+        return first_records
 
     def _of(self, topic: str) -> _TopicRequests:
         return _TopicRequests(self._connection, topic, self._where, self._client, self._errors)
@@ -227,8 +227,8 @@ class _TopicRequests(KafkaSource):
         self._errors = errors
 
     def high_watermarks(self, state: TopicState) -> dict[int, int]:
-        found = self._list_offsets(state.marks, OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED)
-        return {p: one.offset for p, one in found.items()}
+        ends = self._list_offsets(state.marks, OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED)
+        return {p: one.offset for p, one in ends.items()}
 
     def group_state(self, group: str) -> GroupState:
         request = ConsumerGroupTopicPartitions(group)
@@ -265,11 +265,11 @@ class _TopicRequests(KafkaSource):
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, dict[int, int]]:
-    found: dict[str, dict[int, int]] = {}
+    offsets: dict[str, dict[int, int]] = {}
     for tp in partitions:
         if tp.offset >= 0:
-            found.setdefault(tp.topic, {})[tp.partition] = tp.offset
-    return found
+            offsets.setdefault(tp.topic, {})[tp.partition] = tp.offset
+    return offsets
 
 
 def _limit(value: str | None) -> int | None:

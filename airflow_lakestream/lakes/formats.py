@@ -24,7 +24,7 @@ class LakeFormat:
     `sink`, `checked`, `mirror` and `rejecting` make `core.ports.SharedSink`s: of records, of records with checks before
     the commit, of change events, and of another sink with a reject table. `check` refuses a design that a table can't
     have. `books` opens a table's ledgers and their history, `audit` is an `audit.run.Audit`, `swap` a module for the
-    table aside a mirror, and `beside` a module that opens and deletes staged files next to a table's files.
+    table aside a mirror, and `staging` a module that opens and deletes staged files next to a table's files.
 
     `columns_taken` are column names that its readers need themselves, in lower case; no column name may have any of
     `characters_refused`. `modules` are the modules that executors need, each with its package.
@@ -39,7 +39,7 @@ class LakeFormat:
     books: str
     audit: str
     swap: str
-    beside: str
+    staging: str
     check: str | None = None
     columns_taken: tuple[str, ...] = ()
     characters_refused: str = ""
@@ -73,7 +73,7 @@ _ROWS = (
         books="airflow_lakestream.watching.streams.landings:IcebergStreams",
         audit="airflow_lakestream.audit.run:Audit",
         swap="airflow_lakestream.cdc.swap.iceberg:",
-        beside="airflow_lakestream.iceberg.write.handover:",
+        staging="airflow_lakestream.iceberg.write.handover:",
         columns_taken=ICEBERG_COLUMNS,
     ),
     LakeFormat(
@@ -87,7 +87,7 @@ _ROWS = (
         books="airflow_lakestream.watching.streams.delta:DeltaStreams",
         audit="airflow_lakestream.audit.delta:DeltaAudit",
         swap="airflow_lakestream.cdc.swap.delta:",
-        beside="airflow_lakestream.delta.write.handover:",
+        staging="airflow_lakestream.delta.write.handover:",
         characters_refused=REFUSED_CHARACTERS,
         modules={"deltalake": "deltalake", "obstore": "obstore"},
     ),

@@ -27,25 +27,25 @@ def columns_of(sql: SqlStatement | None) -> dict[str, tuple[str, ...]]:
     is_select = node["type"] == "SELECT_NODE" and not any(ctes(node))
     if not is_select or str(node["from_table"].get("table_name", "")).lower() != INPUT:
         return {}
-    return _certain(node["select_list"], {one.name.lower(): one.name for one in sql.given.fields})
+    return _certain_lineage(node["select_list"], {one.name.lower(): one.name for one in sql.given.fields})
 
 
-def _certain(items: Sequence[Node], known: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+def _certain_lineage(items: Sequence[Node], columns: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    lineage: dict[str, tuple[str, ...]] = {}
     aliases: set[str] = set()
     for item in items:
         if item["class"] == "STAR":
             return {}
         name = str(item["alias"] or item.get("column_names", [""])[-1])
-        parts = _parts(expressions(item), known, aliases)
+        parts = _source_columns(expressions(item), columns, aliases)
         if parts:
-            found[name] = parts
+            lineage[name] = parts
         if item["alias"]:
             aliases.add(name.lower())
-    return found
+    return lineage
 
 
-def _parts(nodes: Iterable[Node], known: Mapping[str, str], aliases: set[str]) -> tuple[str, ...]:
+def _source_columns(nodes: Iterable[Node], columns: Mapping[str, str], aliases: set[str]) -> tuple[str, ...]:
     """Return the decoded columns in an expression, or an empty tuple if any part may be something else."""
     parts: dict[str, None] = {}
     for node in nodes:
@@ -53,8 +53,8 @@ def _parts(nodes: Iterable[Node], known: Mapping[str, str], aliases: set[str]) -
             return ()
         if node["class"] != "COLUMN_REF":
             continue
-        [*places, name] = (str(one).lower() for one in node["column_names"])
-        if places or name not in known or name in aliases:
+        [*qualifiers, name] = (str(one).lower() for one in node["column_names"])
+        if qualifiers or name not in columns or name in aliases:
             return ()
-        parts[known[name]] = None
+        parts[columns[name]] = None
     return tuple(parts)

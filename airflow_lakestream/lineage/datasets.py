@@ -74,7 +74,7 @@ def inputs_of(facts: LineageFacts) -> list[InputDataset]:
 
 def outputs_of(facts: LineageFacts) -> list[OutputDataset]:
     """Return the tables: at most `MOST_TABLES`, with the most rows."""
-    tables = [_table(name, written) for name, written in _told(facts)]
+    tables = [_table(name, written) for name, written in _largest_tables(facts)]
     if facts.columns and len(tables) == len(facts.topics) == 1:
         _add_columns(tables[0], facts)
     return tables
@@ -82,7 +82,7 @@ def outputs_of(facts: LineageFacts) -> list[OutputDataset]:
 
 def run_facets_of(facts: LineageFacts) -> dict[str, RunFacet]:
     """Return the facets of the run."""
-    left_out = len(facts.tables) - len(_told(facts))
+    left_out = len(facts.tables) - len(_largest_tables(facts))
     landings, recovered = facts.landings[-MOST_LISTED:], facts.recovered[-MOST_LISTED:]
     return {"lakestream_landing": LakestreamLandingRunFacet(facts.consumer_group, landings, recovered, left_out)}
 
@@ -92,7 +92,7 @@ def job_facets_of(facts: LineageFacts) -> dict[str, Any]:
     return {} if facts.statement is None else {"sql": SQLJobFacet(query=facts.statement)}
 
 
-def _told(facts: LineageFacts) -> list[tuple[str, TableOutput]]:
+def _largest_tables(facts: LineageFacts) -> list[tuple[str, TableOutput]]:
     most = sorted(facts.tables.items(), key=lambda item: (-item[1].rows, item[0]))
     return sorted(most[:MOST_TABLES])
 
@@ -128,11 +128,11 @@ def _table(name: str, written: TableOutput) -> OutputDataset:
 def _add_columns(table: OutputDataset, facts: LineageFacts) -> None:
     [(topic, _)], [written] = facts.topics.items(), facts.tables.values()
     namespace = kafka_namespace(facts.brokers)
-    there = {one.name for one in written.place.columns} if written.place else set()
+    columns = {one.name for one in written.place.columns} if written.place else set()
     fields = {
         name: Fields([InputField(namespace, topic, one, [Transformation("DIRECT")]) for one in parts])
         for name, parts in facts.columns.items()
-        if name in there
+        if name in columns
     }
     if fields and table.facets is not None:
         table.facets["columnLineage"] = ColumnLineageDatasetFacet(fields)

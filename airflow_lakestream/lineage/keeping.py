@@ -32,16 +32,16 @@ class FactsKeeper:
             read.counts = (read.counts or Counts()) + entry.counts
             read.ranges |= entry.landed | entry.replaced
             read.lost |= entry.lost
-        seen = look(self._lake, done.table, [snapshot])
-        if seen is not None and seen.rows:
-            self._take_targets(seen)
+        commit = look(self._lake, done.table, [snapshot])
+        if commit is not None and commit.rows:
+            self._take_targets(commit)
             return
         written = self.facts.table(done.table)
-        if seen is None:
+        if commit is None:
             written.add(landing.rows, None, None, snapshot)
             return
-        written.add(landing.rows, seen.size, seen.files, snapshot)
-        written.place = seen.place
+        written.add(landing.rows, commit.size, commit.files, snapshot)
+        written.place = commit.place
 
     def ended(self, topics: Iterable[str], tables: Mapping[str, int], snapshots: Iterable[str]) -> None:
         """Note topics, tables and snapshots of the whole run, also of a run without new records.
@@ -60,5 +60,5 @@ class FactsKeeper:
             written.place = written.place or _place(look(self._lake, name))
 
 
-def _place(seen: CommitFacts | None) -> TablePlace | None:
-    return None if seen is None else seen.place
+def _place(commit: CommitFacts | None) -> TablePlace | None:
+    return None if commit is None else commit.place

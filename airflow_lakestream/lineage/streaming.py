@@ -14,23 +14,23 @@ from airflow_lakestream.lineage.looking import look
 
 
 def add_batches(
-    facts: LineageFacts, progress: DriverProgress, before: Mapping[str, Any], what: Mapping[str, Any]
+    facts: LineageFacts, progress: DriverProgress, before: Mapping[str, Any], names: Mapping[str, Any]
 ) -> None:
     """Add the landings since `before`, which has sums in the form of `DriverProgress.sums`.
 
-    :param what: `topic` and `table`, if known.
+    :param names: `topic` and `table`, if known.
     """
     since = progress.since(before)
     ranges: dict[str, list[OffsetRange]] = {}
     for topic, partition, begin, end in since["landed"]:
         ranges.setdefault(topic, []).append(OffsetRange(topic, partition, begin, end))
-    if not ranges and what.get("topic") and not is_pattern(str(what["topic"])):
-        facts.topic(str(what["topic"]))
+    if not ranges and names.get("topic") and not is_pattern(str(names["topic"])):
+        facts.topic(str(names["topic"]))
     for topic, landed in ranges.items():
         read = facts.topic(topic)
         read.ranges = RangeSet(landed)
         read.counts = _counts(since) if len(ranges) == 1 else None
-    for table, rows in _rows(since, what).items():
+    for table, rows in _rows(since, names).items():
         facts.table(table).rows = rows
     if len(facts.tables) == 1:
         _add_snapshots(facts, progress, since["batches"])
@@ -39,32 +39,33 @@ def add_batches(
 def look_at_tables(facts: LineageFacts, lake: Any) -> None:
     """Add place, size and files of the tables. Tables that records chose have no snapshots here."""
     for table, written in facts.tables.items():
-        seen = look(lake, table, written.snapshots)
-        if seen is None:
+        commit = look(lake, table, written.snapshots)
+        if commit is None:
             continue
-        written.place = seen.place
+        written.place = commit.place
         if written.knows_all:
-            written.size, written.files = seen.size, seen.files
+            written.size, written.files = commit.size, commit.files
 
 
 def _add_snapshots(facts: LineageFacts, progress: DriverProgress, batches: int) -> None:
     [written] = facts.tables.values()
-    kept = progress.last[-batches:] if batches else ()
-    written.snapshots = list(dict.fromkeys(one for batch in kept if batch.rows_in for one in batch.snapshot_ids))
+    last_batches = progress.last[-batches:] if batches else ()
+    with_rows = (batch for batch in last_batches if batch.rows_in)
+    written.snapshots = list(dict.fromkeys(snapshot for batch in with_rows for snapshot in batch.snapshot_ids))
     # The progress keeps only the last batches.
-    written.knows_all = len(kept) == batches
+    written.knows_all = len(last_batches) == batches
 
 
 def _counts(since: Mapping[str, Any]) -> Counts:
-    others = {name: since[name] for name in ("rejected", "skipped", "filtered")}
+    not_written = {name: since[name] for name in ("rejected", "skipped", "filtered")}
     # A function may make more rows than records came, or fewer.
-    written = max(0, since["rows_in"] - sum(others.values()))
-    return Counts(read=written + sum(others.values()), written=written, **others)
+    written = max(0, since["rows_in"] - sum(not_written.values()))
+    return Counts(read=written + sum(not_written.values()), written=written, **not_written)
 
 
-def _rows(since: Mapping[str, Any], what: Mapping[str, Any]) -> Mapping[str, int]:
+def _rows(since: Mapping[str, Any], names: Mapping[str, Any]) -> Mapping[str, int]:
     if since["tables"]:
         return {str(table): int(rows) for table, rows in since["tables"].items()}
-    table = str(what.get("table") or "")
+    table = str(names.get("table") or "")
     # A table chosen by records or topics is not known before it has rows.
     return {table: since["rows_out"]} if table and "{" not in table else {}

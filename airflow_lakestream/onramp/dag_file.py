@@ -130,8 +130,8 @@ class DagFile:
 
     @property
     def _timetable(self) -> str:
-        said = _literal(self.schedule or SCHEDULES[self.engine])
-        return f'CronDataIntervalTimetable({said}, timezone="UTC")' if self._has_intervals else said
+        schedule = _literal(self.schedule or SCHEDULES[self.engine])
+        return f'CronDataIntervalTimetable({schedule}, timezone="UTC")' if self._has_intervals else schedule
 
     @property
     def _asset(self) -> str:
@@ -142,7 +142,7 @@ class DagFile:
 
     def _arguments(self, indent: int = 8) -> list[tuple[str, str, str]]:
         """Return the landing's arguments as (name, Python, comment), for lines indented by `indent` spaces."""
-        name_of_group = "The name of the ledger in the table: who takes another one begins anew."
+        name_of_group = "The name of the ledger in the table: another name begins a new ledger."
         found = [
             ("topic", _literal(self.topic), ""),
             ("table", _literal(self.table), "Created by the first run if it is missing."),
@@ -160,22 +160,22 @@ class DagFile:
         return found
 
     def _extract(self) -> str:
-        told = [("task_id", '"land"', ""), *self._arguments(), *self._connections(), *self._end()]
-        return f"    KafkaExtractOperator(\n{_keywords(told, 8)}    )\n"
+        arguments = [("task_id", '"land"', ""), *self._arguments(), *self._connections(), *self._end()]
+        return f"    KafkaExtractOperator(\n{_keywords(arguments, 8)}    )\n"
 
     def _mirror(self) -> str:
-        told = [("task_id", '"mirror"', ""), *self._arguments(), *self._connections(), *self._end()]
-        return f"    KafkaMirrorOperator(\n{_keywords(told, 8)}    )\n"
+        arguments = [("task_id", '"mirror"', ""), *self._arguments(), *self._connections(), *self._end()]
+        return f"    KafkaMirrorOperator(\n{_keywords(arguments, 8)}    )\n"
 
     def _group(self) -> str:
         tasks = ("tasks", "4", "Most tasks that read side by side.")
-        told = [tasks, *self._arguments(), *self._connections(), *self._end()]
-        return f'    kafka_extract_group(\n        "land",\n{_keywords(told, 8)}    )\n'
+        arguments = [tasks, *self._arguments(), *self._connections(), *self._end()]
+        return f'    kafka_extract_group(\n        "land",\n{_keywords(arguments, 8)}    )\n'
 
     def _spark(self) -> str:
         app = "kafka_to_delta" if self.is_delta else "kafka_to_iceberg"
         landing = [one for one in self._arguments(12) if one[0] != "table_format"]
-        settings = "".join(_lines(f'"{name}": ', python, why, 12) for name, python, why in landing)
+        settings = "".join(_lines(f'"{name}": ', python, comment, 12) for name, python, comment in landing)
         own = [
             ("trigger", '"10 seconds"', "A batch, and a commit, each ten seconds."),
             ("checkpoint_location", "CHECKPOINT", ""),
@@ -216,11 +216,11 @@ def default_table(topic: str) -> str:
     return "lake." + (re.sub(r"\W+", "_", topic).strip("_") or "topic")
 
 
-def _schema(columns: str, said: str) -> str:
+def _schema(columns: str, source: str) -> str:
     schema, times = to_timed_schema(columns)
     lines = ",\n".join(f"    {_in_triple_quotes(schema_text(Schema(one), times))}" for one in schema.fields)
-    why = f"# The columns of the table, by {said}: correct names and types before the first run makes it.\n"
-    return f'\n{why}SCHEMA = """\n{lines}\n"""\n'
+    comment = f"# The columns of the table, by {source}: correct names and types before the first run makes it.\n"
+    return f'\n{comment}SCHEMA = """\n{lines}\n"""\n'
 
 
 def _statement(sql: str) -> str:
@@ -233,12 +233,12 @@ def _in_triple_quotes(text: str) -> str:
 
 
 def _keywords(arguments: list[tuple[str, str, str]], indent: int) -> str:
-    return "".join(_lines(f"{name}=", python, why, indent) for name, python, why in arguments)
+    return "".join(_lines(f"{name}=", python, comment, indent) for name, python, comment in arguments)
 
 
-def _lines(name: str, python: str, why: str, indent: int) -> str:
+def _lines(name: str, python: str, comment: str, indent: int) -> str:
     space = " " * indent
-    return (f"{space}# {why}\n" if why else "") + f"{space}{name}{python},\n"
+    return (f"{space}# {comment}\n" if comment else "") + f"{space}{name}{python},\n"
 
 
 def _python(value: Any, indent: int) -> str:

@@ -73,8 +73,8 @@ def guess_format(
     kind, count = kinds.most_common(1)[0]
     if 2 * count <= len(known):
         kind, count = "bytes", len(known)
-    said = f"{count} of {len(known)} values {_SAID[kind]}"
-    return _MADE[kind](said, known)
+    reason = f"{count} of {len(known)} values {_KIND_TEXTS[kind]}"
+    return _GUESS_BY_KIND[kind](reason, known)
 
 
 class _ValueClassifier:
@@ -129,15 +129,15 @@ def _is_line(value: bytes) -> bool:
     return text.replace("\t", " ").rstrip("\r\n").isprintable()
 
 
-_SAID = {
+_KIND_TEXTS = {
     "single": "are Avro in single-object encoding",
     "framed": "begin with a zero byte and the id of a schema",
     "bare": "have the ids of their schemas in headers",
     "text": "are text",
-    "bytes": "are neither JSON, text nor of a registry",
+    "bytes": "are neither JSON nor text, and have no schema in a registry",
     ValueFormat.JSON: "are JSON objects",
     ValueEnvelope.DEBEZIUM: "are change events of Debezium in JSON",
-    ValueEnvelope.CONNECT: "are Kafka Connect's JSON, with a schema beside each row",
+    ValueEnvelope.CONNECT: "are Kafka Connect's JSON, with a schema next to each row",
     ValueFormat.AVRO: "name a schema of Avro in the registry",
     ValueFormat.PROTOBUF: "name a schema of Protobuf in the registry",
     ValueFormat.JSON_SCHEMA: "name a JSON Schema in the registry",
@@ -145,15 +145,15 @@ _SAID = {
 
 
 def _as(**decoding: str) -> Callable[[str, Sequence[bytes]], FormatGuess]:
-    return lambda said, _: FormatGuess(decoding, said)
+    return lambda reason, _: FormatGuess(decoding, reason)
 
 
 def _stuck(format_name: str | None, remedy: str) -> Callable[[str, Sequence[bytes]], FormatGuess]:
     decoding = {} if format_name is None else {"format": format_name}
-    return lambda said, _: FormatGuess(decoding, said, f"{said}. {remedy}")
+    return lambda reason, _: FormatGuess(decoding, reason, f"{reason}. {remedy}")
 
 
-def _text(said: str, values: Sequence[bytes]) -> FormatGuess:
+def _text(reason: str, values: Sequence[bytes]) -> FormatGuess:
     lines = [value.decode() for value in values if len(value) <= _PARSED and _is_line(value)]
     best: tuple[int, str, int] | None = None
     for delimiter in _DELIMITERS:
@@ -162,7 +162,7 @@ def _text(said: str, values: Sequence[bytes]) -> FormatGuess:
         if width > 1 and len(lines) >= _LEAST_LINES and count >= _ALIKE * len(lines):
             best = max(best or (0, "", 0), (width, delimiter, count))
     if best is None:
-        return FormatGuess({"format": ValueFormat.RAW}, f"{said}, and no table")
+        return FormatGuess({"format": ValueFormat.RAW}, f"{reason}, and no table")
     width, delimiter, count = best
     decoding = {"format": ValueFormat.CSV, "schema": _csv_columns(lines, delimiter, width)}
     if delimiter != ",":
@@ -172,10 +172,10 @@ def _text(said: str, values: Sequence[bytes]) -> FormatGuess:
     )
 
 
-_MADE: Mapping[str, Callable[[str, Sequence[bytes]], FormatGuess]] = {
+_GUESS_BY_KIND: Mapping[str, Callable[[str, Sequence[bytes]], FormatGuess]] = {
     "single": _stuck(ValueFormat.AVRO, "Give the schemas of its writers: --writer-schemas."),
     "framed": _stuck(None, "Say where the registry is: --schema-registry http://registry:8081."),
-    "bare": lambda said, _: FormatGuess({}, said, f"{said}. Of each one, {named_by_header(VALUE)}."),
+    "bare": lambda reason, _: FormatGuess({}, reason, f"{reason}. Of each one, {named_by_header(VALUE)}."),
     "text": _text,
     "bytes": _as(format=ValueFormat.RAW),
     ValueEnvelope.DEBEZIUM: _as(format=ValueFormat.JSON, envelope=ValueEnvelope.DEBEZIUM),

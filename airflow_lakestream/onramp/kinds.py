@@ -74,7 +74,7 @@ _BEST = {
 }
 _EPOCH_REMEDY = 'likely times: in --schema, "{name} timestamp from {unit}" makes instants of them'
 _NAIVE_REMEDY = (
-    "no zone is said: in --schema, \"{name} timestamp at time zone 'UTC'\", or another zone, makes instants of them"
+    "the zone is missing: in --schema, \"{name} timestamp at time zone 'UTC'\", or another zone, makes instants of them"
 )
 
 
@@ -111,10 +111,10 @@ def kinds_of(batches: Sequence[RawBatch]) -> Kinds:
                 document = parse_object(value) if value is not None else {}
                 for name, kind, one in _values(document, ""):
                     kinds = found.setdefault(name, {})
-                    seen = kinds.get(kind) or KindCount(
+                    kind_count = kinds.get(kind) or KindCount(
                         kind, 0, batch.partition, offset, excerpt(one if type(one) is str else to_text(one), 40)
                     )
-                    kinds[kind] = replace(seen, count=seen.count + 1)
+                    kinds[kind] = replace(kind_count, count=kind_count.count + 1)
     return {name: sorted(kinds.values(), key=lambda one: -one.count) for name, kinds in found.items()}
 
 
@@ -125,39 +125,39 @@ def remarks(columns: Schema, kinds: Kinds, times: Mapping[Path, TimeSource]) -> 
     """
     made = {".".join(path): _NUMBERS if source.unit else frozenset({ValueKind.NAIVE}) for path, source in times.items()}
     types = {columns.find_column_name(field_id): field.field_type for field_id, field in _fields(columns).items()}
-    for name, seen in kinds.items():
+    for name, kind_counts in kinds.items():
         chosen = types.get(name)
         if chosen is None:
             continue
         taken, last = made.get(name) or _TAKEN.get(type(chosen)), name.rpartition(".")[2]
-        is_taken = taken is not None and all(one.kind in taken for one in seen)
-        if not is_taken and (len(seen) > 1 or taken is not None):
-            meaning = _meaning(name, type_text(chosen), seen, taken)
-            yield f"{name}: {'; '.join(map(str, seen))}. {meaning}".rstrip()
-        elif len(seen) > 1 or name in made:
+        is_taken = taken is not None and all(one.kind in taken for one in kind_counts)
+        if not is_taken and (len(kind_counts) > 1 or taken is not None):
+            meaning = _meaning(name, type_text(chosen), kind_counts, taken)
+            yield f"{name}: {'; '.join(map(str, kind_counts))}. {meaning}".rstrip()
+        elif len(kind_counts) > 1 or name in made:
             continue
-        elif (unit := _LIKELIEST.get(seen[0].kind)) and not isinstance(chosen, iceberg.StringType):
-            yield f"{name}: {seen[0]}: {_EPOCH_REMEDY.format(name=last, unit=unit)}"
-        elif seen[0].kind is ValueKind.NAIVE and isinstance(chosen, iceberg.TimestampType):
-            yield f"{name}: {seen[0]}: {_NAIVE_REMEDY.format(name=last)}"
+        elif (unit := _LIKELIEST.get(kind_counts[0].kind)) and not isinstance(chosen, iceberg.StringType):
+            yield f"{name}: {kind_counts[0]}: {_EPOCH_REMEDY.format(name=last, unit=unit)}"
+        elif kind_counts[0].kind is ValueKind.NAIVE and isinstance(chosen, iceberg.TimestampType):
+            yield f"{name}: {kind_counts[0]}: {_NAIVE_REMEDY.format(name=last)}"
 
 
-def _meaning(name: str, chosen: str, seen: Sequence[KindCount], taken: frozenset[ValueKind] | None) -> str:
+def _meaning(name: str, chosen: str, kind_counts: Sequence[KindCount], taken: frozenset[ValueKind] | None) -> str:
     """Describe the fate of each kind under the chosen type, and under the type of the most frequent kind."""
     if taken is not None:
-        bad = sum(one.count for one in seen if one.kind not in taken)
-        said = f"As {chosen}, {bad} of these values are bad records."
-        likely = [one.kind for one in seen if one.kind not in taken and one.kind in _LIKELIEST]
+        bad = sum(one.count for one in kind_counts if one.kind not in taken)
+        text = f"As {chosen}, {bad} of these values are bad records."
+        likely = [one.kind for one in kind_counts if one.kind not in taken and one.kind in _LIKELIEST]
         if chosen != "timestamp" or not likely:
-            return said
-        return f"{said} They are {_EPOCH_REMEDY.format(name=name.rpartition('.')[2], unit=_LIKELIEST[likely[0]])}."
-    best, others = _BEST.get(seen[0].kind), sum(one.count for one in seen[1:])
+            return text
+        return f"{text} They are {_EPOCH_REMEDY.format(name=name.rpartition('.')[2], unit=_LIKELIEST[likely[0]])}."
+    best, others_count = _BEST.get(kind_counts[0].kind), sum(one.count for one in kind_counts[1:])
     if chosen != "string":
         return ""
     if best is None:
         return "As string all are kept, as their text."
-    kept = f'As string all are kept, as their text; with --schema "{name} {best}, ..." {others} '
-    return kept + ("is a bad record." if others == 1 else "are bad records.")
+    text_if_string = f'As string all are kept, as their text; with --schema "{name} {best}, ..." {others_count} '
+    return text_if_string + ("is a bad record." if others_count == 1 else "are bad records.")
 
 
 def _fields(columns: Schema) -> Mapping[int, Any]:

@@ -101,7 +101,7 @@ class TopicPreview:
             "decoding": {name: value for name, value in self.decoding.items() if isinstance(value, str | list)},
             "columns": self.columns,
             "records_looked_at": self.looked_at,
-            "kinds": {name: [one.to_dict() for one in seen] for name, seen in self.kinds.items()},
+            "kinds": {name: [one.to_dict() for one in kind_counts] for name, kind_counts in self.kinds.items()},
             "remarks": self.remarks,
             "problem": self.problem,
             "rows": [json_ready(row) for row in self.rows],
@@ -156,33 +156,33 @@ def _preview(
         chosen = topic.since_time(state, wanted.since_ms, wanted.count).trimmed(wanted.count, newest=False)
     else:
         chosen = last.trimmed(wanted.count, newest=True)
-    whole = first + last + chosen
+    sample = first + last + chosen
     guess = (
         FormatGuess()
         if is_given(decoding.get("format")) or is_given(decoding.get("sql"))
-        else guess_format(whole.values, registry, whole.bare)
+        else guess_format(sample.values, registry, sample.bare)
     )
-    told = {**guess.decoding, **decoding}
-    if uses_registry(told.get("format"), told.get("key_format")):
-        told |= {} if registry is None else {"schema_registry": registry}
+    settings = {**guess.decoding, **decoding}
+    if uses_registry(settings.get("format"), settings.get("key_format")):
+        settings |= {} if registry is None else {"schema_registry": registry}
     elif guess.format is not None:
         # The registry was given for the guess.
-        told.pop("schema_registry", None)
+        settings.pop("schema_registry", None)
     found = TopicPreview(
         topic=topic.name,
         partitions=len(state.marks),
         offsets=sum(marks.end - marks.low for marks in state.marks.values()),
         rate=topic.rate(state, first, last),
-        decoding=told,
+        decoding=settings,
         reason=guess.reason,
         columns=None,
-        looked_at=len(whole),
-        key=_key_of(whole, registry),
-        notes=_notes(whole),
+        looked_at=len(sample),
+        key=_key_of(sample, registry),
+        notes=_notes(sample),
     )
-    if guess.problem is not None and not _is_told(told):
+    if guess.problem is not None and not _has_schemas(settings):
         return replace(found, problem=guess.problem, undecoded=_undecoded(chosen))
-    return _decoded(found, whole, chosen, tombstones)
+    return _decoded(found, sample, chosen, tombstones)
 
 
 def _key_of(sample: TopicSample, registry: RegistryConfig | None) -> Sequence[str]:
@@ -191,9 +191,9 @@ def _key_of(sample: TopicSample, registry: RegistryConfig | None) -> Sequence[st
     return (as_list(names.pop()) or ()) if len(names) == 1 else ()
 
 
-def _is_told(told: Mapping[str, Any]) -> bool:
+def _has_schemas(decoding: Mapping[str, Any]) -> bool:
     """Whether the user has given the information missing in a guess."""
-    return is_given(told.get("writer_schemas")) or is_given(told.get("schema"))
+    return is_given(decoding.get("writer_schemas")) or is_given(decoding.get("schema"))
 
 
 def _notes(sample: TopicSample) -> list[str]:
@@ -202,13 +202,16 @@ def _notes(sample: TopicSample) -> list[str]:
         notes.append(f"The records are large: reading ended after {MOST_BYTES >> 20} MiB.")
     nulls = sum(value is None for value in sample.values)
     if nulls:
-        notes.append(f"{nulls} of {len(sample)} records have no value (tombstones); tombstones says what they become.")
+        notes.append(
+            f"{nulls} of {len(sample)} records have no value (tombstones); the argument tombstones decides "
+            "what they become."
+        )
     return notes
 
 
-def _decoded(found: TopicPreview, whole: TopicSample, chosen: TopicSample, tombstones: str) -> TopicPreview:
-    told: dict[str, Any] = {**_NOWHERE, **found.decoding}
-    config = ExtractConfig(topic=found.topic, tombstones=tombstones, **told)
+def _decoded(found: TopicPreview, sample: TopicSample, chosen: TopicSample, tombstones: str) -> TopicPreview:
+    arguments: dict[str, Any] = {**_NOWHERE, **found.decoding}
+    config = ExtractConfig(topic=found.topic, tombstones=tombstones, **arguments)
     design, statement = config.design, config.statement
     decoders = RowDecoderFactory(
         config.payload,
@@ -222,7 +225,7 @@ def _decoded(found: TopicPreview, whole: TopicSample, chosen: TopicSample, tombs
         if design.schema is not None:
             schema = payload_schema(with_metadata(design.schema, design.metadata), design.metadata.names)
         else:
-            schema = _columns(config, whole, found.topic)
+            schema = _columns(config, sample, found.topic)
         columns = schema_text(to_schema(schema))
         decoder = decoders(schema, None)
     except (RegistryUnavailable, RegistryRefused):
@@ -242,9 +245,9 @@ def _decoded(found: TopicPreview, whole: TopicSample, chosen: TopicSample, tombs
         skipped += outcome.counts.skipped + outcome.counts.filtered
         if outcome.rejected is not None:
             # Its timestamps as numbers: Python's time ends with the year 9999.
-            kept = outcome.rejected.drop_columns(["_kafka_timestamp"])
-            rejected += [_rejected(one) for one in kept.to_pylist()]
-    kinds = {} if statement is not None else kinds_of(list(documents_of(config, whole)))
+            rows_of_rejects = outcome.rejected.drop_columns(["_kafka_timestamp"])
+            rejected += [_rejected(one) for one in rows_of_rejects.to_pylist()]
+    kinds = {} if statement is not None else kinds_of(list(documents_of(config, sample)))
     return replace(found, columns=columns, kinds=kinds, rows=rows, rejected=rejected, skipped=skipped)
 
 
@@ -256,9 +259,9 @@ def documents_of(config: ExtractConfig, sample: TopicSample) -> Iterator[RawBatc
         decoder = CsvDecoder(pa.schema([pa.field(name, pa.string()) for name in names]), delimiter=config.csv_delimiter)
         for batch in sample.batches:
             found = decoder.decode(batch)
-            kept = pick(batch, all_but(len(batch), [row.index for row in found.bad]))
+            decoded = pick(batch, all_but(len(batch), [row.index for row in found.bad]))
             texts = zip(*(column.to_pylist() for column in found.rows.columns), strict=True)
-            yield replace(kept, values=pa.array([document_of_texts(names, row) for row in texts], pa.binary()))
+            yield replace(decoded, values=pa.array([document_of_texts(names, row) for row in texts], pa.binary()))
 
 
 def _columns(config: ExtractConfig, sample: TopicSample, topic: str) -> pa.Schema:

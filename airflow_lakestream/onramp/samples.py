@@ -62,17 +62,17 @@ class TopicSample:
             for n, batch in enumerate(self.batches)
             for place, (at, offset) in enumerate(zip(batch.timestamps, batch.offsets, strict=True))
         )
-        kept: dict[int, list[int]] = {}
+        places_by_batch: dict[int, list[int]] = {}
         for *_, n, place in places[-count:] if newest else places[:count]:
-            kept.setdefault(n, []).append(place)
-        batches = [pick(self.batches[n], sorted(kept[n])) for n in sorted(kept)]
+            places_by_batch.setdefault(n, []).append(place)
+        batches = [pick(self.batches[n], sorted(places_by_batch[n])) for n in sorted(places_by_batch)]
         return TopicSample(tuple(batches), self.is_cut)
 
     def __add__(self, other: TopicSample) -> TopicSample:
         """Return the records of both samples without duplicates."""
-        seen = {(batch.partition, offset) for batch in self.batches for offset in batch.offsets}
+        known = {(batch.partition, offset) for batch in self.batches for offset in batch.offsets}
         new = [
-            pick(batch, [n for n, offset in enumerate(batch.offsets) if (batch.partition, offset) not in seen])
+            pick(batch, [n for n, offset in enumerate(batch.offsets) if (batch.partition, offset) not in known])
             for batch in other.batches
         ]
         return TopicSample((*self.batches, *(batch for batch in new if len(batch))), self.is_cut or other.is_cut)
@@ -169,10 +169,10 @@ class SampledTopic:
 def _of_each(batches: Sequence[RawBatch], count: int, *, backwards: bool) -> list[RawBatch]:
     """Return the first or last `count` records of each partition."""
     left: dict[int, int] = {}
-    kept = []
+    selected = []
     for batch in reversed(batches) if backwards else batches:
         take = min(len(batch), left.setdefault(batch.partition, count))
         left[batch.partition] -= take
         if take:
-            kept.append(pick(batch, range(len(batch))[-take:] if backwards else range(take)))
-    return kept[::-1] if backwards else kept
+            selected.append(pick(batch, range(len(batch))[-take:] if backwards else range(take)))
+    return selected[::-1] if backwards else selected

@@ -16,6 +16,8 @@ def schedule_problem(schedule: str) -> str | None:
         # The scheduler would refuse a schedule without any date, and then skip all DAGs of the file.
         croniter(schedule).get_next()
     except ValueError as error:
-        why = " ".join(str(error).split()).rstrip(".")
-        return f'{schedule!r} is no cron expression ({why}). Write five fields, as in "*/5 * * * *", or "@hourly".'
+        reason = " ".join(str(error).split()).rstrip(".")
+        return (
+            f'{schedule!r} is not a cron expression ({reason}). Write five fields, as in "*/5 * * * *", or "@hourly".'
+        )
     return None

@@ -53,7 +53,7 @@ def takes_decoding(init: Init) -> Init:
         for one in fields(DecodingSettings)
     }
     signature = inspect.signature(init)
-    *own, others = signature.parameters.values()
+    *own, rest = signature.parameters.values()
 
     @functools.wraps(init)
     def taking(self: Any, **kwargs: Any) -> None:
@@ -67,5 +67,5 @@ def takes_decoding(init: Init) -> Init:
         check_literals({name: getattr(self, name) for name in templated(taking)})
 
     # mypy does not know that a function may have a signature attribute.
-    taking.__signature__ = signature.replace(parameters=[*own, *options.values(), others])  # type: ignore[attr-defined]
+    taking.__signature__ = signature.replace(parameters=[*own, *options.values(), rest])  # type: ignore[attr-defined]
     return taking

@@ -31,10 +31,12 @@ _OURS = "lakestream_partitions"
 # Airflow does not return an asset's events while a run that they started is queued. So the emitted partitions are in
 # the event of a second asset, which starts no run. It is stored in the same transaction.
 _BOOK = "lakestream://told/"
+# The name of the emitted partitions in the stored state.
+_EMITTED = "told"
 _KEY_CHARACTERS = 512
 # If the asset's state is lost, the newest emission is searched among at most this many events.
 _MOST_EVENTS = 1_000
-# The values of `watching.partitions.telling.Every`, which a DAG file must not import.
+# The values of `PartitionLength`, which a DAG file must not import.
 _EVERY = ("hour", "day")
 
 
@@ -82,8 +84,8 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
     ) -> None:
         if not AIRFLOW_V_3_3_PLUS:
             raise AirflowTooOld(
-                "AssetPartitionsOperator needs Airflow 3.3 or newer: before that, a task can't tell an asset's "
-                "partitions. Wait with IcebergSnapshotFreshnessSensor and complete_through instead."
+                "AssetPartitionsOperator needs Airflow 3.3 or newer: before that, a task can't emit partitions "
+                "of an asset. Wait with IcebergSnapshotFreshnessSensor and complete_through instead."
             )
         if every not in _EVERY:
             raise UnknownValue("every", every, _EVERY)
@@ -95,7 +97,7 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
         if kwargs.setdefault("max_active_tis_per_dag", 1) != 1:
             raise InvalidArgument(
                 "max_active_tis_per_dag",
-                "is not 1: two runs at the same time could both tell an hour.",
+                "is not 1: two runs at the same time could both emit an hour.",
                 "Leave it out.",
             )
         super().__init__(**kwargs)
@@ -121,15 +123,15 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
 
         with airflow_errors():
             look = PartitionsLook(**self._arguments())
-            before = self._told(context, look.name)
-            found = run_now(look.look(AirflowPlaces(), before))
-        if found.telling is None:
-            raise AirflowSkipException(f"No {self.every} of {self.table} is to be told: {found.text}")
-        telling = found.telling
-        keys = [look.size.key(start) for start in telling.starts]
-        reopened = {look.size.key(start): rows for start, rows in telling.reopened.items()}
+            before = self._emitted(context, look.name)
+            answer = run_now(look.look(AirflowPlaces(), before))
+        if answer.emission is None:
+            raise AirflowSkipException(f"No {self.every} of {self.table} is to be emitted: {answer.text}")
+        emission = answer.emission
+        keys = [look.size.key(start) for start in emission.starts]
+        reopened = {look.size.key(start): rows for start, rows in emission.reopened.items()}
         asset, book = self.outlets
-        context["outlet_events"][book].extra = {_OURS: {"name": look.name, **telling.after.to_json()}}
+        context["outlet_events"][book].extra = {_OURS: {"name": look.name, **emission.after.to_json()}}
         event = context["outlet_events"][asset]
         event.extra = {
             "table": self.table,
@@ -138,12 +140,12 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
             "reopened": reopened,
         }
         event.add_partitions(keys)
-        log.info("Told %s %ss of %s, from %s to %s.", len(keys), self.every, self.table, keys[0], keys[-1])
+        log.info("Emitted %s %ss of %s, from %s to %s.", len(keys), self.every, self.table, keys[0], keys[-1])
         for key, rows in reopened.items():
-            log.info("%s is told again: %s rows landed since it was told.", key, rows)
+            log.info("%s is emitted again: %s rows landed since it was emitted.", key, rows)
         return {"partitions": keys, "reopened": reopened}
 
-    def _told(self, context: Context, name: str) -> EmittedPartitions:
+    def _emitted(self, context: Context, name: str) -> EmittedPartitions:
         """Return the partitions emitted up to now, from the newest emission.
 
         The state of the second asset keeps the newest emission that a run has found: earlier events are not read again.
@@ -152,14 +154,14 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
 
         _, book = self.outlets
         store, key = context["asset_state_store"][book], f"{_OURS}/{name}"[:_KEY_CHARACTERS]
-        kept: Any = store.get(key)
+        stored: Any = store.get(key)
         events = context["inlet_events"][book].ascending(False)
-        events = events.after(kept["at"]) if kept is not None else events.limit(_MOST_EVENTS)
-        newest = max(_tellings(events, name), key=lambda one: one["told"]["number"], default=None)
-        if newest is not None and (kept is None or newest["told"]["number"] > kept["told"]["number"]):
+        events = events.after(stored["at"]) if stored is not None else events.limit(_MOST_EVENTS)
+        newest = max(_emissions(events, name), key=lambda one: one[_EMITTED]["number"], default=None)
+        if newest is not None and (stored is None or newest[_EMITTED]["number"] > stored[_EMITTED]["number"]):
             store.set(key, newest)
-            kept = newest
-        return EmittedPartitions() if kept is None else EmittedPartitions.parse(kept["told"])
+            stored = newest
+        return EmittedPartitions() if stored is None else EmittedPartitions.parse(stored[_EMITTED])
 
     def _arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in (*self.template_fields, "every")}
@@ -167,7 +169,9 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
     @staticmethod
     def _check_table(table: str) -> None:
         if not is_template(table) and TableFormat.of(table) is TableFormat.DELTA:
-            raise InvalidArgument("table", f"{table!r} is a Delta table.", "Only Iceberg tables have partitions told.")
+            raise InvalidArgument(
+                "table", f"{table!r} is a Delta table.", "Only the partitions of Iceberg tables are emitted."
+            )
 
 
 def _asset(outlets: Any, table: str) -> Asset:
@@ -190,9 +194,9 @@ def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple | set) else [given]
 
 
-def _tellings(events: Iterable[Any], name: str) -> Iterable[dict[str, Any]]:
+def _emissions(events: Iterable[Any], name: str) -> Iterable[dict[str, Any]]:
     """Yield each emission of these partitions, with the time of the event."""
     for event in events:
-        said = (event.extra or {}).get(_OURS)
-        if isinstance(said, Mapping) and said.get("name") == name:
-            yield {"at": event.timestamp.isoformat(), "told": dict(said)}
+        extra = (event.extra or {}).get(_OURS)
+        if isinstance(extra, Mapping) and extra.get("name") == name:
+            yield {"at": event.timestamp.isoformat(), _EMITTED: dict(extra)}

@@ -115,9 +115,9 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
             lake = lake_of(self.table)
             if repair and not lake.has_catalog:
                 problem = f"{self.table!r} is a Delta table; repairs are for Iceberg tables."
-                raise InvalidArgument("repair", problem, 'Land the ranges anew: mode="ranges", replace=True.')
+                raise InvalidArgument("repair", problem, 'Land the ranges again: mode="ranges", replace=True.')
             hook = KafkaHook(self.kafka_conn_id)
-            told: dict[str, Any] = {
+            arguments: dict[str, Any] = {
                 "table": self.table,
                 "consumer_group": self.consumer_group,
                 "topic": None if self.topic in ("", "None") else self.topic,
@@ -130,9 +130,9 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
                 wanted = choose(TableFormat, "table_format", self.table_format)
                 if wanted is not lake.format:
                     raise InvalidArgument(
-                        "table_format", f"is {wanted}, and {self.table!r} is no name of such a table."
+                        "table_format", f"is {wanted}, and {self.table!r} is not the name of such a table."
                     )
-            work: Any = lake.part("audit")(**told)
+            work: Any = lake.part("audit")(**arguments)
             if repair:
                 decoding = {name: getattr(self, name) for name in DECODING}
                 named = decoding["schema_registry"]

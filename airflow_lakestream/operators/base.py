@@ -11,7 +11,7 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_lakestream.exceptions import LakestreamError, MissingExtra, Terminal
-from airflow_lakestream.runtime.collector import no_collection
+from airflow_lakestream.runtime.collector import pause_collection
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def late_imports() -> AbstractContextManager[None]:
 
     Measured: 0.5 s instead of 0.8 s at the start of each task, 0.06 s of it after the imports.
     """
-    return no_collection()
+    return pause_collection()
 
 
 def keep_freed_memory() -> None:
@@ -72,10 +72,10 @@ def need_extras(*extras: str) -> None:
     for extra in extras:
         for module in _OF_EXTRA[extra]:
             try:
-                found = find_spec(module)
+                spec = find_spec(module)
             except ModuleNotFoundError:
-                found = None
-            if found is None:
+                spec = None
+            if spec is None:
                 raise MissingExtra(extra, module)
 
 

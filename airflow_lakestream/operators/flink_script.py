@@ -95,7 +95,7 @@ class FlinkScriptOperator(FlinkOperator):
 
         return script_configured(self, owner)
 
-    def what(self) -> Mapping[str, Any]:
+    def stream_names(self) -> Mapping[str, Any]:
         """Return an empty mapping: the topics and tables of a script are not known."""
         return {}
 

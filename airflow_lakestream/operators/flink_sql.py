@@ -130,7 +130,7 @@ class FlinkSqlOperator(SqlRendering, FlinkOperator):
         self.prove = prove
         own = {name: getattr(self, name) for name in templated(FlinkSqlOperator.__init__)}
         check_literals({name: value for name, value in own.items() if name in _CHECKS}, _CHECKS)
-        others = (
+        landing_arguments = (
             "topic",
             "consumer_group",
             "schema_registry",
@@ -143,7 +143,7 @@ class FlinkSqlOperator(SqlRendering, FlinkOperator):
             "sql_input",
             "checks",
         )
-        check_literals({name: own[name] for name in others if is_given(own[name])})
+        check_literals({name: own[name] for name in landing_arguments if is_given(own[name])})
 
     template_fields: Sequence[str] = (*templated(__init__), *FlinkOperator.template_fields)
 
@@ -153,6 +153,6 @@ class FlinkSqlOperator(SqlRendering, FlinkOperator):
 
         return configured(self, owner)
 
-    def what(self) -> Mapping[str, Any]:
+    def stream_names(self) -> Mapping[str, Any]:
         """Return topic, table and group."""
         return {"topic": self.topic, "table": self.table, "consumer_group": self.consumer_group or self.dag_id}

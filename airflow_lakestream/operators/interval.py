@@ -21,12 +21,12 @@ def resolve_interval(context: Mapping[str, Any], given: Mapping[str, Any]) -> di
     dag_run = context.get("dag_run")
     conf = getattr(dag_run, "conf", None) or {}
     for source, values in (("arguments", given), ("conf", conf), ("params", context.get("params") or {})):
-        found = {name: values.get(name) for name in NAMES if is_given(values.get(name))}
-        if len(found) == 1:
-            (missing,) = set(NAMES) - set(found)
-            raise InvalidArgument(missing, f"is missing, while the {source} give {next(iter(found))}.")
-        if found:
-            return found
+        bounds = {name: values.get(name) for name in NAMES if is_given(values.get(name))}
+        if len(bounds) == 1:
+            (missing,) = set(NAMES) - set(bounds)
+            raise InvalidArgument(missing, f"is missing, while the {source} give {next(iter(bounds))}.")
+        if bounds:
+            return bounds
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     if start is None or end is None:
         raise InvalidArgument(

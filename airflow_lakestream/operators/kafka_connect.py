@@ -11,7 +11,7 @@ from airflow_lakestream.config.arguments import positive_seconds, proven_share
 from airflow_lakestream.config.literals import Check, check_literals, is_literal
 from airflow_lakestream.connect.configuration import as_text, refuse_literal_secrets
 from airflow_lakestream.connect.connector import ConnectorKind, OnKillConnector
-from airflow_lakestream.connect.iceberg_sink import complete
+from airflow_lakestream.connect.iceberg_sink import complete_config
 from airflow_lakestream.core.policies import choose, is_given, seconds
 from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionLimits
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
@@ -130,13 +130,13 @@ class KafkaConnectOperator(SupervisedOperator):
         interval = positive_seconds("publish_interval", self.publish_interval)
         sink = None
         if kind is ConnectorKind.ICEBERG_SINK:
-            sink = complete(str(self.connector), config, str(self.iceberg_conn_id), interval)
+            sink = complete_config(str(self.connector), config, str(self.iceberg_conn_id), interval)
             config = dict(sink.config)
         elif is_given(self.checks):
-            problem = f"go with kind={ConnectorKind.ICEBERG_SINK.value!r}; no branch of another is published."
+            problem = f"go with kind={ConnectorKind.ICEBERG_SINK.value!r}: only this kind has a branch to publish."
             raise InvalidArgument("checks", problem, "Leave them out.")
         elif not config.get("connector.class"):
-            raise InvalidArgument("config", "connector.class is missing.", "It says what the connector is.")
+            raise InvalidArgument("config", "connector.class is missing.", "Set it: it is the connector's Java class.")
         return ConnectorSpec(
             name=str(self.connector),
             kind=kind,
@@ -148,13 +148,13 @@ class KafkaConnectOperator(SupervisedOperator):
             coordinator_group=sink.coordinator_group if sink else "",
         )
 
-    def driving(self, context: Context, wait: Callable[[float], None]) -> ConnectorSupervision:
+    def new_supervisor(self, context: Context, wait: Callable[[float], None]) -> ConnectorSupervision:
         """Check all arguments, and return the supervision of the connector. Raises InvalidArgument."""
-        from airflow_lakestream.operators.connect.set_up import driving_of
+        from airflow_lakestream.operators.connect.set_up import build_supervision
 
-        return driving_of(self, context, wait, self._handed_on)
+        return build_supervision(self, context, wait, self._handed_on)
 
-    def what(self) -> Mapping[str, Any]:
+    def stream_names(self) -> Mapping[str, Any]:
         """Return topic, table and group of a sink with a ledger."""
         sink = self.spec().sink
         return {"topic": sink.topic, "table": sink.table, "consumer_group": self.group()} if sink else {}
@@ -169,24 +169,24 @@ class KafkaConnectOperator(SupervisedOperator):
         from airflow_lakestream.operators.connect.set_up import watched_by
         from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 
-        assert isinstance(self._driving, ConnectorSupervision), "it was made by `driving`"
-        connect = watched_by(self, self._driving.spec)
-        return KafkaConnectTrigger(**watched, connect=connect, handed_on=self._driving.to_hand_on())
+        assert isinstance(self._supervisor, ConnectorSupervision), "`new_supervisor` made it"
+        connect = watched_by(self, self._supervisor.spec)
+        return KafkaConnectTrigger(**watched, connect=connect, handed_on=self._supervisor.to_hand_on())
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger's event: publish, report, restart, or give up."""
         self._handed_on = event["handed_on"]
         return super().execute_complete(context, event)
 
-    def given_up(self, location: str, decision: SupervisionDecision) -> LakestreamError:
+    def give_up_error(self, location: str, decision: SupervisionDecision) -> LakestreamError:
         """Return the error for giving up a connector."""
         from airflow_lakestream.connect.driving import ConnectorSupervision
         from airflow_lakestream.connect.failures import ConnectorFailed, ConnectorGaveUp
 
         if decision.terminal:
             return ConnectorFailed(location, decision.reason)
-        driving = self._driving
-        if isinstance(driving, ConnectorSupervision) and (at_damage := driving.at_damage()) is not None:
+        supervisor = self._supervisor
+        if isinstance(supervisor, ConnectorSupervision) and (at_damage := supervisor.at_damage()) is not None:
             return at_damage
         return ConnectorGaveUp(location, decision.reason, decision.history.restarts)
 

@@ -141,7 +141,7 @@ class ReadShareOperator(_SharedRunOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # type: ignore[override]  # pieces, not a report
         """Return the pieces: offsets, counts and the metadata of files."""
-        from airflow_lakestream.core.landing.story import told
+        from airflow_lakestream.core.landing.story import counts_text
         from airflow_lakestream.core.sharing.parallel import folder_of, read_share
         from airflow_lakestream.core.sharing.pieces import PlanShare
         from airflow_lakestream.run.storage import storage_errors_named
@@ -151,7 +151,12 @@ class ReadShareOperator(_SharedRunOperator):
             with storage_errors_named(job.table, lake):
                 pieces = read_share(job, PlanShare.from_dict(self.share), folder_of(job.run_id))
         read = sum((piece.counts for piece in pieces), Counts())
-        log.info("Read %s, and handed them over in %s pieces; the task %s lands them.", told(read), len(pieces), COMMIT)
+        log.info(
+            "Read %s, and handed them over in %s pieces; the task %s lands them.",
+            counts_text(read),
+            len(pieces),
+            COMMIT,
+        )
         return [piece.to_dict() for piece in pieces]
 
 
@@ -203,7 +208,7 @@ _NOT_FOR_A_GROUP: dict[str, tuple[Callable[[Any], object], str, str]] = {
         '"evolve" is not for a group of tasks: each would name other columns.',
         'Use KafkaExtractOperator, or "rescue".',
     ),
-    "parallelism": (is_given, "is not for a group of tasks.", "Say with `tasks` how many read."),
+    "parallelism": (is_given, "is not for a group of tasks.", "Set the number of readers with `tasks`."),
     "replace": (partial(flag, "replace"), "is not for a group of tasks.", f"{_OPERATOR[:-1]}, in one task."),
     "idle_timeout": (
         partial(seconds, "idle_timeout"),

@@ -40,7 +40,7 @@ _REFUSED = {
     **FIXED,
     **dict.fromkeys(("mode", "interval_start", "interval_end", "ranges"), _IN_ORDER),
     **dict.fromkeys(("start_offset", "start_timestamp"), _IN_ORDER),
-    "csv_delimiter": "Debezium's events are no CSV",
+    "csv_delimiter": "Debezium's events are not CSV",
     "parallelism": "one process applies the events",
 }
 

@@ -25,8 +25,8 @@ from airflow_lakestream.operators.base import (
     need_extras,
     run_key,
 )
-from airflow_lakestream.operators.lineage import LineageReporting, is_told
-from airflow_lakestream.operators.outlets import tell_outlets
+from airflow_lakestream.operators.lineage import LineageReporting, is_lineage_enabled
+from airflow_lakestream.operators.outlets import emit_to_outlets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -123,7 +123,7 @@ class LandingOperator(BaseOperator, LineageReporting):
         tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
         # A Delta table has no sums of the written files and rows of a commit.
         meter = LandingMeter(tags, lake if config.lake.has_catalog else None)
-        if not is_told():
+        if not is_lineage_enabled():
             return meter
         from airflow_lakestream.lineage.columns import columns_of
         from airflow_lakestream.lineage.facts import LineageFacts
@@ -133,7 +133,7 @@ class LandingOperator(BaseOperator, LineageReporting):
         self._facts = LineageFacts(
             brokers_of(kafka),
             config.consumer_group,
-            statement=self.told_statement(),
+            statement=self.rows_statement(),
             columns=columns_of(config.statement),
         )
         keeper = self._keeper = FactsKeeper(self._facts, lake)
@@ -157,11 +157,11 @@ class LandingOperator(BaseOperator, LineageReporting):
         if report.recovered:
             log.info("An earlier try of this run had landed %s snapshots; the report includes them.", report.recovered)
         if not report.changed_nothing:
-            tell_outlets(context, self.outlets, result)
-        said = last_line(report, config, self.iceberg_conn_id)
+            emit_to_outlets(context, self.outlets, result)
+        line = last_line(report, config, self.iceberg_conn_id)
         if report.changed_nothing and on_empty is OnEmpty.SKIP:
-            raise AirflowSkipException(said)
-        log.log(logging.WARNING if report.counts.rejected else logging.INFO, "%s", said)
+            raise AirflowSkipException(line)
+        log.log(logging.WARNING if report.counts.rejected else logging.INFO, "%s", line)
         return result
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.lineage.facts import LineageFacts
 
 
-def is_told() -> bool:
+def is_lineage_enabled() -> bool:
     """Return whether OpenLineage's provider is installed and enabled."""
     try:
         from airflow.providers.openlineage.conf import is_disabled
@@ -34,12 +34,12 @@ class LineageReporting:
         """Keep the facts of the try until the listener asks."""
         self._facts = facts
 
-    def told_statement(self) -> str | None:
+    def rows_statement(self) -> str | None:
         """Return the SQL of the rows, or None without SQL."""
         sql = self.statement() if isinstance(self, SqlRendering) else getattr(self, "sql", None)
         return str(sql) if is_given(sql) else None
 
-    def told_columns(self) -> Mapping[str, tuple[str, ...]]:
+    def column_sources(self) -> Mapping[str, tuple[str, ...]]:
         """Return by column of the table the topic's fields in the column, as far as certain."""
         return {}
 

@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import Asset, AssetAlias
 from airflow_lakestream.core.policies import TableFormat
 
 
-def tell_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, Any]) -> None:
+def emit_to_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, Any]) -> None:
     """Put a report on the event of each outlet. The report has the rows by table in `tables`."""
     # An alias gets an asset for each written table, which a form or the records may have chosen.
     written = {table: rows for table, rows in result["tables"].items() if rows or len(result["tables"]) == 1}

@@ -71,14 +71,14 @@ class TextRendering:
         render: Any = super()._render  # type: ignore[misc]  # BaseOperator's
         if self._field is None or not _is_native(template.environment):
             return render(template, context, dag)
-        found = render(_UnparsedTemplate(template), context, dag)
-        return found.value if isinstance(found, _TemplateOutput) else found
+        rendered = render(_UnparsedTemplate(template), context, dag)
+        return rendered.value if isinstance(rendered, _TemplateOutput) else rendered
 
     def _argument(self, name: str, value: Any, context: Any, jinja_env: Any, seen_oids: set[int] | None) -> Any:
         """Render an argument of an app."""
         with self._rendering(name):
-            found = self.render_template(value, context, jinja_env, seen_oids)
-        return as_text(f"{_APP_CONFIG}.{name}", self.item_annotations().get(name, "Any"), found)
+            rendered = self.render_template(value, context, jinja_env, seen_oids)
+        return as_text(f"{_APP_CONFIG}.{name}", self.item_annotations().get(name, "Any"), rendered)
 
     def _read(self, text: str) -> Any:
         """Return the list or mapping literal in a text, if the argument may be a list or a mapping; else the text.
@@ -88,11 +88,11 @@ class TextRendering:
         if "Sequence" not in (kind := self._kind()) and "Mapping" not in kind:
             return text
         try:
-            found = literal_eval(text)
+            parsed = literal_eval(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return text
-        is_list = isinstance(found, list | tuple) and all(isinstance(one, str | list | tuple) for one in found)
-        return found if is_list or isinstance(found, dict) else text
+        is_list = isinstance(parsed, list | tuple) and all(isinstance(one, str | list | tuple) for one in parsed)
+        return parsed if is_list or isinstance(parsed, dict) else text
 
     def _kind(self) -> str:
         name = self._field or _ITEM
@@ -120,12 +120,12 @@ class TextRendering:
 @functools.cache
 def annotations_of(operator: Any) -> Mapping[str, str]:
     """Return the annotations of an operator's own arguments, by argument."""
-    found: dict[str, str] = {}
+    annotations: dict[str, str] = {}
     for kind in reversed(operator.__mro__):
         if kind.__module__.startswith("airflow_lakestream.") and "__init__" in vars(kind):
             given = inspect.signature(kind.__init__).parameters.values()
-            found |= {one.name: str(one.annotation) for one in given if one.kind is one.KEYWORD_ONLY}
-    return found
+            annotations |= {one.name: str(one.annotation) for one in given if one.kind is one.KEYWORD_ONLY}
+    return annotations
 
 
 def _refuse_unknown(operator: type, kwargs: Mapping[str, Any]) -> None:

@@ -66,18 +66,18 @@ class SparkStreamingSubmitOperator(SqlRendering, StreamArguments):
         """Return the app's statement. Its `{{ input }}` stays unrendered."""
         return self.app_config.get("sql") if isinstance(self.app_config, Mapping) else None
 
-    def driving(self, context: Context, wait: Callable[[float], None]) -> DriverSupervision:
+    def new_supervisor(self, context: Context, wait: Callable[[float], None]) -> DriverSupervision:
         """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
         need_extras("spark", *(("delta",) if self.app in DELTA_APPS else ()))
-        from airflow_lakestream.operators.spark.set_up import driving_of
+        from airflow_lakestream.operators.spark.set_up import build_supervision
 
-        return driving_of(self, context, wait)
+        return build_supervision(self, context, wait)
 
-    def what(self) -> Mapping[str, Any]:
+    def stream_names(self) -> Mapping[str, Any]:
         """Return the arguments of an app with a landing: topic, table, group and more; else an empty mapping."""
         return {"consumer_group": self.dag_id, **self.app_config} if self.app != MAINTAIN_ICEBERG else {}
 
-    def told_columns(self) -> Mapping[str, tuple[str, ...]]:
+    def column_sources(self) -> Mapping[str, tuple[str, ...]]:
         """Return by column the decoded columns in the app's statement."""
         from airflow_lakestream.lineage.columns import columns_of
         from airflow_lakestream.spark.app_config import LANDING_APPS, landing_of
@@ -85,7 +85,7 @@ class SparkStreamingSubmitOperator(SqlRendering, StreamArguments):
         if self.app not in LANDING_APPS or not is_given(self.statement()):
             return {}
 
-        return columns_of(landing_of(self.app, self.what()).statement)
+        return columns_of(landing_of(self.app, self.stream_names()).statement)
 
     def item_annotations(self) -> Mapping[str, str]:
         """Return the annotations of a bundled app's arguments, from the operator in the worker."""

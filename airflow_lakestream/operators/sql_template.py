@@ -23,7 +23,7 @@ def check_written_out(sql: object, sql_input: object) -> None:
         return
     named = choose(SqlInput, "sql_input", sql_input)
     if sql is None and named is not SqlInput.RAW:
-        raise InvalidArgument("sql_input", "goes with sql, and there is none.")
+        raise InvalidArgument("sql_input", "goes with sql, but sql is not set.")
     if not isinstance(sql, str) or not is_given(sql) or sql.endswith(_FILE):
         return
     if not OF_INPUT.search(sql) and not is_template(sql):
@@ -69,6 +69,6 @@ class SqlRendering(TextRendering):
 
 def _read(name: str, jinja_env: Any) -> str:
     if jinja_env.loader is None:
-        raise InvalidArgument("sql", f"{name!r} is a file, and there is no DAG beside which to look for it.")
+        raise InvalidArgument("sql", f"{name!r} is a file, to be read from the DAG's folder, but the task has no DAG.")
     source: str = jinja_env.loader.get_source(jinja_env, name)[0]
     return source

@@ -64,13 +64,13 @@ class TableContentsOperator(TextRendering, BaseOperator):
 
         with airflow_errors():
             work = TableContents(self.table, self.consumer_group, self.samples)
-            found = work.look(IcebergHook(self.iceberg_conn_id).open_catalog())
+            contents = work.look(IcebergHook(self.iceberg_conn_id).open_catalog())
         log.info(
             "%s: %s data files, %s snapshots, %s rejected records of %s.",
             self.table,
-            found["files"]["data_files"],
-            found["snapshots"]["count"],
-            found["rejects"]["count"],
+            contents["files"]["data_files"],
+            contents["snapshots"]["count"],
+            contents["rejects"]["count"],
             self.consumer_group,
         )
-        return found
+        return contents

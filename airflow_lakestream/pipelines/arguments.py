@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.pipelines.compiled import WHOLE
+from airflow_lakestream.pipelines.compiled import WHOLE_PART
 from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
 
@@ -26,7 +26,7 @@ class ArgumentCollector:
 
     def __init__(self, path: Path) -> None:
         self.values: dict[str, Any] = {}
-        self.paths: dict[str, Path] = {WHOLE: path}
+        self.paths: dict[str, Path] = {WHOLE_PART: path}
 
     def take(self, part: BaseModel, path: Path, *but: str) -> None:
         """Add the keys set by a part of the file, except the names in `but`."""
@@ -45,8 +45,8 @@ class ArgumentCollector:
         """Remove an argument."""
         self.values.pop(name, None)
 
-    def told(self, document: YamlDocument) -> dict[str, Any]:
-        """Return the fields of a `Told`: values, positions and keys of the arguments."""
+    def to_fields(self, document: YamlDocument) -> dict[str, Any]:
+        """Return the fields of `FileArguments`: values, positions and keys of the arguments."""
         return {
             "arguments": self.values,
             "places": {name: document.place(path) for name, path in self.paths.items()},

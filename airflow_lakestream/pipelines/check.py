@@ -54,18 +54,18 @@ def _as_known(landing: SinkLanding) -> SinkLanding:
     return replace(landing, arguments={**{name: some[name] for name in unknown & some.keys()}, **known})
 
 
-def configured(compiled: CompiledPipeline, landing: SinkLanding, **more: object) -> ExtractConfig:
+def make_config(compiled: CompiledPipeline, landing: SinkLanding, **more: object) -> ExtractConfig:
     """Return the configuration of a pipeline's landing. Raises PipelineError.
 
     :param more: arguments that the run adds or replaces.
     """
     kind = MirrorConfig if landing.mode == "mirror" else ExtractConfig
     known = {one.name for one in fields(kind)}
-    told = {name: value for name, value in landing.arguments.items() if name in known}
+    arguments = {name: value for name, value in landing.arguments.items() if name in known}
     if landing.mode == "mirror":
-        told.pop("parallelism", None)
+        arguments.pop("parallelism", None)
     try:
-        return kind(**{"table_format": landing.table_format, **told, **more})
+        return kind(**{"table_format": landing.table_format, **arguments, **more})
     except InvalidArgument as error:
         raise PipelineError([landing.problem(compiled.file, error)]) from None
 
@@ -77,7 +77,7 @@ def check(compiled: CompiledPipeline) -> list[ExtractConfig]:
     for landing in compiled.landings:
         try:
             interval = _SOME_INTERVAL if landing.mode == "replace" else {}
-            found.append(configured(compiled, _as_known(landing), **interval))
+            found.append(make_config(compiled, _as_known(landing), **interval))
         except PipelineError as error:
             problems += error.problems
     for sensor in compiled.sensors:
@@ -95,6 +95,6 @@ def _check_sensor(sensor: CompiledSensor) -> None:
     from airflow_lakestream.watching.checks import make_check
 
     known = SENSORS[sensor.kind]
-    told = {name: value for name, value in sensor.arguments.items() if name not in known.of_airflow}
-    if is_literal({name: value for name, value in told.items() if value is not None}):
-        make_check(known.check, {**known.defaults, **told})
+    arguments = {name: value for name, value in sensor.arguments.items() if name not in known.of_airflow}
+    if is_literal({name: value for name, value in arguments.items() if value is not None}):
+        make_check(known.check, {**known.defaults, **arguments})

@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def uncommon(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> Iterator[FileProblem]:
+def flink_problems(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     """Yield problems of a sink's statement for Flink. A statement with templates is left to the run."""
     # Imported here, since DuckDB takes a tenth of a second to import, and unchanged files are not compiled again.
     from airflow_lakestream.transform.raw_input import RAW_SCHEMA
     from airflow_lakestream.transform.to_flink.part import NotCommon
     from airflow_lakestream.transform.to_flink.translate import translated
 
-    sql = str(way.statement)
+    sql = str(flow.statement)
     if is_template(OF_INPUT.sub("", sql)):
         return
-    step, place = way.steps[-1], ""
+    step, place = flow.steps[-1], ""
     try:
-        if way.source.schema_ is None:
+        if flow.source.schema_ is None:
             translated(sql, RAW_SCHEMA, raw=True)
         else:
-            translated(sql, _decoded(way.source.schema_), raw=False)
+            translated(sql, _decoded(flow.source.schema_), raw=False)
     except NotCommon as refused:
         if refused.place is not None:
-            step, line, column = way.step_at(*refused.place)
+            step, line, column = flow.step_at(*refused.place)
             place = f"line {line}, column {column}: "
-        text = f"{place}{refused.what} {refused.why}. {refused.remedy}"
+        text = f"{place}{refused.subject} {refused.reason}. {refused.remedy}"
         yield document.problem(("transformations", pipeline.transformations.index(step), "sql"), text)
     except InvalidArgument as refused:
-        yield document.problem((*way.last_at, "sql"), str(refused))
+        yield document.problem((*flow.last_at, "sql"), str(refused))
 
 
 def _decoded(schema: str) -> pa.Schema:

@@ -12,7 +12,7 @@ from airflow_lakestream.pipelines.yaml_file import Place
 
 NEVER = "never"
 # The key of `FileArguments.places` for a part of the file as a whole.
-WHOLE = ""
+WHOLE_PART = ""
 # The same as in `lakestream init`.
 SCHEDULES: Mapping[str, str] = {
     "extract": "*/5 * * * *",
@@ -25,7 +25,7 @@ SCHEDULES: Mapping[str, str] = {
 class FileArguments:
     """Operator arguments set by the file, by the operators' names, without defaults.
 
-    :param places: line and column of each argument in the file; at `WHOLE`, of the whole part.
+    :param places: line and column of each argument in the file; at `WHOLE_PART`, of the whole part.
     :param keys: the file's key of each argument, such as `sinks.lake.partition_by`.
     """
 
@@ -38,7 +38,7 @@ class FileArguments:
         argument = getattr(error, "argument", "").removeprefix("landing.")
         while argument not in self.places and "." in argument:
             argument = argument.rpartition(".")[0]
-        argument = argument if argument in self.places else WHOLE
+        argument = argument if argument in self.places else WHOLE_PART
         line, column = self.places.get(argument, (1, 1))
         text = " ".join(str(error).split())
         if argument in self.keys:
@@ -64,7 +64,7 @@ class SinkLanding(FileArguments):
     @property
     def task_id(self) -> str:
         """The id of the task, or of the group of tasks."""
-        return named_apart("land", "_", self.apart)
+        return with_suffix("land", "_", self.apart)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +114,8 @@ class CompiledPipeline:
     @property
     def cron(self) -> str | None:
         """The schedule for Airflow, or None for a DAG without a schedule."""
-        said = self.schedule or SCHEDULES[self.engine]
-        return None if said == NEVER else "@continuous" if said == "continuous" else said
+        schedule = self.schedule or SCHEDULES[self.engine]
+        return None if schedule == NEVER else "@continuous" if schedule == "continuous" else schedule
 
     @property
     def is_continuous(self) -> bool:
@@ -162,9 +162,9 @@ class CompiledPipeline:
         return cls(**{**found, **parts})
 
 
-def named_apart(name: str, between: str, apart: str) -> str:
+def with_suffix(name: str, between: str, suffix: str) -> str:
     """Return a name with the sink's suffix, or unchanged for an empty suffix."""
-    return f"{name}{between}{apart}" if apart else name
+    return f"{name}{between}{suffix}" if suffix else name
 
 
 Part = TypeVar("Part", bound=FileArguments)

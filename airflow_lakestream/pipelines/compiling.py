@@ -15,7 +15,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.pipelines.arguments import ArgumentCollector, plain, seconds_at
 from airflow_lakestream.pipelines.compiled import CompiledPipeline, FileArguments, SinkLanding
 from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
-from airflow_lakestream.pipelines.flow import RecordFlow, check_flow, ways
+from airflow_lakestream.pipelines.flow import RecordFlow, check_flow, record_flows
 from airflow_lakestream.pipelines.model import Pipeline, PipelineSink
 from airflow_lakestream.pipelines.rules import OF_LANDING, contradictions
 from airflow_lakestream.pipelines.waiting import compiled_sensors, freshness_after
@@ -42,31 +42,31 @@ def compile_document(document: YamlDocument, engine: str | None = None) -> Compi
     content = document.content
     if not isinstance(content, dict):
         raise PipelineError([document.problem((), "a pipeline is a mapping with metadata, sources and sinks.")])
-    if engine is not None and isinstance(told := content.get("orchestration") or {}, dict):
-        content = {**content, "orchestration": {**told, "engine": engine}}
+    if engine is not None and isinstance(orchestration := content.get("orchestration") or {}, dict):
+        content = {**content, "orchestration": {**orchestration, "engine": engine}}
     try:
         pipeline = Pipeline.model_validate(content)
     except ValidationError as error:
         raise PipelineError([_problem(document, one) for one in error.errors(include_url=False)]) from None
     if problems := check_flow(document, pipeline):
         raise PipelineError(problems)
-    found = ways(pipeline)
+    flows = record_flows(pipeline)
     # Sinks may share a part of the file: report its problem once.
-    if problems := list(dict.fromkeys(contradictions(document, pipeline, found))):
+    if problems := list(dict.fromkeys(contradictions(document, pipeline, flows))):
         raise PipelineError(problems)
-    compiled = _compiled(document, pipeline, found)
+    compiled = _compiled(document, pipeline, flows)
     if problems := list(_wrong_literals(compiled)):
         raise PipelineError(problems)
     return compiled
 
 
 def _wrong_literals(compiled: CompiledPipeline) -> Iterator[FileProblem]:
-    for told in (*compiled.landings, *compiled.sensors):
-        table_format = {"table_format": told.table_format} if isinstance(told, SinkLanding) else {}
+    for task in (*compiled.landings, *compiled.sensors):
+        table_format = {"table_format": task.table_format} if isinstance(task, SinkLanding) else {}
         try:
-            check_literals({**table_format, **told.arguments})
+            check_literals({**table_format, **task.arguments})
         except InvalidArgument as error:
-            yield told.problem(compiled.file, error)
+            yield task.problem(compiled.file, error)
 
 
 def _problem(document: YamlDocument, error: Any) -> FileProblem:
@@ -136,73 +136,79 @@ def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(one)
 
 
-def _compiled(document: YamlDocument, pipeline: Pipeline, found: list[RecordFlow]) -> CompiledPipeline:
-    told = pipeline.orchestration
-    landings = tuple(_landing(document, pipeline, way) for way in found)
-    looks = [freshness_after(document, pipeline, *one) for one in zip(found, landings, strict=True)]
+def _compiled(document: YamlDocument, pipeline: Pipeline, flows: list[RecordFlow]) -> CompiledPipeline:
+    orchestration = pipeline.orchestration
+    landings = tuple(_landing(document, pipeline, flow) for flow in flows)
+    looks = [freshness_after(document, pipeline, *one) for one in zip(flows, landings, strict=True)]
     return CompiledPipeline(
         file=document.file,
         name=pipeline.metadata.name,
-        engine=told.engine,
+        engine=orchestration.engine,
         landings=landings,
         sensors=(*compiled_sensors(document, pipeline, landings), *(one for one in looks if one is not None)),
         alerts=_alerts(document, pipeline),
         owner=pipeline.metadata.owner,
         description=pipeline.metadata.description,
         tags=(*pipeline.metadata.tags, *([f"v{one}"] if (one := pipeline.metadata.version) else [])),
-        schedule=told.schedule,
-        start_date=told.start_date,
-        catchup=told.catchup,
-        retries=told.retries,
-        retry_delay=seconds_at(document, told.retry_delay, "orchestration", "retry_delay"),
-        pool=told.pool,
-        deferrable=told.deferrable,
-        own=plain(own.model_dump(exclude_unset=True)) if (own := getattr(told, told.engine, None)) else {},
+        schedule=orchestration.schedule,
+        start_date=orchestration.start_date,
+        catchup=orchestration.catchup,
+        retries=orchestration.retries,
+        retry_delay=seconds_at(document, orchestration.retry_delay, "orchestration", "retry_delay"),
+        pool=orchestration.pool,
+        deferrable=orchestration.deferrable,
+        own=plain(own.model_dump(exclude_unset=True))
+        if (own := getattr(orchestration, orchestration.engine, None))
+        else {},
     )
 
 
-def _landing(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> SinkLanding:
-    source, sink, told = way.source, way.sink, pipeline.orchestration
-    landing = ArgumentCollector(way.sink_at)
-    landing.take(source, way.source_at, "type", "connection", "schema_", "consumer_group")
-    landing.take(sink, way.sink_at, "type", "connection", "mode", "input", "consumer_group", "quality")
-    quality_at: Path = ("quality",) if sink.quality is None else (*way.sink_at, "quality")
+def _landing(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> SinkLanding:
+    source, sink, orchestration = flow.source, flow.sink, pipeline.orchestration
+    landing = ArgumentCollector(flow.sink_at)
+    landing.take(source, flow.source_at, "type", "connection", "schema_", "consumer_group")
+    landing.take(sink, flow.sink_at, "type", "connection", "mode", "input", "consumer_group", "quality")
+    quality_at: Path = ("quality",) if sink.quality is None else (*flow.sink_at, "quality")
     quality = sink.quality or pipeline.quality
     landing.take(quality, quality_at, "freshness")
     for name in quality.checks.model_fields_set if quality.checks else ():
         landing.paths[f"checks.{name}"] = (*quality_at, "checks", name)
-    landing.take(told, ("orchestration",), *(name for name in type(told).model_fields if name not in OF_LANDING))
-    landing.add("kafka_conn_id", source.connection, (*way.source_at, "connection"))
-    landing.add(_sink_connection(sink), sink.connection, (*way.sink_at, "connection"))
+    landing.take(
+        orchestration,
+        ("orchestration",),
+        *(name for name in type(orchestration).model_fields if name not in OF_LANDING),
+    )
+    landing.add("kafka_conn_id", source.connection, (*flow.source_at, "connection"))
+    landing.add(_sink_connection(sink), sink.connection, (*flow.sink_at, "connection"))
     for group, path in (
-        (sink.consumer_group, (*way.sink_at, "consumer_group")),
-        (source.consumer_group, (*way.source_at, "consumer_group")),
+        (sink.consumer_group, (*flow.sink_at, "consumer_group")),
+        (source.consumer_group, (*flow.source_at, "consumer_group")),
         (pipeline.metadata.name, ("metadata", "name")),
     ):
         if "consumer_group" not in landing.values:
             landing.add("consumer_group", group, path)
     if sink.type == "delta":
-        landing.add("table_format", sink.type, (*way.sink_at, "type"))
+        landing.add("table_format", sink.type, (*flow.sink_at, "type"))
     if not {str(source.format), str(source.key_format)} & set(_OF_REGISTRIES):
         # Documented: one line names the registry, and stays for any format.
         landing.drop("schema_registry")
-    if (sql := way.statement) is not None:
+    if (sql := flow.statement) is not None:
         # A task takes a text that ends so for the name of a file.
-        landing.add("sql", f"{sql}\n" if sql.endswith(".sql") else sql, (*way.last_at, "sql"))
+        landing.add("sql", f"{sql}\n" if sql.endswith(".sql") else sql, (*flow.last_at, "sql"))
         if source.schema_ is not None:
-            landing.add("schema", source.schema_, (*way.source_at, "schema"))
-            landing.add("sql_input", "decoded", (*way.source_at, "schema"))
+            landing.add("schema", source.schema_, (*flow.source_at, "schema"))
+            landing.add("sql_input", "decoded", (*flow.source_at, "schema"))
     if sink.mode == "replace":
-        landing.add("mode", "interval", (*way.sink_at, "mode"))
-        landing.add("replace", True, (*way.sink_at, "mode"))
+        landing.add("mode", "interval", (*flow.sink_at, "mode"))
+        landing.add("replace", True, (*flow.sink_at, "mode"))
     if sink.mode == "mirror":
         landing.drop("envelope")
     return SinkLanding(
-        sink=way.sink_name,
-        apart="" if sink.input is None else way.sink_name,
+        sink=flow.sink_name,
+        apart="" if sink.input is None else flow.sink_name,
         mode=sink.mode,
         table_format=str(TableFormat(sink.type)),
-        **landing.told(document),
+        **landing.to_fields(document),
     )
 
 
@@ -213,7 +219,7 @@ def _alerts(document: YamlDocument, pipeline: Pipeline) -> FileArguments:
     if alerts.deadline is not None:
         found.add("deadline", seconds_at(document, alerts.deadline, *path, "deadline"), (*path, "deadline"))
         found.add("on_deadline", _function(alerts.on_deadline, "tell_deadline"), (*path, "on_deadline"))
-    return FileArguments(**found.told(document))
+    return FileArguments(**found.to_fields(document))
 
 
 def _function(name: str, usual: str) -> str:

@@ -37,8 +37,8 @@ BROKEN = "broken"
 _PATIENCE = 3.0
 _REMEDY = "Correct the file; `lakestream pipeline validate` checks it. The next parse of the DAG file takes it."
 _ABOUT_BROKEN = """\
-**This pipeline is broken: no run of it is scheduled.** A run that is on goes on by what the file said before, and a
-new one fails.
+**This pipeline is broken: no run of it is scheduled.** A run that is under way continues with the last
+correct version of the file; a new run fails.
 
 {problems}
 
@@ -58,10 +58,10 @@ def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
     if strict and wrong:
         raise PipelineError([problem for one in wrong for problem in one.problems])
     for one in wrong:
-        said = "; ".join(map(str, one.problems))
-        log.error("The pipeline %s is broken, and not scheduled: %s", one.name, said)
+        problems = "; ".join(map(str, one.problems))
+        log.error("The pipeline %s is broken, and not scheduled: %s", one.name, problems)
         # Airflow shows warnings of a DAG file: the caller of `load`.
-        warnings.warn(f"the pipeline {one.name} is broken: {said}", BrokenPipelineWarning, stacklevel=2)
+        warnings.warn(f"the pipeline {one.name} is broken: {problems}", BrokenPipelineWarning, stacklevel=2)
         dags[one.name] = broken_dag(one)
     for dag in dags.values():
         # Airflow registers each DAG that a `with` has left: only here, or it would also register half-made DAGs.
@@ -106,7 +106,7 @@ def make_dag(compiled: CompiledPipeline) -> DAG:
     return dag
 
 
-def _dag_of(compiled: CompiledPipeline, *tags: str, **told: Any) -> DAG:
+def _dag_of(compiled: CompiledPipeline, *tags: str, **settings: Any) -> DAG:
     failing, late = _alerts(compiled)
     with DAG(
         compiled.name,
@@ -124,7 +124,7 @@ def _dag_of(compiled: CompiledPipeline, *tags: str, **told: Any) -> DAG:
             **failing,
         },
         **late,
-        **told,
+        **settings,
     ) as dag:
         _make_tasks(compiled)
     return dag
@@ -137,7 +137,7 @@ def broken_dag(broken: BrokenFile) -> DAG:
     the change of the file continue with them: deferred tasks, retries, and later tasks.
     """
     problems = "\n".join(f"* `{one}`" for one in broken.problems)
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "schedule": None,
         "description": f"Broken: {broken.problems[0]}",
         "doc_md": _ABOUT_BROKEN.format(problems=problems, remedy=_REMEDY),
@@ -147,13 +147,13 @@ def broken_dag(broken: BrokenFile) -> DAG:
     # If a function to call is the problem, the tasks can be made without it.
     for known in () if last is None else (last, replace(last, alerts=FileArguments(arguments={}))):
         with suppress(Exception):
-            dag = _dag_of(known, BROKEN, **told)
+            dag = _dag_of(known, BROKEN, **settings)
             for task in dag.tasks:
                 if isinstance(task, BaseOperator):
                     task.execute = _failing(text, broken.since)  # type: ignore[method-assign]  # of this task alone
             return dag
     start = datetime(2026, 1, 1, tzinfo=UTC)
-    with DAG(broken.name, start_date=start, catchup=False, tags=[BROKEN], auto_register=False, **told) as dag:
+    with DAG(broken.name, start_date=start, catchup=False, tags=[BROKEN], auto_register=False, **settings) as dag:
         for task_id in dict.fromkeys(_task_ids(broken)):
             BrokenPipeline(task_id=task_id, problem=text)
     return dag
@@ -201,7 +201,7 @@ def _make_tasks(compiled: CompiledPipeline) -> None:
         try:
             task = made[call.task_id] = make(**call.first, **call.arguments)
         except InvalidArgument as error:
-            problems.append(call.told.problem(compiled.file, error))
+            problems.append(call.in_file.problem(compiled.file, error))
             continue
         for before in call.after:
             if before in made:
@@ -212,9 +212,9 @@ def _make_tasks(compiled: CompiledPipeline) -> None:
 
 def _alerts(compiled: CompiledPipeline) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the alert arguments of each task, and of the DAG."""
-    told, most = compiled.on_failure, compiled.deadline
+    functions, most = compiled.on_failure, compiled.deadline
     try:
-        failing = {"on_failure_callback": [_function("on_failure", one) for one in told]} if told else {}
+        failing = {"on_failure_callback": [_function("on_failure", one) for one in functions]} if functions else {}
         late = {} if most is None else {"deadline": _deadline(most, compiled.on_deadline)}
     except InvalidArgument as error:
         raise PipelineError([compiled.alerts.problem(compiled.file, error)]) from None
@@ -231,7 +231,7 @@ def _deadline(most: float, function: str) -> Any:
 
     called = _function("on_deadline", function)
     if not iscoroutinefunction(called):
-        raise InvalidArgument("on_deadline", f"{function} is no async function: Airflow calls it in the triggerer.")
+        raise InvalidArgument("on_deadline", f"{function} is not an async function: Airflow calls it in the triggerer.")
     reference = DeadlineReference.DAGRUN_QUEUED_AT
     return DeadlineAlert(reference=reference, interval=timedelta(seconds=most), callback=AsyncCallback(called))
 
@@ -243,8 +243,8 @@ def _function(argument: str, name: str) -> Any:
         found = getattr(import_module(module), function)
     except Exception as error:  # noqa: BLE001  # a user's module may raise anything
         problem = f"{name} can't be imported ({type(error).__name__}: {error})."
-        remedy = "Put the module beside the DAG file, or install it."
+        remedy = "Put the module next to the DAG file, or install it."
         raise InvalidArgument(argument, problem, remedy) from None
     if not callable(found):
-        raise InvalidArgument(argument, f"{name} is no function.")
+        raise InvalidArgument(argument, f"{name} is not a function.")
     return found

@@ -72,7 +72,7 @@ class RecordFlow:
         return step, line, column
 
 
-def ways(pipeline: Pipeline) -> list[RecordFlow]:
+def record_flows(pipeline: Pipeline) -> list[RecordFlow]:
     """Return the flow into each sink of a pipeline without problems in `check_flow`."""
     steps = {step.name: step for step in pipeline.transformations}
     places = {step.name: (*_PATH, at) for at, step in enumerate(pipeline.transformations)}
@@ -118,13 +118,15 @@ def _unknown(name: str, known: Mapping[str, int]) -> str:
 def _of_sinks(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
     without = [name for name, sink in pipeline.sinks.items() if sink.input is None]
     for name in without[1:]:
-        problem = f"input is missing: say what lands here. One sink of a file may leave it out, and {without[0]} does."
-        yield document.problem(("sinks", name), problem)
+        problem = f"input is missing. One sink of a file may leave it out, and {without[0]} does."
+        yield document.problem(("sinks", name), f"{problem} Name the source or the transformation.")
     if len(without) != 1:
         return
     if len(ends := _ends(pipeline)) != 1:
         found = f"{' and '.join(ends)} are read by nothing else" if ends else "all is read by something else"
-        yield document.problem(("sinks", without[0]), f"input is missing: {found}. Say what lands here.")
+        yield document.problem(
+            ("sinks", without[0]), f"input is missing: {found}. Name the source or the transformation."
+        )
 
 
 def _of_use(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
@@ -136,10 +138,10 @@ def _of_use(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]
             here = by_name[here].input if here in by_name else here
     for at, step in enumerate(pipeline.transformations):
         if _is_circle(step, by_name):
-            problem = f"{step.name} makes nothing of a sink's rows: it reads from itself, by way of others."
+            problem = f"{step.name} leads to no sink: it reads from itself, through other steps."
             yield document.problem((*_PATH, at), problem)
         elif step.name not in used:
-            yield document.problem((*_PATH, at), f"{step.name} makes nothing of a sink's rows: no sink reads from it.")
+            yield document.problem((*_PATH, at), f"{step.name} leads to no sink: no sink reads from it.")
     for name in pipeline.sources:
         if name not in used:
             problem = f"{name} is read by no sink. Take it out, or name it in the input of one."
@@ -147,11 +149,11 @@ def _of_use(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]
 
 
 def _is_circle(step: Transformation, by_name: Mapping[str, Transformation]) -> bool:
-    here, seen = step.input, set[str]()
-    while here in by_name and here not in seen:
-        seen.add(here)
+    here, visited = step.input, set[str]()
+    while here in by_name and here not in visited:
+        visited.add(here)
         here = by_name[here].input
-    return step.name in seen
+    return step.name in visited
 
 
 def _inputs(pipeline: Pipeline) -> dict[str, str]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_lakestream.pipelines.compiled import WHOLE, CompiledPipeline
+from airflow_lakestream.pipelines.compiled import WHOLE_PART, CompiledPipeline
 from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
 from airflow_lakestream.pipelines.memory import PipelineMemory, memory_of
 from airflow_lakestream.pipelines.operator import connector_of
@@ -115,14 +115,14 @@ def _broken(
 ) -> Iterator[BrokenFile]:
     for file, problems in sorted(wrong.items()):
         last = remembered.last_of(file)
-        said = _name_in(folder / file) or (last.name if last is not None else None)
-        if said is None or said in taken:
-            said = _NOT_IN_IDS.sub("_", str(Path(file).with_suffix("")))[:250]
-            while said in taken:
-                said += "_"
-        taken.add(said)
-        known = last if last is not None and last.name == said else None
-        yield BrokenFile(file, said, tuple(problems), known, _changed_at(folder / file))
+        name = _name_in(folder / file) or (last.name if last is not None else None)
+        if name is None or name in taken:
+            name = _NOT_IN_IDS.sub("_", str(Path(file).with_suffix("")))[:250]
+            while name in taken:
+                name += "_"
+        taken.add(name)
+        known = last if last is not None and last.name == name else None
+        yield BrokenFile(file, name, tuple(problems), known, _changed_at(folder / file))
 
 
 def _changed_at(path: Path) -> float:
@@ -159,4 +159,4 @@ def _clashes(found: Iterable[CompiledPipeline]) -> Iterator[FileProblem]:
             other = connectors.setdefault(name, one)
             if other is not one and other.name != one.name:
                 text = f"sinks.{landing.sink}: {name!r} is the connector of {other.file} already."
-                yield FileProblem(one.file, *landing.places[WHOLE], text)
+                yield FileProblem(one.file, *landing.places[WHOLE_PART], text)

@@ -34,7 +34,7 @@ from airflow_lakestream.pipelines.part import (
     NumberFromZero,
     Part,
     Tags,
-    Whole,
+    WholeNumber,
 )
 from airflow_lakestream.pipelines.sensors import AnySensor
 
@@ -74,7 +74,7 @@ class Source(Part):
     )
     unavailable_values: UnavailableValues | None = None
     start_offset: StartOffset = StartOffset.EARLIEST
-    start_timestamp: str | Whole | None = None
+    start_timestamp: str | WholeNumber | None = None
     schema_: str | None = Field(default=None, alias="schema", description="DDL of what transformations read")
     tombstones: Tombstones | None = None
     on_data_loss: OnDataLoss | None = None
@@ -113,7 +113,9 @@ class Quality(Part):
     """Treatment of bad records, and conditions on the rows."""
 
     on_error: OnError | None = None
-    max_rejected: Whole | Number | str | None = Field(default=None, description="most bad records: a count or a share")
+    max_rejected: WholeNumber | Number | str | None = Field(
+        default=None, description="most bad records: a count or a share"
+    )
     checks: Checks | None = None
     freshness: Duration | None = Field(
         default=None, description="most age of a record that the table lacks, looked at after each landing"
@@ -133,7 +135,7 @@ class PipelineSink(Part):
     )
     mode: Literal["append", "replace", "mirror"] = Field(
         default="append",
-        description="replace: each run lands its data interval anew; mirror: by Debezium's events",
+        description="replace: each run lands its data interval again; mirror: by Debezium's events",
     )
     schema_: str | None = Field(default=None, alias="schema", description='DDL, such as "id bigint not null"')
     schema_evolution: SchemaEvolution | None = None
@@ -161,8 +163,8 @@ class Spark(Part):
     packages: str | None = None
     driver_memory: str | None = None
     executor_memory: str | None = None
-    num_executors: Whole | None = None
-    executor_cores: Whole | None = None
+    num_executors: WholeNumber | None = None
+    executor_cores: WholeNumber | None = None
 
 
 class Flink(Part):
@@ -203,10 +205,10 @@ class Orchestration(Part):
     )
     start_date: str = Field(default="2026-01-01", description="a date; matters with catchup, and for data intervals")
     catchup: Flag = False
-    checkpoint_interval: Duration | None = Field(default=None, description="commit at least so often")
+    checkpoint_interval: Duration | None = Field(default=None, description="longest time between commits")
     parallelism: FromOne | None = Field(default=None, description="processes, or tasks of a group")
     max_records: FromOne | None = Field(default=None, description="most records of a run; on Spark, of a batch")
-    max_batch_bytes: Whole | str | None = None
+    max_batch_bytes: WholeNumber | str | None = None
     idle_timeout: Duration | None = None
     retries: FromZero = Field(default=3)
     retry_delay: Duration = 60.0
@@ -245,9 +247,9 @@ def json_schema() -> dict[str, Any]:
 
 
 def _or_variable(value: dict[str, Any]) -> dict[str, Any]:
-    said: dict[str, Any] = {key: value[key] for key in ("description", "default", "title") if key in value}
-    rest = {key: one for key, one in value.items() if key not in said}
+    about: dict[str, Any] = {key: value[key] for key in ("description", "default", "title") if key in value}
+    rest = {key: one for key, one in value.items() if key not in about}
     kinds = {one.get("type") for one in [value, *value.get("anyOf", ())]}
     # A number or a boolean in quotes, like the value of a variable.
     quoted = [NUMBER] * bool(kinds & {"integer", "number"}) + [FLAG] * ("boolean" in kinds)
-    return {**said, "anyOf": [rest, {"type": "string", "pattern": "|".join([r"\$\{[^}]+\}", *quoted])}]}
+    return {**about, "anyOf": [rest, {"type": "string", "pattern": "|".join([r"\$\{[^}]+\}", *quoted])}]}

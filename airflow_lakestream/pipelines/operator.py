@@ -12,7 +12,7 @@ from airflow_lakestream.pipelines.compiled import (
     CompiledSensor,
     FileArguments,
     SinkLanding,
-    named_apart,
+    with_suffix,
 )
 
 _BASE = "airflow_lakestream.operators"
@@ -73,7 +73,7 @@ class OperatorCall:
     """Call for a task, or for a group of tasks: `module.name(first, **arguments)`.
 
     :param first: the argument with its id.
-    :param told: its arguments and positions in the file.
+    :param in_file: its arguments and positions in the file.
     :param after: the ids of the tasks that it waits for.
     """
 
@@ -81,7 +81,7 @@ class OperatorCall:
     name: str
     first: Mapping[str, str]
     arguments: Mapping[str, Any]
-    told: FileArguments
+    in_file: FileArguments
     after: tuple[str, ...] = ()
 
     @property
@@ -137,60 +137,60 @@ def app_of(landing: SinkLanding) -> str:
 
 def connector_of(compiled: CompiledPipeline, landing: SinkLanding) -> str:
     """Return the name of a landing's connector."""
-    return named_apart(str(compiled.own.get("connector", compiled.name)), _OF_CONNECTORS, landing.apart)
+    return with_suffix(str(compiled.own.get("connector", compiled.name)), _OF_CONNECTORS, landing.apart)
 
 
-def _of_spark(compiled: CompiledPipeline, told: SinkLanding) -> dict[str, Any]:
-    landing = dict(told.arguments)
-    connections = {name: landing.pop(name) for name in _CONNECTIONS if name in landing}
-    landing.pop("table_format", None)
+def _of_spark(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any]:
+    arguments = dict(landing.arguments)
+    connections = {name: arguments.pop(name) for name in _CONNECTIONS if name in arguments}
+    arguments.pop("table_format", None)
     own = dict(compiled.own)
-    found: dict[str, Any] = {"app": app_of(told), **connections}
+    found: dict[str, Any] = {"app": app_of(landing), **connections}
     if "connection" in own:
         found["spark_conn_id"] = own.pop("connection")
     for key, argument in (("max_records", "max_offsets_per_trigger"), ("parallelism", "total_executor_cores")):
-        if key in landing:
-            found[argument] = landing.pop(key)
-    every = landing.pop("checkpoint_interval", 60)
-    location = _place(own, told)
-    if told.mode != "replace":
+        if key in arguments:
+            found[argument] = arguments.pop(key)
+    every = arguments.pop("checkpoint_interval", 60)
+    location = _place(own, landing)
+    if landing.mode != "replace":
         found["checkpoint_location"] = location
         if compiled.is_continuous:
             found["trigger"] = f"{seconds('checkpoint_interval', every):g} seconds"
-    return {**found, **_deferred(compiled), **own, "app_config": landing}
+    return {**found, **_deferred(compiled), **own, "app_config": arguments}
 
 
-def _of_flink(compiled: CompiledPipeline, told: SinkLanding) -> dict[str, Any]:
-    landing, own = dict(told.arguments), dict(compiled.own)
-    if "schema" in landing and ("sql" not in landing or landing.get("sql_input") == "decoded"):
-        landing["columns"] = landing.pop("schema")
+def _of_flink(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any]:
+    arguments, own = dict(landing.arguments), dict(compiled.own)
+    if "schema" in arguments and ("sql" not in arguments or arguments.get("sql_input") == "decoded"):
+        arguments["columns"] = arguments.pop("schema")
     # As in the other engines: records that Flink would decode otherwise are landed by the extract's code.
-    landing.setdefault("on_error", OnError.REJECT.value)
-    if "checkpoint_interval" in landing:
-        landing["publish_interval"] = landing["checkpoint_interval"]
+    arguments.setdefault("on_error", OnError.REJECT.value)
+    if "checkpoint_interval" in arguments:
+        arguments["publish_interval"] = arguments["checkpoint_interval"]
     if "connection" in own:
         own["flink_conn_id"] = own.pop("connection")
-    return {**landing, "checkpoint_location": _place(own, told), **_deferred(compiled), **own}
+    return {**arguments, "checkpoint_location": _place(own, landing), **_deferred(compiled), **own}
 
 
-def _of_connect(compiled: CompiledPipeline, told: SinkLanding) -> dict[str, Any]:
-    landing, own = told.arguments, compiled.own
-    config = {"topics": landing["topic"], "iceberg.tables": landing["table"], **_CONVERTERS}
-    if "parallelism" in landing:
-        config["tasks.max"] = str(landing["parallelism"])
-    found = {"connector": connector_of(compiled, told), "config": {**config, **own.get("config", {})}}
+def _of_connect(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any]:
+    arguments, own = landing.arguments, compiled.own
+    config = {"topics": arguments["topic"], "iceberg.tables": arguments["table"], **_CONVERTERS}
+    if "parallelism" in arguments:
+        config["tasks.max"] = str(arguments["parallelism"])
+    found = {"connector": connector_of(compiled, landing), "config": {**config, **own.get("config", {})}}
     if "connection" in own:
         found["connect_conn_id"] = own["connection"]
-    if "checkpoint_interval" in landing:
-        found["publish_interval"] = landing["checkpoint_interval"]
+    if "checkpoint_interval" in arguments:
+        found["publish_interval"] = arguments["checkpoint_interval"]
     names = ("kafka_conn_id", "iceberg_conn_id", "consumer_group", "checks")
-    return {**found, **{name: landing[name] for name in names if name in landing}, **_deferred(compiled)}
+    return {**found, **{name: arguments[name] for name in names if name in arguments}, **_deferred(compiled)}
 
 
 def _place(own: dict[str, Any], landing: SinkLanding) -> str:
     """Remove the checkpoint location from the engine's settings; return the location for the landing's sink."""
-    said = own.pop("checkpoint_location", None) or _CHECKPOINTS
-    return named_apart(str(said).rstrip("/") if landing.apart else str(said), _OF_PLACES, landing.apart)
+    location = own.pop("checkpoint_location", None) or _CHECKPOINTS
+    return with_suffix(str(location).rstrip("/") if landing.apart else str(location), _OF_PLACES, landing.apart)
 
 
 def _deferred(compiled: CompiledPipeline) -> dict[str, Any]:

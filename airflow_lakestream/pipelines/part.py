@@ -23,7 +23,7 @@ FLAG = r"^([Tt]rue|[Ff]alse|[Yy]es|[Nn]o|[Oo]n|[Oo]ff|TRUE|FALSE|YES|NO|ON|OFF)$
 def _number(value: Any) -> Any:
     # Python takes true for 1, and pydantic "1_0" and "nan" for numbers.
     if isinstance(value, bool) or (isinstance(value, str) and not re.search(NUMBER, value, re.ASCII)):
-        raise ValueError(f"{str(value).lower()} is no number")
+        raise ValueError(f"{str(value).lower()} is not a number")
     return value
 
 
@@ -33,7 +33,7 @@ def _flag(value: Any) -> Any:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_number)]
+WholeNumber = Annotated[int, BeforeValidator(_number)]
 Number = Annotated[float, BeforeValidator(_number)]
 # Bounds are set here: pydantic would leave out the bounds of a nullable field in the JSON Schema.
 FromZero = Annotated[int, Field(ge=0), BeforeValidator(_number)]

@@ -37,7 +37,7 @@ def text_of(path: Path, name: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise PipelineError([FileProblem(name, 0, 0, f"it is no UTF-8 text (byte {error.start}).")]) from None
+        raise PipelineError([FileProblem(name, 0, 0, f"it is not UTF-8 text (byte {error.start}).")]) from None
 
 
 def read_text(

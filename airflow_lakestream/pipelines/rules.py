@@ -16,7 +16,7 @@ from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.onramp.schedules import schedule_problem
-from airflow_lakestream.pipelines.common_sql import uncommon
+from airflow_lakestream.pipelines.common_sql import flink_problems
 from airflow_lakestream.pipelines.compiled import SCHEDULES
 from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.flow import RecordFlow
@@ -67,20 +67,21 @@ def contradictions(document: YamlDocument, pipeline: Pipeline, found: Sequence[R
             yield document.problem(path, f"{'.'.join(map(str, path))}: {text!r} is a template, and {problem}")
     yield from _of_schedule(document, pipeline)
     yield from _of_neighbours(document, pipeline, found)
-    for way in found:
-        yield from _of_engine(document, pipeline, way)
-        yield from _of_columns(document, way)
-        if way.sink.mode == "mirror":
-            yield from _of_mirror(document, pipeline, way)
+    for flow in found:
+        yield from _of_engine(document, pipeline, flow)
+        yield from _of_columns(document, flow)
+        if flow.sink.mode == "mirror":
+            yield from _of_mirror(document, pipeline, flow)
             continue
         for key in _OF_MIRRORS:
-            if getattr(way.sink, key) is not None:
-                problem = f"{key} goes with mode: mirror; the mode is {way.sink.mode!r}."
-                yield document.problem((*way.sink_at, key), problem)
+            if getattr(flow.sink, key) is not None:
+                problem = f"{key} goes with mode: mirror; the mode is {flow.sink.mode!r}."
+                yield document.problem((*flow.sink_at, key), problem)
     for name, source in pipeline.sources.items():
-        if source.schema_ is not None and not any(way.steps for way in found if way.source_name == name):
-            problem = "it is of the columns that transformations read; there are none. The table's belong to the sink."
-            yield document.problem(("sources", name, "schema"), problem)
+        if source.schema_ is not None and not any(flow.steps for flow in found if flow.source_name == name):
+            problem = "it sets the columns for transformations, and no transformation reads this source."
+            remedy = "Set the table's columns in the sink."
+            yield document.problem(("sources", name, "schema"), f"{problem} {remedy}")
     yield from check_sensors(document, pipeline, found)
 
 
@@ -102,33 +103,33 @@ def _is_rendered(path: Path) -> bool:
 
 def _of_neighbours(document: YamlDocument, pipeline: Pipeline, found: Sequence[RecordFlow]) -> Iterator[FileProblem]:
     """Yield conflicts between sinks: the same table, or the same consumer group on a topic."""
-    for at, way in enumerate(found):
-        if way.sink.input is not None and not re.match(NAME, way.sink_name):
-            problem = f"{way.sink_name!r} is in names of tasks: letters, digits, - and _ only, and no digit first."
-            yield document.problem(way.sink_at, problem)
+    for at, flow in enumerate(found):
+        if flow.sink.input is not None and not re.match(NAME, flow.sink_name):
+            problem = f"{flow.sink_name!r} is in names of tasks: letters, digits, - and _ only, and no digit first."
+            yield document.problem(flow.sink_at, problem)
         for other in found[:at]:
-            if _place_of(way) == _place_of(other):
-                problem = f"{way.sink.table} is the table of {other.sink_name} already. Each sink has its own."
-                yield document.problem((*way.sink_at, "table"), problem)
-            group = _group_of(pipeline, way)
-            if _shares_topics(way, other) and group == _group_of(pipeline, other):
+            if _place_of(flow) == _place_of(other):
+                problem = f"{flow.sink.table} is the table of {other.sink_name} already. Each sink has its own."
+                yield document.problem((*flow.sink_at, "table"), problem)
+            group = _group_of(pipeline, flow)
+            if _shares_topics(flow, other) and group == _group_of(pipeline, other):
                 problem = f"{other.sink_name} reads {other.source.topic} by the consumer group {group} already."
-                remedy = f"Give {way.sink_name} a consumer_group of its own, that it keeps: it names the ledger."
-                yield document.problem(way.sink_at, f"{problem} {remedy}")
+                remedy = f"Give {flow.sink_name} a consumer_group of its own, that it keeps: it names the ledger."
+                yield document.problem(flow.sink_at, f"{problem} {remedy}")
 
 
-def _place_of(way: RecordFlow) -> tuple[str, str | None, str]:
-    return (way.sink.type, way.sink.connection, way.sink.table)
+def _place_of(flow: RecordFlow) -> tuple[str, str | None, str]:
+    return (flow.sink.type, flow.sink.connection, flow.sink.table)
 
 
-def _group_of(pipeline: Pipeline, way: RecordFlow) -> str:
-    return way.sink.consumer_group or way.source.consumer_group or pipeline.metadata.name
+def _group_of(pipeline: Pipeline, flow: RecordFlow) -> str:
+    return flow.sink.consumer_group or flow.source.consumer_group or pipeline.metadata.name
 
 
-def _shares_topics(way: RecordFlow, other: RecordFlow) -> bool:
-    if way.source.connection != other.source.connection:
+def _shares_topics(flow: RecordFlow, other: RecordFlow) -> bool:
+    if flow.source.connection != other.source.connection:
         return False
-    topics = {way.source.topic, other.source.topic}
+    topics = {flow.source.topic, other.source.topic}
     return len(topics) == 1 or any(_matches(one, two) for one in topics for two in topics)
 
 
@@ -141,75 +142,79 @@ def _matches(pattern: str, topic: str) -> bool:
 
 
 def _of_schedule(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
-    told = pipeline.orchestration
-    said = (told.schedule or "continuous").removeprefix("@")
-    is_word = told.schedule in (None, "continuous", "never")
-    if not is_word and (wrong := schedule_problem(str(told.schedule))) is not None:
+    orchestration = pipeline.orchestration
+    schedule = (orchestration.schedule or "continuous").removeprefix("@")
+    is_word = orchestration.schedule in (None, "continuous", "never")
+    if not is_word and (wrong := schedule_problem(str(orchestration.schedule))) is not None:
         yield document.problem(
             ("orchestration", "schedule"), f"orchestration.schedule: {wrong} Or write continuous, or never."
         )
-    if said in ("continuous", "never") and any(sink.mode == "replace" for sink in pipeline.sinks.values()):
-        problem = "mode: replace lands a run's data interval anew, so it needs a cron schedule."
+    if schedule in ("continuous", "never") and any(sink.mode == "replace" for sink in pipeline.sinks.values()):
+        problem = "mode: replace lands a run's data interval again, so it needs a cron schedule."
         yield document.problem(("orchestration", "schedule"), problem)
     alerts: Path = ("orchestration", "alerts")
-    if told.alerts.deadline is None and "on_deadline" in told.alerts.model_fields_set:
+    if orchestration.alerts.deadline is None and "on_deadline" in orchestration.alerts.model_fields_set:
         yield document.problem((*alerts, "on_deadline"), "on_deadline goes with deadline. Say how long a run may take.")
-    if told.alerts.deadline is not None and SCHEDULES[told.engine] == "@continuous" and said == "continuous":
-        problem = f"a continuous run of {told.engine} never ends. Leave deadline out, or give a cron schedule."
+    if (
+        orchestration.alerts.deadline is not None
+        and SCHEDULES[orchestration.engine] == "@continuous"
+        and schedule == "continuous"
+    ):
+        problem = f"a continuous run of {orchestration.engine} never ends. Leave deadline out, or give a cron schedule."
         yield document.problem((*alerts, "deadline"), problem)
     try:
-        date.fromisoformat(told.start_date)
+        date.fromisoformat(orchestration.start_date)
     except ValueError:
         yield document.problem(("orchestration", "start_date"), "start_date is not a date such as 2026-01-31.")
 
 
-def _of_engine(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> Iterator[FileProblem]:
-    told, mode = pipeline.orchestration, way.sink.mode
-    if told.engine in ON_BRANCHES:
-        yield from _of_branches(document, pipeline, way)
-    if told.engine == "group" and mode != "append":
-        yield document.problem((*way.sink_at, "mode"), f"{mode!r} is for the engines extract and spark.")
-    if told.engine == "spark":
-        for key, why in _NOT_ON_SPARK.items():
-            if getattr(told, key) is not None:
-                yield document.problem(("orchestration", key), f"{key} {why}")
+def _of_engine(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
+    orchestration, mode = pipeline.orchestration, flow.sink.mode
+    if orchestration.engine in ON_BRANCHES:
+        yield from _of_branches(document, pipeline, flow)
+    if orchestration.engine == "group" and mode != "append":
+        yield document.problem((*flow.sink_at, "mode"), f"{mode!r} is for the engines extract and spark.")
+    if orchestration.engine == "spark":
+        for key, rule in _NOT_ON_SPARK.items():
+            if getattr(orchestration, key) is not None:
+                yield document.problem(("orchestration", key), f"{key} {rule}")
 
 
-def _of_branches(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> Iterator[FileProblem]:
+def _of_branches(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     """Yield settings unfit for engines with a branch, since Flink and Connect do not use our decoding."""
     engine = pipeline.orchestration.engine
     takes, whose = ON_BRANCHES[engine], f"is not for the engine {engine}. Leave it out, or take another engine."
-    if way.steps and engine == "flink":
-        yield from uncommon(document, pipeline, way)
-    elif way.steps:
+    if flow.steps and engine == "flink":
+        yield from flink_problems(document, pipeline, flow)
+    elif flow.steps:
         yield document.problem(("transformations",), f"transformations: SQL {whose}")
-    yield from _of_their_formats(document, engine, way)
-    yield from _of_made_times(document, engine, way.source.schema_, (*way.source_at, "schema"))
-    yield from _of_made_times(document, engine, way.sink.schema_, (*way.sink_at, "schema"))
-    if way.sink.type != "iceberg" or way.sink.mode != "append":
-        yield document.problem((*way.sink_at, "mode"), f"{engine} appends to Iceberg tables only.")
+    yield from _of_their_formats(document, engine, flow)
+    yield from _of_made_times(document, engine, flow.source.schema_, (*flow.source_at, "schema"))
+    yield from _of_made_times(document, engine, flow.sink.schema_, (*flow.sink_at, "schema"))
+    if flow.sink.type != "iceberg" or flow.sink.mode != "append":
+        yield document.problem((*flow.sink_at, "mode"), f"{engine} appends to Iceberg tables only.")
     parts: list[tuple[BaseModel, Path]] = [
-        (way.source, way.source_at),
-        (way.sink, way.sink_at),
+        (flow.source, flow.source_at),
+        (flow.sink, flow.sink_at),
         (pipeline.orchestration, ("orchestration",)),
         (pipeline.quality, ("quality",)),
     ]
-    if way.sink.quality is not None:
-        parts[-1] = (way.sink.quality, (*way.sink_at, "quality"))
+    if flow.sink.quality is not None:
+        parts[-1] = (flow.sink.quality, (*flow.sink_at, "quality"))
     for part, path in parts:
         for name in sorted(part.model_fields_set - takes):
             key = type(part).model_fields[name].alias or name
             yield document.problem((*path, key), f"{key} {whose}")
 
 
-def _of_their_formats(document: YamlDocument, engine: str, way: RecordFlow) -> Iterator[FileProblem]:
-    at = (*way.source_at, "format")
+def _of_their_formats(document: YamlDocument, engine: str, flow: RecordFlow) -> Iterator[FileProblem]:
+    at = (*flow.source_at, "format")
     if engine == "flink":
         try:
-            check_format("format", str(way.source.format))
+            check_format("format", str(flow.source.format))
         except InvalidArgument as e:
             yield document.problem(at, str(e))
-    elif way.source.format is not ValueFormat.JSON:
+    elif flow.source.format is not ValueFormat.JSON:
         yield document.problem(at, f"{engine} reads JSON here.")
 
 
@@ -226,25 +231,25 @@ def _of_made_times(document: YamlDocument, engine: str, schema: str | None, path
             yield document.problem(path, f"{problem} Take the engine extract, group or spark.")
 
 
-def _of_columns(document: YamlDocument, way: RecordFlow) -> Iterator[FileProblem]:
-    source, sink = way.source, way.sink
-    if not way.steps:
+def _of_columns(document: YamlDocument, flow: RecordFlow) -> Iterator[FileProblem]:
+    source, sink = flow.source, flow.sink
+    if not flow.steps:
         return
     if source.schema_ is None:
         if source.format not in _TEXTS:
             problem = f"SQL reads columns of {source.format}. Say with schema which ones: id bigint, name string."
-            yield document.problem((*way.source_at, "format"), problem)
+            yield document.problem((*flow.source_at, "format"), problem)
     elif sink.schema_ is not None:
         problem = "the table's columns are those that the transformations make."
-        yield document.problem((*way.sink_at, "schema"), problem)
+        yield document.problem((*flow.sink_at, "schema"), problem)
 
 
-def _of_mirror(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> Iterator[FileProblem]:
-    if way.steps:
-        yield document.problem(way.last_at[:1], "a mirror has the rows of the database's table; leave them out.")
-    if way.source.envelope not in (None, ValueEnvelope.DEBEZIUM):
-        yield document.problem((*way.source_at, "envelope"), "a mirror follows Debezium's events.")
-    parts: list[tuple[BaseModel, Path]] = [(way.source, way.source_at), (way.sink, way.sink_at)]
+def _of_mirror(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
+    if flow.steps:
+        yield document.problem(flow.last_at[:1], "a mirror has the rows of the database's table; leave them out.")
+    if flow.source.envelope not in (None, ValueEnvelope.DEBEZIUM):
+        yield document.problem((*flow.source_at, "envelope"), "a mirror follows Debezium's events.")
+    parts: list[tuple[BaseModel, Path]] = [(flow.source, flow.source_at), (flow.sink, flow.sink_at)]
     for part, path in parts:
         for key in _NOT_OF_MIRRORS[str(path[0])]:
             if key in part.model_fields_set:

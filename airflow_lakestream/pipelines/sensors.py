@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from airflow_lakestream.core.policies import MissingPolicy, TableFormat
-from airflow_lakestream.pipelines.part import Duration, Flag, FromZero, Names, Part, Whole
+from airflow_lakestream.pipelines.part import Duration, Flag, FromZero, Names, Part, WholeNumber
 
 
 class Sensor(Part):
@@ -59,7 +59,9 @@ class Freshness(Sensor):
     type: Literal["freshness"]
     max_age: Duration | None = Field(default=None, description="most age of the newest landing or event")
     event_time_column: str | None = None
-    complete_through: str | Whole | None = Field(default=None, description='a time, such as "{{ data_interval_end }}"')
+    complete_through: str | WholeNumber | None = Field(
+        default=None, description='a time, such as "{{ data_interval_end }}"'
+    )
     idle_after: Duration | None = None
     idle_is_fresh: Flag | None = None
     operations: Names | None = None

@@ -26,7 +26,9 @@ def looked_up(variable: Callable[[str], object], connection: Callable[[str], Map
             return _field(name, connection)
         if not _NAME.fullmatch(name):
             known = "Write ${NAME} for an Airflow variable, or ${connection:ID.host} for a field of a connection"
-            raise LookupError(f"${{{name}}} is no name of a variable. {known} (host, port, schema, login, conn_type).")
+            raise LookupError(
+                f"${{{name}}} is not the name of a variable. {known} (host, port, schema, login, conn_type)."
+            )
         if is_secret_name(name) or MASKED.search(name):
             raise LookupError(f"${{{name}}} has the name of a secret, and a pipeline is shown. {_WHERE}")
         found = variable(name)

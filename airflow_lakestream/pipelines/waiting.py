@@ -8,7 +8,7 @@ from typing import Any
 from airflow_lakestream.core.policies import TableFormat, seconds
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.pipelines.arguments import ArgumentCollector, seconds_at
-from airflow_lakestream.pipelines.compiled import SCHEDULES, CompiledSensor, SinkLanding, named_apart
+from airflow_lakestream.pipelines.compiled import SCHEDULES, CompiledSensor, SinkLanding, with_suffix
 from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.flow import RecordFlow
 from airflow_lakestream.pipelines.model import Pipeline
@@ -30,8 +30,8 @@ def check_sensors(document: YamlDocument, pipeline: Pipeline, found: Sequence[Re
     """Yield the contradictions in sensors with correct keys and values."""
     for name, sensor in pipeline.orchestration.sensors.items():
         yield from _of_sensor(document, pipeline, (*_AT, name), sensor)
-    for way in found:
-        yield from _of_freshness(document, pipeline, way)
+    for flow in found:
+        yield from _of_freshness(document, pipeline, flow)
 
 
 def _of_sensor(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[FileProblem]:
@@ -43,7 +43,7 @@ def _of_sensor(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: A
     if sensor.sinks == []:
         yield document.problem((*path, "sinks"), "no sink waits for it. Name some, or write when: beside.")
     if sensor.when == "beside" and sensor.sinks is not None:
-        yield document.problem((*path, "sinks"), "nothing waits for a sensor beside the landing. Leave sinks out.")
+        yield document.problem((*path, "sinks"), "no sink waits for a sensor with when: beside. Leave sinks out.")
     if isinstance(sensor, Freshness) and sensor.max_age is None and sensor.complete_through is None:
         yield document.problem(path, "max_age is missing, and so is complete_through. Give one of them.")
     if sensor.of is not None:
@@ -59,7 +59,7 @@ def _of_a_sink(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: A
     """Yield the problems of a sensor with a sink of the file as subject."""
     for key in (*_OF_SINK, *_CONNECTIONS):
         if getattr(sensor, key, None) is not None:
-            yield document.problem((*path, key), f"{key} is said by the sink {sensor.of}. Leave it out.")
+            yield document.problem((*path, key), f"{key} is set by the sink {sensor.of}. Leave it out.")
     sink = pipeline.sinks.get(str(sensor.of))
     if sink is None:
         return
@@ -73,22 +73,26 @@ def _of_a_sink(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: A
         yield document.problem((*path, "of"), problem)
 
 
-def _of_freshness(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> Iterator[FileProblem]:
-    told, path = pipeline.orchestration, (*_quality_at(way), "freshness")
-    if (quality := way.sink.quality or pipeline.quality).freshness is None:
+def _of_freshness(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
+    orchestration, path = pipeline.orchestration, (*_quality_at(flow), "freshness")
+    if (quality := flow.sink.quality or pipeline.quality).freshness is None:
         return
     try:
         seconds("freshness", quality.freshness)
     except InvalidArgument as error:
         yield document.problem(path, str(error))
-    if way.sink.mode == "replace":
+    if flow.sink.mode == "replace":
         yield document.problem(path, "freshness is not for mode: replace, which lands intervals only. Leave it out.")
-    if "{" in way.sink.table:
-        yield document.problem(path, f"freshness: topics or records choose the table of {way.sink_name}. Leave it out.")
-    said = (told.schedule or "continuous").removeprefix("@")
-    if told.engine in _ENDLESS or (SCHEDULES[told.engine] == "@continuous" and said == "continuous"):
-        problem = f"freshness looks after a landing, and one of {told.engine} does not end. Leave it out"
-        remedy = "." if told.engine in _ENDLESS else ", or give a cron schedule."
+    if "{" in flow.sink.table:
+        yield document.problem(
+            path, f"freshness: topics or records choose the table of {flow.sink_name}. Leave it out."
+        )
+    schedule = (orchestration.schedule or "continuous").removeprefix("@")
+    if orchestration.engine in _ENDLESS or (
+        SCHEDULES[orchestration.engine] == "@continuous" and schedule == "continuous"
+    ):
+        problem = f"freshness looks after a landing, and one of {orchestration.engine} does not end. Leave it out"
+        remedy = "." if orchestration.engine in _ENDLESS else ", or give a cron schedule."
         yield document.problem(path, problem + remedy)
 
 
@@ -111,25 +115,25 @@ def compiled_sensors(
         if "deferrable" not in found.values:
             found.add("deferrable", pipeline.orchestration.deferrable, ("orchestration", "deferrable"))
         waiters = tuple(_waiters(pipeline, sensor))
-        yield CompiledSensor(task_id=f"wait_{name}", kind=sensor.type, before=waiters, **found.told(document))
+        yield CompiledSensor(task_id=f"wait_{name}", kind=sensor.type, before=waiters, **found.to_fields(document))
 
 
 def freshness_after(
-    document: YamlDocument, pipeline: Pipeline, way: RecordFlow, landing: SinkLanding
+    document: YamlDocument, pipeline: Pipeline, flow: RecordFlow, landing: SinkLanding
 ) -> CompiledSensor | None:
     """Return the sensor for the table's freshness after a landing, or None without such a setting."""
-    quality = way.sink.quality or pipeline.quality
+    quality = flow.sink.quality or pipeline.quality
     if quality.freshness is None:
         return None
-    path = (*_quality_at(way), "freshness")
+    path = (*_quality_at(flow), "freshness")
     found = ArgumentCollector(path)
     for key, value in _subject(landing, is_table=False).items():
         found.add(key, value, path)
     found.add("max_lag_seconds", quality.freshness, path)
     found.add("fail_when_behind", True, path)
     found.add("deferrable", pipeline.orchestration.deferrable, ("orchestration", "deferrable"))
-    task_id = named_apart("fresh", "_", landing.apart)
-    return CompiledSensor(task_id=task_id, kind="lag", after=landing.sink, **found.told(document))
+    task_id = with_suffix("fresh", "_", landing.apart)
+    return CompiledSensor(task_id=task_id, kind="lag", after=landing.sink, **found.to_fields(document))
 
 
 def _waiters(pipeline: Pipeline, sensor: AnySensor) -> list[str]:
@@ -138,12 +142,12 @@ def _waiters(pipeline: Pipeline, sensor: AnySensor) -> list[str]:
 
 def _subject(landing: SinkLanding, *, is_table: bool) -> Mapping[str, Any]:
     """Return the sensor arguments for the table of a landing."""
-    told = landing.arguments
-    found = {key: told[key] for key in ("table", "consumer_group", *_CONNECTIONS) if key in told}
+    arguments = landing.arguments
+    found = {key: arguments[key] for key in ("table", "consumer_group", *_CONNECTIONS) if key in arguments}
     if not is_table:
         found["table_format"] = TableFormat(landing.table_format)
     return found
 
 
-def _quality_at(way: RecordFlow) -> Path:
-    return (*way.sink_at, "quality") if way.sink.quality is not None else ("quality",)
+def _quality_at(flow: RecordFlow) -> Path:
+    return (*flow.sink_at, "quality") if flow.sink.quality is not None else ("quality",)

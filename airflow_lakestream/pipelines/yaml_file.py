@@ -56,9 +56,11 @@ def read_document(file: str, text: str, lookup: Callable[[str], str]) -> YamlDoc
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
-        raise PipelineError([FileProblem(file, line, column, f"no YAML: {error.problem or error.context}")]) from None
+        raise PipelineError(
+            [FileProblem(file, line, column, f"invalid YAML: {error.problem or error.context}")]
+        ) from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise PipelineError([FileProblem(file, 1, 1, f"no YAML: {' '.join(str(error).split())}")]) from None
+        raise PipelineError([FileProblem(file, 1, 1, f"invalid YAML: {' '.join(str(error).split())}")]) from None
     if deep is not None:
         raise PipelineError([FileProblem(file, deep.line + 1, deep.column + 1, _DEEP)])
     reader = _DocumentReader(file, lookup)
@@ -92,16 +94,16 @@ class _DocumentReader:
         self.places: dict[Path, Place] = {}
         self.variables: set[str] = set()
         self.problems: list[FileProblem] = []
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
 
     def value(self, node: yaml.Node, path: Path) -> Any:
         """Return a node's value, and record the position."""
         place = self.places[path] = _place(node)
-        if id(node) in self._seen:
+        if id(node) in self._visited:
             # An alias may contain itself, or unfold to more than fits into memory.
             self._wrong(place, _DEEP)
             return None
-        self._seen.add(id(node))
+        self._visited.add(id(node))
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):

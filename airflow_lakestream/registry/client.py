@@ -115,8 +115,8 @@ class RegistryClient:
             allowance = _ALLOWANCES.setdefault(self.config, _RequestAllowance())
             if allowance.is_used_up:
                 raise SchemaNotFound(
-                    f"Schema {schema_id} was not asked for: the registry {self._base} knew none of some "
-                    f"{_VAIN_AT_ONCE} other ids that records have named. Which producer writes them?"
+                    f"Schema {schema_id} was not asked for: the registry {self._base} did not know some "
+                    f"{_VAIN_AT_ONCE} other ids of records. Which producer writes them?"
                 )
             try:
                 answer = self._get(f"/schemas/ids/{schema_id}")
@@ -145,14 +145,14 @@ class RegistryClient:
     def _version(self, subject: str, version: int | str, depth: int) -> RegisteredSchema:
         # A number's schema never changes, the newest one does.
         key = (self.config, subject, version)
-        found: RegisteredSchema | None = _FOUND.get(key)
-        if found is None:
-            found = self._version_anew(subject, version, depth)
+        schema: RegisteredSchema | None = _FOUND.get(key)
+        if schema is None:
+            schema = self._request_version(subject, version, depth)
             if version != "latest":
-                _FOUND.put(key, found)
-        return found
+                _FOUND.put(key, schema)
+        return schema
 
-    def _version_anew(self, subject: str, version: int | str, depth: int) -> RegisteredSchema:
+    def _request_version(self, subject: str, version: int | str, depth: int) -> RegisteredSchema:
         path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/{version}"
         answer = self._get(path)
         try:
@@ -222,20 +222,20 @@ class RegistryClient:
         where = f"{self._base}{path}"
         try:
             answer = json.loads(error.read(_MOST_BYTES))
-            said, code = str(answer.get("message", ""))[:200], answer.get("error_code")
+            message, code = str(answer.get("message", ""))[:200], answer.get("error_code")
         except (ValueError, OSError, AttributeError):
-            said, code = "", None
+            message, code = "", None
         if error.code == 404:
             # Any server may answer 404; only a registry's body has an error code.
             if code is None:
                 return RegistryRefused(self._not_a_registry(path))
-            return SchemaNotFound(f"{where}: {said or 'not found'}")
+            return SchemaNotFound(f"{where}: {message or 'not found'}")
         if error.code in (401, 403):
             remedy = "Check the credentials of schema_registry, and what they may read."
             return RegistryRefused(f"The schema registry refused {where} with {error.code}. {remedy}")
         if error.code in (408, 429) or error.code >= 500:
-            return RegistryUnavailable(f"The schema registry answered {where} with {error.code}: {said}")
-        return RegistryRefused(f"The schema registry answered {where} with {error.code}: {said}")
+            return RegistryUnavailable(f"The schema registry answered {where} with {error.code}: {message}")
+        return RegistryRefused(f"The schema registry answered {where} with {error.code}: {message}")
 
     def _unreachable(self, path: str, error: Exception) -> Exception:
         where = f"{self._base}{path}"

@@ -64,7 +64,9 @@ class RegistryConfig:
         if not is_address:
             raise InvalidArgument("schema_registry", "its url is not one of http or https.")
         if parts.username or parts.password:
-            raise InvalidArgument("schema_registry", "its url holds credentials.", "Give username and password apart.")
+            raise InvalidArgument(
+                "schema_registry", "its url holds credentials.", "Give username and password separately."
+            )
         if parts.query or parts.fragment:
             # Not shown: it may be a key. Paths are appended to the URL, so it can have no query.
             raise InvalidArgument(
@@ -111,14 +113,14 @@ class RegistryConfig:
         given.pop("basic.auth.credentials.source", None)
         if not given:
             return None
-        found = {}
+        settings = {}
         if _USER_INFO in given:
-            found["username"], _, found["password"] = str(given.pop(_USER_INFO)).partition(":")
+            settings["username"], _, settings["password"] = str(given.pop(_USER_INFO)).partition(":")
         if unknown := sorted(set(given) - set(_CONFLUENT)):
             known = ", ".join(_PREFIX + name for name in sorted([*_CONFLUENT, _USER_INFO]))
             names = ", ".join(_PREFIX + name for name in unknown)
             raise InvalidArgument("schema_registry", f"the Kafka connection has {names}.", f"It may have {known}.")
-        return cls.parse(found | {_CONFLUENT[name]: value for name, value in given.items()})
+        return cls.parse(settings | {_CONFLUENT[name]: value for name, value in given.items()})
 
 
 def settings(value: Any) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def settings(value: Any) -> dict[str, Any]:
             value = json.loads(value)
         except ValueError:
             # Not shown: it may hold a password.
-            raise InvalidArgument("schema_registry", "it begins like JSON text, but is none.") from None
+            raise InvalidArgument("schema_registry", "it begins like JSON text, but is not JSON.") from None
     if isinstance(value, str):
         return {"url": value.strip()}
     if not isinstance(value, Mapping):
@@ -181,8 +183,8 @@ def refuse_secrets(value: Any) -> None:
             raise InvalidArgument("schema_registry", "it is neither a URL nor the id of a connection.", remedy)
         return
     given = settings(value)
-    if found := [name for name in SECRETS if given.get(name)]:
-        raise InvalidArgument("schema_registry", f"it holds {' and '.join(found)}, which would be shown.", remedy)
+    if secrets := [name for name in SECRETS if given.get(name)]:
+        raise InvalidArgument("schema_registry", f"it holds {' and '.join(secrets)}, which would be shown.", remedy)
     url = urllib.parse.urlsplit(without_templates(str(given.get("url", ""))))
     if "@" in url.netloc or url.query or url.fragment:
         raise InvalidArgument("schema_registry", "its url holds credentials, which would be shown.", remedy)

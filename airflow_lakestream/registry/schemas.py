@@ -25,12 +25,12 @@ class RegisteredSchema:
 
     def all_references(self) -> list[tuple[str, RegisteredSchema]]:
         """Return all direct and indirect references, each name once, after the references of the schema itself."""
-        found: dict[str, RegisteredSchema] = {}
+        schemas: dict[str, RegisteredSchema] = {}
         for name, schema in self.references:
             for inner, needed in schema.all_references():
-                found.setdefault(inner, needed)
-            found.setdefault(name, schema)
-        return list(found.items())
+                schemas.setdefault(inner, needed)
+            schemas.setdefault(name, schema)
+        return list(schemas.items())
 
 
 class SchemaSource(Protocol):
@@ -59,10 +59,10 @@ class RegistryRefused(LakestreamError, Terminal):
 
 def versions_of(registry: SchemaSource | None, topic: str, kind: str | None) -> list[RegisteredSchema]:
     """Return all available versions of a topic's schemas, including keys. Raises RegistryUnavailable."""
-    found: list[RegisteredSchema] = []
+    schemas: list[RegisteredSchema] = []
     for subject in (f"{topic}-value", f"{topic}-key"):
         try:
-            found += [] if registry is None else registry.versions(subject)
+            schemas += [] if registry is None else registry.versions(subject)
         except (SchemaNotFound, RegistryRefused) as e:
             log.debug("Other versions of a schema are not looked at: %s", e)
-    return [one for one in found if one.kind == kind]
+    return [one for one in schemas if one.kind == kind]

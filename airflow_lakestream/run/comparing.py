@@ -81,16 +81,16 @@ class EngineRows:
 
     def named(self) -> list[ValueDifference]:
         """Return the first differences, with the columns."""
-        found: dict[tuple[int, int], set[str]] = {}
+        columns_by_place: dict[tuple[int, int], set[str]] = {}
         for partition, offsets, rows in self._by_partition():
             for offset in sorted({o for p, o in self._ours if p == partition} & set(offsets.tolist())):
                 theirs = self._hashes.of_columns(rows.filter(pa.array(offsets == offset)).select(self._columns))
                 differ = (theirs != self._ours[partition, offset][:, None]).any(axis=1)
                 names = {name for name, is_other in zip(self._columns, differ, strict=True) if is_other}
-                found.setdefault((partition, offset), set()).update(names)
+                columns_by_place.setdefault((partition, offset), set()).update(names)
         return [
             ValueDifference(self._topic, p, o, tuple(name for name in self._columns if name in names))
-            for (p, o), names in sorted(found.items())
+            for (p, o), names in sorted(columns_by_place.items())
         ]
 
     def _load(self) -> None:

@@ -68,32 +68,32 @@ class ReceiptWriter:
 
     def _forget(self, topic: str) -> DamageReceipt | None:
         source = KafkaSource(self.kafka, topic, self.group, StartAt(), self.where)
-        return self.receipt(
+        return self.write_receipt(
             source, KafkaReader(self.kafka, self.group, poll_timeout=self.poll_timeout, where=self.where)
         )
 
-    def receipt(self, source: TopicSource, reader: RecordReader) -> DamageReceipt | None:
+    def write_receipt(self, source: TopicSource, reader: RecordReader) -> DamageReceipt | None:
         """Record the group's missing and unreadable offsets of a topic as lost; return None without damage."""
-        this = f"ledger forget {uuid.uuid4().hex}"
-        sink, found = self._load(this)
+        run_id = f"ledger forget {uuid.uuid4().hex}"
+        sink, table_state = self._load(run_id)
         state = source.look()
-        check_identity(found.ledger, state.identity, self.table)
-        entry = found.ledger.entry(state.identity)
+        check_identity(table_state.ledger, state.identity, self.table)
+        entry = table_state.ledger.entry(state.identity)
         check_log(entry, state, self.table)
         plan = resume_plan(entry, state, source.starts(state), OnDataLoss.RECORD, self.table)
         if not (damaged := find_damaged(plan, reader)):
             return None
         change = TopicEntry(lost=damaged)
-        return DamageReceipt(damaged, sink.commit(Landing(this, this, {state.identity: change})))
+        return DamageReceipt(damaged, sink.commit(Landing(run_id, run_id, {state.identity: change})))
 
     def _load(self, run_id: str) -> tuple[Sink, TableState]:
         design = TableDesign(pa.schema([]))
         sink = lake_of(self.table).part("sink")(self.lake, self.table, self.group, design, allow_group_overlap=True)
-        found = sink.load(run_id)
-        if not found.exists:
+        table_state = sink.load(run_id)
+        if not table_state.exists:
             problem = f"{self.table} does not exist yet, so there is no ledger to write a receipt into."
             raise InvalidArgument("--table", problem, 'Land what is before or behind the damage, by mode="ranges".')
-        return sink, found
+        return sink, table_state
 
 
 def find_damaged(plan: Plan, reader: RecordReader) -> RangeSet:
@@ -104,8 +104,8 @@ def find_damaged(plan: Plan, reader: RecordReader) -> RangeSet:
             with closing(reader.read(replace(plan, ranges=left), threading.Event())) as chunks:
                 for chunk in chunks:
                     left -= RangeSet([chunk.covers])
-        except DamagedBatch as found:
-            if not (mine := found.ranges & left):
+        except DamagedBatch as damage:
+            if not (mine := damage.ranges & left):
                 raise
             damaged |= mine
             left -= mine

@@ -91,8 +91,8 @@ def build_job(
 
 
 def _router(fan_out: FanOut, sink: Sink) -> RecordRouter:
-    assert isinstance(sink, OneWorkerRejectingSink), "that is what there is for Iceberg"
-    assert isinstance(sink.inner, FanOutSink), "that is what there is for tables that records choose"
+    assert isinstance(sink, OneWorkerRejectingSink), "the only sink for Iceberg"
+    assert isinstance(sink.inner, FanOutSink), "the only sink for tables that records choose"
     return RecordRouter(fan_out.template, sink.inner.refusals)
 
 

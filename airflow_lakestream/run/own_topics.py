@@ -30,7 +30,7 @@ class OwnTopics:
 
     config: ExtractConfig
 
-    def are_all(self, topic: str, job: LandingJob, error: LakestreamError | None = None) -> bool:
+    def is_left_out(self, topic: str, job: LandingJob, error: LakestreamError | None = None) -> bool:
         """Return whether all records looked at are Debezium's own; if all are, log the topic as left out.
 
         :param error: the topic's failure. An error that a retry may fix is not a matter of the content.
@@ -38,15 +38,15 @@ class OwnTopics:
         if self.config.envelope != ValueEnvelope.DEBEZIUM or not isinstance(error, Terminal | None):
             return False
         try:
-            kinds = self.kinds(job)
+            kinds = self.find_kinds(job)
         except LakestreamError as e:
-            log.warning("What the topic holds can't be looked into: %s", e)
+            log.warning("The topic's content can't be examined: %s", e)
             return False
         if kinds:
-            log.info("%s is left out: it holds %s of Debezium's own, no table's events.", topic, kinds)
+            log.info("%s is left out: it contains %s of Debezium's own, not a table's events.", topic, kinds)
         return bool(kinds)
 
-    def kinds(self, job: LandingJob) -> str:
+    def find_kinds(self, job: LandingJob) -> str:
         """Return the kinds of the oldest and the newest records of the job's topic, as text.
 
         Empty if one of them may be a table's event, or without records. Raises the errors of reading.

@@ -65,10 +65,10 @@ class KafkaLogView:
                 empty.setdefault(key, []).append(offsets[without])
         if stop.is_set():
             raise Stopped
-        found, bare = (
+        valued, bare = (
             union(ranges_of(key, np.concatenate(some)) for key, some in by.items()) for by in (values, empty)
         )
-        return LogContents(found & ranges, bare & ranges, gone)
+        return LogContents(valued & ranges, bare & ranges, gone)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class DecodingProof:
         wanted = (ranges if self.beyond_rows else RangeSet()) | theirs.positions
         wanted -= _below(state) | union(RangeSet.of(topic, p, 0, o) for p, o in self.begins.items())
         asked = sample(wanted, self.share)
-        found: dict[PartitionKey, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
+        offsets: dict[PartitionKey, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
         with closing(self.reader.read(Plan(state, asked), stop)) as chunks:
             for chunk in chunks:
                 batch = chunk.batch
@@ -108,11 +108,11 @@ class DecodingProof:
                     batch = pick(batch, np.flatnonzero(batch.values.is_valid().to_numpy(zero_copy_only=False)))
                 if len(batch):
                     theirs.compare(batch.partition, batch.offsets, _row(decoder, batch))
-                    found.setdefault((batch.topic, batch.partition), []).append(np.asarray(batch.offsets, np.int64))
+                    offsets.setdefault((batch.topic, batch.partition), []).append(np.asarray(batch.offsets, np.int64))
         if stop.is_set():
             raise Stopped
-        seen = union(ranges_of(key, np.concatenate(some)) for key, some in found.items()) | (wanted - asked)
-        return ProofResult(seen, theirs.equal if asked == wanted else RangeSet(), theirs.different, theirs.named())
+        checked = union(ranges_of(key, np.concatenate(some)) for key, some in offsets.items()) | (wanted - asked)
+        return ProofResult(checked, theirs.equal if asked == wanted else RangeSet(), theirs.different, theirs.named())
 
 
 def sample(ranges: RangeSet, share: float) -> RangeSet:

@@ -68,7 +68,7 @@ def _of_iceberg(catalog: Any, table: str) -> _IcebergRejectView:
 
 
 def _of_delta(storage: Any, table: str) -> _DeltaRejectView:
-    from airflow_lakestream.audit.run import together
+    from airflow_lakestream.audit.run import load_consistent
     from airflow_lakestream.tables.rejects.settlement import rejects_of
 
     def load() -> Any:
@@ -77,7 +77,7 @@ def _of_delta(storage: Any, table: str) -> _DeltaRejectView:
         return head
 
     load_rejects = partial(storage.open, rejects_of(table))
-    return _DeltaRejectView(storage, *together(load, load_rejects, lambda head: head.version))
+    return _DeltaRejectView(storage, *load_consistent(load, load_rejects, lambda head: head.version))
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class _IcebergRejectView:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        found: Mapping[str, str] = self.main.metadata.properties
-        return found
+        properties: Mapping[str, str] = self.main.metadata.properties
+        return properties
 
     @property
     def columns(self) -> Sequence[str]:
@@ -96,9 +96,9 @@ class _IcebergRejectView:
 
     @property
     def groups(self) -> Sequence[str]:
-        from airflow_lakestream.audit.books import groups_seen
+        from airflow_lakestream.audit.books import groups_of
 
-        return groups_seen(self.main)
+        return groups_of(self.main)
 
     @property
     def note(self) -> str | None:
@@ -130,8 +130,8 @@ class _DeltaRejectView:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        found: Mapping[str, str] = self.main.properties
-        return found
+        properties: Mapping[str, str] = self.main.properties
+        return properties
 
     @property
     def columns(self) -> Sequence[str]:

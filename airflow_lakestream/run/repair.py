@@ -18,7 +18,7 @@ from pyiceberg.catalog import Catalog
 
 from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.damage import TableDamage, TopicDamage, damage_of
-from airflow_lakestream.audit.log import bridged
+from airflow_lakestream.audit.log import bridge_holes
 from airflow_lakestream.audit.result import AuditResult, RepairResult
 from airflow_lakestream.audit.run import Audit, load
 from airflow_lakestream.audit.tally import OffsetTally
@@ -154,8 +154,8 @@ class TableRepair(DecodingSettings):
         if is_given(self.schema) and not needs_it:
             raise InvalidArgument(
                 "schema",
-                'goes with sql_input="decoded" and format="csv", and where it says from what times are made: else the '
-                "columns are those of the table.",
+                'goes with sql_input="decoded" and format="csv", or with sources of times in it: otherwise the columns '
+                "are those of the table.",
             )
         arguments = {name: getattr(self, name) for name in DECODING}
         ExtractConfig(topic="any", table="any.any", consumer_group="any", **arguments)
@@ -194,13 +194,13 @@ class TableRepair(DecodingSettings):
 class _EntryChange:
     """Change of a topic's ledger entry, and the ranges with rows kept from the table.
 
-    `odd` are rows to take out; `removed` describes them.
+    `impossible` are rows to take out; `removed` describes them.
     """
 
     entry: TopicEntry
     kept: RangeSet
     left: RangeSet = RangeSet()
-    odd: RowsOutsideLog | None = None
+    impossible: RowsOutsideLog | None = None
     removed: tuple[str, ...] = ()
 
 
@@ -245,9 +245,11 @@ class _RepairTry:
 
     def _refuse_losses(self, damage: TableDamage) -> None:
         if choose(OnDataLoss, "on_data_loss", self.repair.on_data_loss) is OnDataLoss.FAIL:
-            rows = sum(one.rows_gone for one in damage.topics)
+            rows = sum(one.rows_vanished for one in damage.topics)
             if rows:
-                raise RowsLost(union(one.gone for one in damage.topics if one.rows_gone), rows, self.audit.table)
+                raise RowsLost(
+                    union(one.vanished for one in damage.topics if one.rows_vanished), rows, self.audit.table
+                )
             if files := [one.path for one in damage.lost if one.nulls != 0]:
                 raise FilesLost(self.audit.table, files)
 
@@ -255,26 +257,27 @@ class _RepairTry:
         changes = {one.identity: self._read_again(one, sink, table) for one in damage.topics}
         left = [*damage.left]
         left += [
-            f"{shortly(change.left)}: a row and a rejected record, or several; Kafka no longer has it to tell which."
+            f"{shortly(change.left)}: a row and a rejected record, or several; Kafka no longer has the record."
             for change in changes.values()
             if change.left
         ]
         done = {identity: change for identity, change in changes.items() if change.entry != TopicEntry()}
-        odd = tuple(change.odd for change in changes.values() if change.odd is not None)
-        if not (done or odd or damage.lost):
+        impossible = tuple(change.impossible for change in changes.values() if change.impossible is not None)
+        if not (done or impossible or damage.lost):
             return RepairResult(left=tuple(left))
         landing = Landing(self.id, self.id, {identity: change.entry for identity, change in done.items()})
         kept = union(change.kept for change in done.values())
         has_missing = any(one.missing for one in damage.topics)
         lost = frozenset(one.path for one in damage.lost)
-        committed = sink.repair(RepairChange(landing, kept, has_missing, odd, lost))
+        committed = sink.repair(RepairChange(landing, kept, has_missing, impossible, lost))
         return RepairResult(
             snapshot_id=committed.snapshot_id,
             rows_out=committed.rows_out,
             rows_in=landing.counts.written,
             rejected=landing.counts.rejected,
             landed=union(one.missing for one in damage.topics),
-            undoubled=union(one.doubled | one.beside for one in damage.topics) - union(c.left for c in done.values()),
+            undoubled=union(one.doubled | one.with_row_and_reject for one in damage.topics)
+            - union(c.left for c in done.values()),
             adopted=union(entry.landed for entry in landing.topics.values()),
             lost=union(entry.lost for entry in landing.topics.values()),
             left=tuple(left),
@@ -287,18 +290,18 @@ class _RepairTry:
         state = _look(job.source, damage.identity)
         nothing = RangeSet(), Counts(), BadRecords()
         read, counts, bad = nothing if state is None else self._read(job, state, damage, table)
-        if gone := damage.missing - read:
-            raise MissingNoMore(gone)
-        kept, left = damage.doubled - read, damage.beside - read
+        if vanished := damage.missing - read:
+            raise MissingNoMore(vanished)
+        kept, left = damage.doubled - read, damage.with_row_and_reject - read
         adopted = read & damage.unexpected
         counted = (read - adopted).width + kept.width
-        removed = counted + damage.rows_gone
-        lost = damage.gone if damage.rows_gone else RangeSet()
-        odd, removed_odd = _odd_rows(damage, state)
+        removed = counted + damage.rows_vanished
+        lost = damage.vanished if damage.rows_vanished else RangeSet()
+        impossible, removed_impossible = _impossible_rows(damage, state)
         if not (read or kept or lost):
-            return _EntryChange(TopicEntry(), kept, left, odd, removed_odd)
+            return _EntryChange(TopicEntry(), kept, left, impossible, removed_impossible)
         # The ledger has only the number of rejected records, not whether missing ones were rejected.
-        lacking = damage.rejects_lacking if damage.missing or damage.rows_gone else min(0, damage.rejects_lacking)
+        lacking = damage.rejects_lacking if damage.missing or damage.rows_vanished else min(0, damage.rejects_lacking)
         rejected = min(removed, max(0, lacking + (damage.rejected - left).width))
         # Records that were rejected before may be rejected again.
         if not USUAL.allows(counts.read, counts.rejected - rejected, at_commit=True):
@@ -311,7 +314,7 @@ class _RepairTry:
             removed=Counts(read=removed, written=removed - rejected, rejected=rejected),
             epochs=leader_epochs(state) if read and state is not None else {},
         )
-        return _EntryChange(entry, kept, left, odd, removed_odd)
+        return _EntryChange(entry, kept, left, impossible, removed_impossible)
 
     def _job(self, topic: str) -> LandingJob:
         """Return the extract path's job for a topic, with source, reader and decoders."""
@@ -338,8 +341,10 @@ class _RepairTry:
         in_kafka = union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
         there = damage.ranges & in_kafka
         entry = damage.entry
-        plan = Plan(state, RangeSet(bridged(there)) - entry.lost, known_epochs=entry.epochs, known_until=reach(entry))
-        found: dict[PartitionKey, OffsetTally] = {}
+        plan = Plan(
+            state, RangeSet(bridge_holes(there)) - entry.lost, known_epochs=entry.epochs, known_until=reach(entry)
+        )
+        tallies: dict[PartitionKey, OffsetTally] = {}
         counts, bad = Counts(), BadRecords()
         job = replace(job, reader=_RangeReader(job.reader, there))
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
@@ -353,22 +358,25 @@ class _RepairTry:
                     if outcome.rowless is not None:
                         job.sink.pass_over(damage.identity, chunk.covers.partition, outcome.rowless)
                     counts, bad = counts + outcome.counts, bad + outcome.bad
-                    found.setdefault((topic, chunk.covers.partition), OffsetTally()).add_offsets(chunk.offsets)
+                    tallies.setdefault((topic, chunk.covers.partition), OffsetTally()).add_offsets(chunk.offsets)
         check_still_there(job, damage.identity)
-        read = RangeSet(OffsetRange(*key, *ends) for key, tally in found.items() for ends in tally.intervals())
+        read = RangeSet(OffsetRange(*key, *ends) for key, tally in tallies.items() for ends in tally.intervals())
         return read, counts, bad
 
 
-def _odd_rows(damage: TopicDamage, state: TopicState | None) -> tuple[RowsOutsideLog | None, tuple[str, ...]]:
+def _impossible_rows(damage: TopicDamage, state: TopicState | None) -> tuple[RowsOutsideLog | None, tuple[str, ...]]:
     """Return the filter for rows at impossible offsets, with a description; no filter without the topic."""
     if state is None:
         return None, ()
     topic = damage.identity.topic
     ends = {partition: marks.end for partition, marks in state.marks.items()}
     beyond = damage.unexpected - union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
-    if not (damage.odd or beyond):
+    if not (damage.impossible or beyond):
         return None, ()
-    return RowsOutsideLog(topic, ends), (*damage.odd, *(f"{r}, where the log has nothing yet" for r in beyond))
+    return RowsOutsideLog(topic, ends), (
+        *damage.impossible,
+        *(f"{r}, where the log has no records yet" for r in beyond),
+    )
 
 
 def _look(source: TopicSource, identity: TopicIdentity) -> TopicState | None:

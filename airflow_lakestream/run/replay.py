@@ -77,7 +77,7 @@ class RejectSelection:
         if self.limit is not None and self.limit < 1:
             raise InvalidArgument("limit", f"{self.limit} is not a number of records above 0.")
 
-    def among(self, rows: pa.Table) -> pa.Table:
+    def select(self, rows: pa.Table) -> pa.Table:
         """Return the rows of the stage and the reason; the caller applies the limit."""
         if self.stage is not None:
             rows = rows.filter(pc.equal(rows["stage"], self.stage))
@@ -168,23 +168,23 @@ class RejectReplay:
             left -= sum(ranges.width for ranges in tried.values())
         for identity, entry in books.ledger(self.consumer_group).topics.items():
             ranges = entry.landed - tried.get(identity, RangeSet())
-            found: list[OffsetRange] = []
+            offsets: list[OffsetRange] = []
             size = 0
             columns = ("stage", "error", "value")
             for part in books.counting(self.consumer_group, topic=identity.topic, ranges=ranges, columns=columns):
-                rows = self.chosen.among(part.filter(pc.equal(part["topic_id"], identity.topic_id)))
+                rows = self.chosen.select(part.filter(pc.equal(part["topic_id"], identity.topic_id)))
                 rows = rows if left is None else rows.slice(0, left)
                 left = None if left is None else left - len(rows)
                 lengths = pc.fill_null(pc.binary_length(rows["value"]), 0).to_pylist()
                 places = zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), lengths, strict=True)
                 for partition, offset, length in places:
-                    found.append(OffsetRange(identity.topic, partition, offset, offset + 1))
+                    offsets.append(OffsetRange(identity.topic, partition, offset, offset + 1))
                     size += length
                     if size >= BATCH_BYTES:
-                        yield identity, RangeSet(found)
-                        found, size = [], 0
-            if found:
-                yield identity, RangeSet(found)
+                        yield identity, RangeSet(offsets)
+                        offsets, size = [], 0
+            if offsets:
+                yield identity, RangeSet(offsets)
 
     def _land(self, lake: Lake, identity: TopicIdentity, ranges: RangeSet, done: ReplayResult) -> ReplayResult:
         columns = open_rejected(lake, self.table).columns
@@ -256,10 +256,10 @@ class RejectedRecords:
             yield RecordChunk(r, batch, batch.values.nbytes)
 
     def _batches(self, ranges: RangeSet) -> dict[PartitionKey, RawBatch]:
-        found = list(open_rejected(self.lake, self.table).counting(self.group, ranges=ranges))
-        if not found:
+        parts = list(open_rejected(self.lake, self.table).counting(self.group, ranges=ranges))
+        if not parts:
             raise RejectsTakenMeanwhile(self.table, ranges)
-        rows = pa.concat_tables(found)
+        rows = pa.concat_tables(parts)
         rows = rows.filter(pc.equal(rows["topic_id"], self.topic.topic_id)).sort_by(OFFSET)
         batches = {}
         there = RangeSet()

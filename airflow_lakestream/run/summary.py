@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.report import counts_to_dict
-from airflow_lakestream.core.landing.story import period, stale_text
+from airflow_lakestream.core.landing.story import period_text, stale_text
 from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.core.policies import ModeName, TableFormat
 
@@ -28,16 +28,16 @@ def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG
     """
     if run.changed_nothing:
         return f"{_nothing(run, config)}{_left(run, config)}"
-    topic, where, counts = _what(run, config), ", ".join(run.tables) or run.table, counts_to_dict(run.counts)
+    topic, where, counts = _source_text(run, config), ", ".join(run.tables) or run.table, counts_to_dict(run.counts)
     # Rows of a mirror are states: an event may have changed, added or removed a row.
-    did = f"Landed {figures({**counts, 'rows': run.rows})} of {topic} in {where}"
+    outcome = f"Landed {figures({**counts, 'rows': run.rows})} of {topic} in {where}"
     if isinstance(config, MirrorConfig):
-        did = f"Applied {figures(counts, 'events')} of {topic} to {where}"
+        outcome = f"Applied {figures(counts, 'events')} of {topic} to {where}"
     number = f"{run.snapshots} snapshot{'s' if run.snapshots != 1 else ''}"
     lost = sum(report.entry.lost.width for report in run.reports.values())
     homes = {report.table for report in run.reports.values() if report.counts.rejected}
     return (
-        f"{did}, in {number}."
+        f"{outcome}, in {number}."
         + (f" {lost:,} lost offsets are recorded in the ledger." if lost else "")
         + _silent(run)
         + _stale(run)
@@ -63,37 +63,37 @@ def figures(counts: Mapping[str, Any], of: str = "rows") -> str:
 
     :param of: the word for `rows`.
     """
-    others = ", ".join(f"{counts[name]:,} {name}" for name in ("rejected", "skipped", "filtered"))
-    return f"{counts['rows']:,} {of} ({others})"
+    outcomes = ", ".join(f"{counts[name]:,} {name}" for name in ("rejected", "skipped", "filtered"))
+    return f"{counts['rows']:,} {of} ({outcomes})"
 
 
 def rejects_of(table: str, consumer_group: str, iceberg_conn: str = ICEBERG_DEFAULT) -> str:
     """Return a sentence after a blank on a table's rejected records, with the command to show the records."""
-    said = f" The rejected records are in {table}{REJECTED}"
+    sentence = f" The rejected records are in {table}{REJECTED}"
     if TableFormat.of(table) is TableFormat.DELTA:
-        return f"{said}."
+        return f"{sentence}."
     command = ["lakestream", "rejects", "show", "--table", table, "--group", consumer_group]
     if iceberg_conn != ICEBERG_DEFAULT:
         command += ["--iceberg-conn", iceberg_conn]
-    return f"{said}; this shows them: {shlex.join(command)} ."
+    return f"{sentence}; this shows them: {shlex.join(command)} ."
 
 
-def _what(run: RunReport, config: ExtractConfig) -> str:
+def _source_text(run: RunReport, config: ExtractConfig) -> str:
     """Return the run's topic, interval or ranges as text."""
     interval = next((report.interval for report in run.reports.values()), None)
     of = "the given ranges of " if config.mode == ModeName.RANGES else ""
-    return f"{of}{run.topic}{period(interval)}"
+    return f"{of}{run.topic}{period_text(interval)}"
 
 
 def _nothing(run: RunReport, config: ExtractConfig) -> str:
-    what = _what(run, config)
+    source = _source_text(run, config)
     if run.reports and all(report.lacks_columns for report in run.reports.values()):
         left = f" {run.remaining_lag:,} offsets are left until one does." if run.remaining_lag else ""
         return (
-            f"Nothing to land: no record of {what} tells the columns of {run.table}, and no schema is given. The table "
-            f"was not created.{left}"
+            f"Nothing to land: no record of {source} shows the columns of {run.table}, and no schema is given. The "
+            f"table was not created.{left}"
         )
-    return f"Nothing to land: {run.table} holds all records of {what} that are in Kafka now."
+    return f"Nothing to land: {run.table} holds all records of {source} that are in Kafka now."
 
 
 def _left(run: RunReport, config: ExtractConfig) -> str:
@@ -103,10 +103,10 @@ def _left(run: RunReport, config: ExtractConfig) -> str:
         return f" {left:,} offsets are left, since max_records={most} are read: the next run goes on." if left else ""
     if config.mode == ModeName.RESUME:
         return f" {left:,} offsets came meanwhile: the next run lands them." if left else ""
-    said = ""
+    sentence = ""
     if config.mode == ModeName.INTERVAL and not all(report.completes for report in run.reports.values()):
-        said = (
+        sentence = (
             " The interval is not complete: Kafka has no record yet at or after its end in every partition, so more "
             "of its records may come. A later run lands them."
         )
-    return said + (f" Outside of what this run covers, {left:,} offsets are not landed." if left else "")
+    return sentence + (f" Outside of what this run covers, {left:,} offsets are not landed." if left else "")

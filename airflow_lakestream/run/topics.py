@@ -20,10 +20,10 @@ from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.routing import (
     NoTopicMatches,
     check_name_by_topic,
+    colliding_topics,
     is_pattern,
     matching,
     near_names,
-    rivals,
 )
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.fan_out.books import NamingTopic
@@ -140,16 +140,16 @@ def land_run(
     run = RunReport(config.topic, config.table, config.consumer_group, by_record=bool(config.template.by_record))
     failed: list[LakestreamError] = []
     topics = topics_of(config, kafka, where)
-    own = OwnTopics(config)
+    own_topics = OwnTopics(config)
     for topic in topics:
         left = _left(config, run)
         if left == 0:
             log.info("%s and the topics after it wait for the next run: max_records are landed.", topic)
             break
-        own_id = f"{run_id}/{topic}" if is_pattern(config.topic) else run_id
+        topic_run_id = f"{run_id}/{topic}" if is_pattern(config.topic) else run_id
         job: LandingJob | None = None
         try:
-            job = job_of(replace(config, max_records=left), topic, topics, kafka, catalog, own_id, where, stop)
+            job = job_of(replace(config, max_records=left), topic, topics, kafka, catalog, topic_run_id, where, stop)
             job = replace(job, children=children)
             with storage_errors_named(job.table, catalog):
                 report = land(job if prepare is None else prepare(job))
@@ -158,12 +158,12 @@ def land_run(
         except LakestreamError as e:
             if not is_pattern(config.topic):
                 raise
-            if job is not None and own.are_all(topic, job, e):
+            if job is not None and own_topics.is_left_out(topic, job, e):
                 continue
             log.error("%s: %s", topic, e)
             failed.append(e)
             continue
-        if report.lacks_columns and is_pattern(config.topic) and own.are_all(topic, job):
+        if report.lacks_columns and is_pattern(config.topic) and own_topics.is_left_out(topic, job):
             continue
         run.reports[topic] = report
         run.tables.update(_rows_by_table(job, report))
@@ -195,7 +195,7 @@ def job_of(
             sink = sink.table
         # Even if records choose tables, the home table is the topic's.
         if isinstance(sink, IcebergSink):
-            sink.named_by = NamingTopic(topic, rivals(config.template, topics).get(topic))
+            sink.named_by = NamingTopic(topic, colliding_topics(config.template, topics).get(topic))
     return job
 
 

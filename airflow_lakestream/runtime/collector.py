@@ -27,7 +27,7 @@ def frozen() -> Iterator[None]:
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """Switch the collector off, and prevent a catch-up afterwards: for code with many objects and no garbage."""
     was_enabled = gc.isenabled()
     gc.disable()

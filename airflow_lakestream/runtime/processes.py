@@ -50,9 +50,11 @@ class ProcessDied(LakestreamError, Transient):
         self.status = status
         killed = os.WIFSIGNALED(status)
         how = f"was killed by signal {os.WTERMSIG(status)}" if killed else f"ended with {os.WEXITSTATUS(status)}"
-        why = " (the kernel does that when memory runs out)" if killed and os.WTERMSIG(status) == signal.SIGKILL else ""
+        reason = (
+            " (the kernel does that when memory runs out)" if killed and os.WTERMSIG(status) == signal.SIGKILL else ""
+        )
         super().__init__(
-            f"reader process {number} (pid {pid}) {how}{why}. What was not committed yet was discarded. Retry; if "
+            f"reader process {number} (pid {pid}) {how}{reason}. What was not committed yet was discarded. Retry; if "
             "memory is short, set a smaller max_batch_bytes, or parallelism=1."
         )
 
@@ -61,10 +63,10 @@ class FailedInChild(LakestreamError, Transient):
     """Text of a child's error unfit for pickling."""
 
 
-def forbid_forks(why: str) -> None:
+def forbid_forks(reason: str) -> None:
     """Forbid forks from now on, with a reason for the debug log."""
-    if why not in _forbidden:
-        _forbidden.append(why)
+    if reason not in _forbidden:
+        _forbidden.append(reason)
 
 
 def can_fork(idle_threads: Sequence[str] = ()) -> bool:
@@ -79,10 +81,10 @@ def can_fork(idle_threads: Sequence[str] = ()) -> bool:
         log.debug("One process reads: forking is unsafe after the use of %s.", ", ".join(_forbidden))
         return False
     names = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
-    others = [name for name in names if not any(idle in name for idle in idle_threads)]
-    if others:
-        log.debug("One process reads: forking is unsafe while other threads run (%s).", ", ".join(others[:5]))
-    return not others
+    busy_threads = [name for name in names if not any(idle in name for idle in idle_threads)]
+    if busy_threads:
+        log.debug("One process reads: forking is unsafe while other threads run (%s).", ", ".join(busy_threads[:5]))
+    return not busy_threads
 
 
 def processors() -> int:
@@ -235,18 +237,18 @@ class ChildProcesses:
         Passes on the children's log records. Raises ProcessDied.
         """
         ends: dict[Any, int] = {self._children[number].connection: number for number in numbers}
-        found = []
+        messages = []
         for ready in wait(list(ends), timeout):
             number = ends[ready]
             try:
                 message = self._children[number].connection.recv()
             except (EOFError, OSError):
-                raise self._death(number) from None
+                raise self._death_error(number) from None
             if isinstance(message, logging.LogRecord):
                 logging.getLogger(message.name).handle(message)
             else:
-                found.append((number, message))
-        return found
+                messages.append((number, message))
+        return messages
 
     def kill(self, number: int) -> None:
         """Kill an unresponsive child."""
@@ -256,7 +258,7 @@ class ChildProcesses:
             os.kill(child.pid, signal.SIGKILL)
         child.join(PATIENCE)
 
-    def _death(self, number: int) -> ProcessDied:
+    def _death_error(self, number: int) -> ProcessDied:
         self.are_broken = True
         child = self._children[number]
         child.connection.close()
@@ -319,8 +321,8 @@ class _ParentLogHandler(logging.Handler):
         text = record.getMessage()
         if record.exc_info:
             text += "\n" + "".join(traceback.format_exception(*record.exc_info))
-        told = ("name", "levelno", "levelname", "pathname", "filename", "lineno", "funcName", "created")
-        plain = {name: getattr(record, name) for name in told}
+        attributes = ("name", "levelno", "levelname", "pathname", "filename", "lineno", "funcName", "created")
+        plain = {name: getattr(record, name) for name in attributes}
         try:
             self._child.send(logging.makeLogRecord(plain | {"msg": f"[reader {self._number}] {text}"}))
         except OSError:

@@ -17,7 +17,7 @@ _before = sys.getswitchinterval()
 
 
 @contextmanager
-def short_turns() -> Iterator[None]:
+def shorten_turns() -> Iterator[None]:
     """Let threads hold the interpreter for 0.2 ms at a time; may be entered repeatedly and from any thread."""
     global _depth, _before  # one interpreter per process, so one counter
     with _lock:

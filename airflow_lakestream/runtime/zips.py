@@ -25,12 +25,12 @@ def keep_directories() -> None:
 
 def _if_changed(importer: zipimport.zipimporter) -> None:
     try:
-        found = Path(importer.archive).stat()
+        status = Path(importer.archive).stat()
     except OSError:
         _read.pop(importer, None)
         _invalidate(importer)
         return
-    now = (found.st_mtime_ns, found.st_size, found.st_ino)
+    now = (status.st_mtime_ns, status.st_size, status.st_ino)
     if _read.get(importer) != now:
         _invalidate(importer)
         _read[importer] = now

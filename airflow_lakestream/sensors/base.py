@@ -95,8 +95,8 @@ class LookSensor(TextRendering, BaseSensorOperator):
         is_native = (dag := self.get_dag()) is not None and dag.render_template_as_native_obj
         if is_native or not AIRFLOW_V_3_3_PLUS:
             self.start_from_trigger = False
-            why = "keeps no texts with render_template_as_native_obj" if is_native else "needs Airflow 3.3 or newer"
-            warnings.warn(f"{self.task_id}: start_from_trigger {why}; the task begins in a worker.", stacklevel=3)
+            reason = "keeps no texts with render_template_as_native_obj" if is_native else "needs Airflow 3.3 or newer"
+            warnings.warn(f"{self.task_id}: start_from_trigger {reason}; the task begins in a worker.", stacklevel=3)
             return
         self.start_trigger_args = StartTriggerArgs(
             trigger_cls=_TRIGGER,
@@ -162,12 +162,12 @@ class LookSensor(TextRendering, BaseSensorOperator):
     def _look(self, context: Context, waited: float) -> Verdict:
         with late_imports():
             from airflow_lakestream.hooks.places import AirflowPlaces
-            from airflow_lakestream.watching.asking import guarded, look_now
+            from airflow_lakestream.watching.asking import look_now, look_safely
             from airflow_lakestream.watching.checks import make_check
 
         with airflow_errors():
             check = make_check(self.check_name, self._arguments())
-        verdict = look_now(guarded(check, AirflowPlaces(), waited, forgiving=self.silent_fail))
+        verdict = look_now(look_safely(check, AirflowPlaces(), waited, forgiving=self.silent_fail))
         measure_look(self.check_name, verdict.value, tags_of(context["ti"], vars(self)))
         return verdict
 
@@ -202,8 +202,8 @@ class LookSensor(TextRendering, BaseSensorOperator):
         from airflow_lakestream.watching.causes import UNSEEN
 
         # Without figures the value has the reason: the page of streams shows it.
-        why = "; ".join(reason.text for reason in verdict.reasons)
-        self._keep(context, verdict if verdict.value is not None else replace(verdict, value={UNSEEN: why}))
+        text = "; ".join(reason.text for reason in verdict.reasons)
+        self._keep(context, verdict if verdict.value is not None else replace(verdict, value={UNSEEN: text}))
         if self.soft_fail or self.never_fail:
             log.warning("Skipped. %s", verdict.text)
             return AirflowSkipException(verdict.text)

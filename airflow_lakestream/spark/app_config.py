@@ -28,10 +28,10 @@ from airflow_lakestream.spark.configuration import AppSettings, check_keys, read
 LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, *MIRROR_APPS)
 # Arguments of the extract path that Spark replaces, and the replacement of each.
 _OTHERWISE = {
-    "parallelism": "Spark's own settings say how many read",
+    "parallelism": "Spark's own settings determine how many tasks read",
     "idle_timeout": 'a query follows the topic by trigger="10 seconds"',
     "max_batch_bytes": "max_offsets_per_trigger bounds a batch",
-    "checkpoint_interval": "trigger says how often a batch is landed",
+    "checkpoint_interval": "trigger determines how often a batch is landed",
     "max_records": "max_offsets_per_trigger and max_batches bound what is landed",
 }
 # Settings that only a query has.
@@ -70,8 +70,8 @@ class AppConfig(AppSettings):
         self.check_sections("kafka", "landing", "storage")
         if not self.kafka.get("bootstrap.servers"):
             raise InvalidArgument("kafka", "bootstrap.servers is missing.")
-        if found := problem_of(self.kafka):
-            raise InvalidArgument("kafka", *found)
+        if problem := problem_of(self.kafka):
+            raise InvalidArgument("kafka", *problem)
         _ = self.seconds_between_batches, self.most_batches, self.most_offsets
         if self.app in LANDING_APPS:
             self._check_landing()
@@ -86,7 +86,7 @@ class AppConfig(AppSettings):
             if self.run_id:
                 raise InvalidArgument("run_id", "is not for a query: each batch has its own.", "Leave it out.")
             if self.lease_location is not None:
-                raise InvalidArgument("lease_location", "is not for a query: its lease is beside the checkpoint.")
+                raise InvalidArgument("lease_location", "is not for a query: its lease is next to the checkpoint.")
             return
         for key in _OF_QUERIES:
             if is_given(getattr(self, key)):
@@ -100,7 +100,7 @@ class AppConfig(AppSettings):
         """The landing, as arguments of the extract path. Raises InvalidArgument."""
         if self.storage and self.app not in DELTA_APPS:
             raise InvalidArgument(
-                "storage", f"goes with {', '.join(DELTA_APPS)}.", "A catalog says where its tables lie."
+                "storage", f"goes with {', '.join(DELTA_APPS)}.", "A catalog knows where its tables are."
             )
         return landing_of(self.app, self.landing)
 
@@ -145,8 +145,8 @@ class AppConfig(AppSettings):
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values, secrets included. Raises InvalidArgument for values without a form in JSON."""
-        kept = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
-        loaded: dict[str, Any] = json.loads(json.dumps(kept, default=_to_json))
+        changed = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        loaded: dict[str, Any] = json.loads(json.dumps(changed, default=_to_json))
         return loaded
 
     def write(self, path: str | Path) -> Path:

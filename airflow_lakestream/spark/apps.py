@@ -38,7 +38,7 @@ def check_app(name: str) -> str:
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1, 0.4)
         remedy = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
-        raise InvalidArgument("app", f"{name!r} is no bundled app.", remedy)
+        raise InvalidArgument("app", f"{name!r} is not a bundled app.", remedy)
     return name
 
 

@@ -38,10 +38,10 @@ class AppSupervision:
         if self.progress is not None:
             self.progress.report(done)
 
-    def begin(self, what: str) -> None:
+    def begin(self, work: str) -> None:
         """Report the start of a step."""
         if self.pulse is not None:
-            self.pulse.begin(what)
+            self.pulse.begin(work)
 
     def is_over(self) -> bool:
         """Return whether the app was asked to end after the current step. Raises LeaseLost."""
@@ -54,14 +54,14 @@ class AppSupervision:
 @contextmanager
 def supervised(
     spark: SparkSession,
-    what: str,
+    work: str,
     take: Callable[[str], Lease],
     location: str | None,
     properties: Mapping[str, str] | None = None,
 ) -> Iterator[AppSupervision]:
     """Hold a lease and give signs of life while an app works; without a location, do neither.
 
-    :param what: the work, in words.
+    :param work: the work, in words.
     :param take: takes the lease of a location.
     :param location: path or URI; lease and progress are in `<location>.lakestream`.
     :param properties: the catalog's, for a location in its object store.
@@ -74,7 +74,7 @@ def supervised(
     with take(location) as lease:
         progress = ProgressLog(location, properties)
         with ProgressReporter(spark, progress, is_idle=lambda: False) as pulse:
-            pulse.begin(what)
+            pulse.begin(work)
             yield AppSupervision(progress, pulse, lease)
 
 
@@ -84,9 +84,9 @@ def land_at_once(config: AppConfig, spark: SparkSession) -> None:
     def take(location: str) -> Lease:
         return take_lease(config, spark, location)
 
-    what = f"landing {config.landing['mode']}"
-    with supervised(spark, what, take, config.lease_location, config.store_properties) as told:
+    work = f"landing {config.landing['mode']}"
+    with supervised(spark, work, take, config.lease_location, config.store_properties) as supervision:
         started = time.monotonic()
-        report = MicroBatches(config, spark, pulse=told.pulse).land(config.run_id or uuid.uuid4().hex)
-        told.report(batch_progress(0, report, time.monotonic() - started))
+        report = MicroBatches(config, spark, pulse=supervision.pulse).land(config.run_id or uuid.uuid4().hex)
+        supervision.report(batch_progress(0, report, time.monotonic() - started))
     log.info("%s", last_line(report, config.extract))

@@ -38,7 +38,7 @@ _KNOWN = (
         r"OffsetOutOfRange|KAFKA_DATA_LOSS|Partition offset was changed|Cannot fetch offset .*out of range",
         "the offsets are no longer in the topic",
         'The topic deletes them before they are landed. on_data_loss="record" goes on after them, and notes the loss. '
-        "With stream_transform the state would lack them: begin anew.",
+        "With stream_transform the state would lack them: start again with an empty checkpoint_location.",
     ),
     (
         r"Failed to construct kafka|No resolvable bootstrap|Timed out waiting for a node|TimeoutException: ",
@@ -71,8 +71,8 @@ _KNOWN = (
     (
         r"CorruptRecordException|InvalidRecordException|Record batch for partition|seek past the record",
         "a batch of records is damaged in Kafka",
-        "Let a replica lead that has it whole, or give it up by `lakestream ledger forget --damaged`. With "
-        "stream_transform the state would lack it: begin anew.",
+        "Let a replica that has the whole batch lead the partition, or give the batch up by `lakestream ledger forget "
+        "--damaged`. With stream_transform the state would lack it: start again with an empty checkpoint_location.",
     ),
     (r"SPARK_JOB_CANCELLED|cancelled as part of", "somebody cancelled the job", "Start it again."),
 )
@@ -82,7 +82,7 @@ class QueryFailed(LakestreamError, Transient):
     """Error of a query ended by Spark, with the root cause."""
 
     def __init__(self, location: str, cause: str) -> None:
-        super().__init__(f"checkpoint {location}: Spark ended the query: {cause} What was committed stays landed.")
+        super().__init__(f"checkpoint {location}: Spark ended the query: {cause} Committed rows stay landed.")
 
 
 class QueryRefused(QueryFailed, Terminal):
@@ -91,34 +91,36 @@ class QueryRefused(QueryFailed, Terminal):
 
 def query_failed(location: str, error: Exception) -> QueryFailed:
     """Return our error for Spark's error at the end of a query."""
-    known = _found(str(error))
+    known = _known_cause(str(error))
     is_final = known is not None and known[1].startswith(("a file of", "the topic was", "Kafka refused", "a batch of"))
     return (QueryRefused if is_final else QueryFailed)(location, cause_of(error))
 
 
 def cause_of(error: Exception) -> str:
     """Return the root cause of an error from the JVM: in plain words, in Spark's own, and with a remedy."""
-    said, known = _said(str(error)) or type(error).__name__, _found(str(error))
-    return f"{said}." if known is None else f"{known[1]} ({said}). {known[2]}"
+    line, known = _best_line(str(error)) or type(error).__name__, _known_cause(str(error))
+    return f"{line}." if known is None else f"{known[1]} ({line}). {known[2]}"
 
 
-def _found(text: str) -> tuple[str, str, str] | None:
+def _known_cause(text: str) -> tuple[str, str, str] | None:
     return next((known for known in _KNOWN if re.search(known[0], text)), None)
 
 
-def _said(text: str) -> str:
+def _best_line(text: str) -> str:
     """Return the line with the best explanation of an error."""
     lines = text.splitlines()
     python = _of_python(lines)
     if python:
         return python[:_LONGEST]
-    saying = [line.strip().removeprefix(": ") for line in lines if line.strip() and not line.lstrip().startswith("at ")]
-    known = [line for line in saying if any(re.search(pattern, line) for pattern, _, _ in _KNOWN)]
-    causes = [line for line in saying if line.startswith("Caused by: ")]
+    messages = [
+        line.strip().removeprefix(": ") for line in lines if line.strip() and not line.lstrip().startswith("at ")
+    ]
+    known = [line for line in messages if any(re.search(pattern, line) for pattern, _, _ in _KNOWN)]
+    causes = [line for line in messages if line.startswith("Caused by: ")]
     # If the cause has no message, such as java.io.EOFException, the line above explains more.
-    told = known[:1] or [line for line in causes if ": " in line.removeprefix("Caused by: ")][-1:]
-    told = told or [line for line in saying if "Exception" in line or "Error" in line][:1] or saying[:1]
-    return (told[0] if told else "").removeprefix("Caused by: ")[:_LONGEST].rstrip(".")
+    best = known[:1] or [line for line in causes if ": " in line.removeprefix("Caused by: ")][-1:]
+    best = best or [line for line in messages if "Exception" in line or "Error" in line][:1] or messages[:1]
+    return (best[0] if best else "").removeprefix("Caused by: ")[:_LONGEST].rstrip(".")
 
 
 def _of_python(lines: list[str]) -> str:

@@ -77,10 +77,10 @@ class QueryCheckpoint:
         file = f"offsets/{batch_id}"
         content = self._text(file)
         if content is None:
-            raise CheckpointDamaged(self.location, file, self._why_missing(batch_id))
+            raise CheckpointDamaged(self.location, file, self._missing_text(batch_id))
         return self._parsed(file, content, skip=2)
 
-    def begun_at(self, batch_id: int) -> float | None:
+    def started_at(self, batch_id: int) -> float | None:
         """Return the time when Spark began a batch, in seconds since the epoch; None if the entry has no time."""
         try:
             return float(self._head(batch_id)["batchTimestampMs"]) / 1000
@@ -93,8 +93,8 @@ class QueryCheckpoint:
 
     def setting(self, batch_id: int, key: str) -> str | None:
         """Return a Spark setting of a batch's plan, kept by the query; None if unknown."""
-        found = self._head(batch_id).get("conf", {}).get(key)
-        return None if found is None else str(found)
+        value = self._head(batch_id).get("conf", {}).get(key)
+        return None if value is None else str(value)
 
     def _head(self, batch_id: int) -> dict[str, Any]:
         """Return the part of a batch's entry before the offsets; empty if the entry is missing, or damaged."""
@@ -119,7 +119,7 @@ class QueryCheckpoint:
                 f"it is of topic {', '.join(map(repr, other))}, not of {', '.join(map(repr, sorted(wanted)))}",
             )
 
-    def check_whole(self) -> None:
+    def check_complete(self) -> None:
         """Check the files with which Spark continues. Raises CheckpointDamaged, ForeignCheckpoint (see `ends`)."""
         _ = self.start
         last = self.planned[-1:]
@@ -145,7 +145,7 @@ class QueryCheckpoint:
                     problem = f"is missing, and its checksum {name} is left"
                     raise CheckpointDamaged(self.location, f"{folder}/{found[1]}", problem)
 
-    def _why_missing(self, batch_id: int) -> str:
+    def _missing_text(self, batch_id: int) -> str:
         if self.planned and batch_id < self.planned[0]:
             return f"is missing: Spark has deleted entries before {self.planned[0]}"
         return "is missing"

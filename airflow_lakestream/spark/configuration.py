@@ -69,7 +69,7 @@ def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -
         if key not in known:
             near = difflib.get_close_matches(str(key), known, 1, 0.5)
             remedy = f"Did you mean {near[0]!r}?" if near else f"It may have {', '.join(sorted(known))}."
-            raise InvalidArgument(f"{section}.{key}" if section else str(key), "is no setting of the app.", remedy)
+            raise InvalidArgument(f"{section}.{key}" if section else str(key), "is not a setting of the app.", remedy)
 
 
 def read_object(path: str | Path) -> Mapping[str, Any]:

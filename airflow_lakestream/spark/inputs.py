@@ -35,14 +35,14 @@ def inputs_of(config: AppConfig) -> dict[str, str]:
 def fingerprint(config: AppConfig) -> str:
     """Return a fingerprint of a configuration: equal for two configurations if a driver may serve both."""
     known = config.to_dict()
-    told: dict[str, Any] = {key: value for key, value in known.items() if key not in _NOT_OF_IT}
+    settings: dict[str, Any] = {key: value for key, value in known.items() if key not in _NOT_OF_IT}
     registry = config.landing.get("schema_registry")
     if registry is not None:
         address = registry.get("url") if isinstance(registry, dict) else getattr(registry, "url", registry)
-        told["landing"] = {**told["landing"], "schema_registry": address}
-    told["kafka"] = {key: config.kafka.get(key) for key in _OF_KAFKA}
-    told["catalog"] = identity_of(config.catalog_name, config.catalog_properties)
-    return fingerprint_of(told)
+        settings["landing"] = {**settings["landing"], "schema_registry": address}
+    settings["kafka"] = {key: config.kafka.get(key) for key in _OF_KAFKA}
+    settings["catalog"] = identity_of(config.catalog_name, config.catalog_properties)
+    return fingerprint_of(settings)
 
 
 def take_lease(config: AppConfig, spark: SparkSession, location: str) -> Lease:

@@ -27,10 +27,10 @@ class JavaUnfit(LakestreamError, Terminal):
 def java_path(environment: Mapping[str, str] = os.environ) -> str:
     """Return the path of the program `java`. Raises JavaUnfit without JAVA_HOME and without a java on PATH."""
     home = environment.get("JAVA_HOME")
-    found = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environment.get("PATH", ""))
-    if found is None:
+    path = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environment.get("PATH", ""))
+    if path is None:
         raise JavaUnfit("there is no java on PATH, and JAVA_HOME is not set")
-    return found
+    return path
 
 
 def check_java(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
@@ -40,10 +40,10 @@ def check_java(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603  # as Spark runs it
     except (OSError, subprocess.TimeoutExpired) as e:
         raise JavaUnfit(f"Spark needs Java, and {java} can't be run ({e})") from e
-    said = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr + done.stdout)
-    if done.returncode or said is None:
+    version_line = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr + done.stdout)
+    if done.returncode or version_line is None:
         raise JavaUnfit(f"{java} -version fails")
-    version = int(said[1])
+    version = int(version_line[1])
     if not _OLDEST <= version <= _NEWEST:
         raise JavaUnfit(f"{java} is version {version}, on which Spark does not run")
     return java, version

@@ -183,7 +183,7 @@ class MicroBatches:
         for topic in topics:
             now = KafkaSource(kafka, topic, config.consumer_group, config.start, WHERE).look()
             try:
-                job, entry = self._books(topic, topics, now)
+                job, entry = self._job_and_entry(topic, topics, now)
                 starts = _starts(job, entry, now)
             except LakestreamError as e:
                 if not is_pattern(config.topic):
@@ -194,7 +194,7 @@ class MicroBatches:
             found[topic] = {str(p): min(max(starts.get(p, 0), m.low), m.end) for p, m in now.marks.items()}
         return json.dumps(found)
 
-    def _books(self, topic: str, topics: Sequence[str], now: TopicState) -> tuple[LandingJob, TopicEntry]:
+    def _job_and_entry(self, topic: str, topics: Sequence[str], now: TopicState) -> tuple[LandingJob, TopicEntry]:
         """Return a job of a topic, and the topic's entry in the table's ledger."""
         job = job_of(self.extract, topic, topics, self.config.kafka, self.catalog, "start", WHERE)
         return job, entry_of(job, job.sink.load("start"), now)

@@ -56,9 +56,9 @@ class PackagesUnavailable(LakestreamError, Transient):
 class PackagesMissing(LakestreamError, Terminal):
     """Error of a package missing in all repositories in this version."""
 
-    def __init__(self, said: str, spark: str) -> None:
+    def __init__(self, message: str, spark: str) -> None:
         super().__init__(
-            f"the jars for Spark could not be fetched: {said}. The repositories answer, and do not have it. The "
+            f"the jars for Spark could not be fetched: {message}. The repositories answer, and do not have it. The "
             f"installed pyspark is {spark}; {PROVEN} has been tried: install that, or give existing jars by spark.jars."
         )
 
@@ -77,9 +77,9 @@ class SparkMixed(LakestreamError, Terminal):
 class NoRoomForJars(LakestreamError, Transient):
     """Error of a full disk for the fetched jars."""
 
-    def __init__(self, folder: Path, said: str) -> None:
+    def __init__(self, folder: Path, message: str) -> None:
         super().__init__(
-            f"the jars for Spark could not be fetched to {folder}: a disk is full ({said}). Free space there and in "
+            f"the jars for Spark could not be fetched to {folder}: a disk is full ({message}). Free space there and in "
             f"Ivy's own folder (~/.ivy2), or let {CACHE_VARIABLE} name another folder."
         )
 
@@ -116,8 +116,8 @@ def cut_jars(given: str) -> list[str]:
 
 def jar_version(artifact: str) -> str:
     """Return a jar's version in the installed Spark; "" if Spark lacks the jar."""
-    found = (_VERSION_OF_JAR.search(jar.name) for jar in _spark_jars().glob(f"{artifact}-*.jar"))
-    return next((match[0].removeprefix("-").removesuffix(".jar") for match in found if match), "")
+    matches = (_VERSION_OF_JAR.search(jar.name) for jar in _spark_jars().glob(f"{artifact}-*.jar"))
+    return next((match[0].removeprefix("-").removesuffix(".jar") for match in matches if match), "")
 
 
 def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without: Sequence[str] = ()) -> list[str]:
@@ -197,11 +197,11 @@ def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) 
         f'<configurations><conf name="default"/></configurations>'
         f"<dependencies>{''.join(lines)}</dependencies></ivy-module>"
     )
-    found = sorted(_spark_jars().glob("ivy-*.jar"))
-    if not found:
+    ivy_jars = sorted(_spark_jars().glob("ivy-*.jar"))
+    if not ivy_jars:
         raise PackagesUnavailable("the installed pyspark brings no Ivy")
     java = java_path()
-    command = [java, "-jar", str(found[-1]), "-ivy", "ivy.xml", "-confs", "default", "-retrieve"]
+    command = [java, "-jar", str(ivy_jars[-1]), "-ivy", "ivy.xml", "-confs", "default", "-retrieve"]
     command.append("lib/[artifact]-[revision](-[classifier]).[ext]")
     try:
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603  # our own arguments
@@ -211,14 +211,14 @@ def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) 
         lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
         if full := next((line.strip() for line in lines if any(text in line for text in FULL_DISK)), None):
             raise NoRoomForJars(scratch.parent, full)
-        said = [line.strip(": \t") for line in done.stdout.splitlines() if ": not found" in line or "ERROR" in line]
-        if said and ": not found" in said[0] and not any(_NO_ANSWER.search(line) for line in lines):
-            raise PackagesMissing(said[0], installed_spark())
-        raise PackagesUnavailable(said[0] if said else f"Ivy ended with {done.returncode}")
+        message = [line.strip(": \t") for line in done.stdout.splitlines() if ": not found" in line or "ERROR" in line]
+        if message and ": not found" in message[0] and not any(_NO_ANSWER.search(line) for line in lines):
+            raise PackagesMissing(message[0], installed_spark())
+        raise PackagesUnavailable(message[0] if message else f"Ivy ended with {done.returncode}")
 
 
 def _spark_jars() -> Path:
-    found = importlib.util.find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent / "jars"
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "jars"

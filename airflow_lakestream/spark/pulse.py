@@ -38,7 +38,7 @@ class ProgressReporter:
         self._is_idle = is_idle
         self._interval = interval
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lakestream-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._report_regularly, name="lakestream-pulse", daemon=True)
         self._what = "starting"
         self._chunks = 0
         self._seen: tuple[object, ...] = ()
@@ -53,10 +53,10 @@ class ProgressReporter:
         self._ended.set()
         self._thread.join()
 
-    def begin(self, what: str) -> None:
+    def begin(self, work: str) -> None:
         """Report the start of a step, for example "batch 7"."""
-        self._what = what
-        self._progress.alive(f"{what} has begun")
+        self._what = work
+        self._progress.alive(f"{work} has begun")
 
     def count(self, reader: RecordReader) -> RecordReader:
         """Return a reader with a count of batches of records, for reads by the driver itself, without Spark tasks."""
@@ -72,18 +72,18 @@ class ProgressReporter:
             self._progress.alive()
             return
         stages = [(s, info) for s in self._tracker.getActiveStageIds() if (info := self._tracker.getStageInfo(s))]
-        seen = (self._chunks, *((stage, info.numCompletedTasks) for stage, info in stages))
-        if seen == self._seen:
+        progress = (self._chunks, *((stage, info.numCompletedTasks) for stage, info in stages))
+        if progress == self._seen:
             return
-        self._seen = seen
-        told = [
+        self._seen = progress
+        activities = [
             f"{info.numCompletedTasks} of {info.numTasks} tasks of stage {stage} are done" for stage, info in stages
         ]
         if self._chunks:
-            told.append(f"the driver has read {self._chunks} chunks")
-        self._progress.alive(f"{self._what}: {', '.join(told) or 'between two stages'}")
+            activities.append(f"the driver has read {self._chunks} chunks")
+        self._progress.alive(f"{self._what}: {', '.join(activities) or 'between two stages'}")
 
-    def _beat(self) -> None:
+    def _report_regularly(self) -> None:
         while not self._ended.wait(self._interval):
             try:
                 self.look()

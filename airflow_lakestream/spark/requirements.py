@@ -70,13 +70,13 @@ def _look(names: Sequence[str]) -> Callable[[Any], tuple[str, dict[str, str | No
         import importlib
         import socket
 
-        found: dict[str, str | None] = {}
+        versions: dict[str, str | None] = {}
         for name in names:
             try:
-                found[name] = str(getattr(importlib.import_module(name), "__version__", ""))
+                versions[name] = str(getattr(importlib.import_module(name), "__version__", ""))
             except ImportError:
-                found[name] = None
-        return socket.gethostname(), found
+                versions[name] = None
+        return socket.gethostname(), versions
 
     return look
 

@@ -24,8 +24,8 @@ _JARS = ("spark.jars", "spark.jars.packages")
 class SparkLacks(LakestreamError, Terminal):
     """Error of a missing or damaged jar."""
 
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(f"{what} {remedy}")
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem} {remedy}")
 
 
 def open_session(config: AppConfig) -> SparkSession:
@@ -70,9 +70,9 @@ def start_session(
     if cut := cut_jars(str(spark.sparkContext.getConf().get("spark.jars", ""))):
         spark.stop()
         raise SparkLacks(
-            f"{cut[0]} is no whole jar: it was cut, or damaged.",
-            "Delete the folder that it is in if the app has fetched it (docs/spark.md), and it is fetched anew; or put "
-            "a whole copy in its place.",
+            f"{cut[0]} is not a complete jar: it was cut, or damaged.",
+            "Delete the folder of the jar if the app has fetched it (docs/spark.md), so that the next start fetches it "
+            "again; or put a complete copy in its place.",
         )
     return spark
 
@@ -87,7 +87,7 @@ def _master(settings: Mapping[str, str]) -> str:
     return SparkConf().get("spark.master") or settings.get("spark.master", "local[*]")
 
 
-def check_class(spark: SparkSession, name: str, what: str, packages: Sequence[str]) -> None:
+def check_class(spark: SparkSession, name: str, problem: str, packages: Sequence[str]) -> None:
     """Raise SparkLacks if the session lacks a class of these packages."""
     from py4j.protocol import Py4JJavaError
 
@@ -98,4 +98,4 @@ def check_class(spark: SparkSession, name: str, what: str, packages: Sequence[st
     except Py4JJavaError:
         spark.stop()
         remedy = f"Submit with --packages {','.join(packages)}, or with these jars by --jars."
-        raise SparkLacks(what, remedy) from None
+        raise SparkLacks(problem, remedy) from None

@@ -73,9 +73,9 @@ class LandingQuery:
             self._run()
 
     def _run(self) -> None:
-        checkpoint = self._look()
+        checkpoint = self._read_own_checkpoint()
         if self._batches.catch_up(checkpoint):
-            checkpoint = self._look()
+            checkpoint = self._read_own_checkpoint()
         self._query = query = self._start(checkpoint)
         try:
             self._watch(query)
@@ -85,10 +85,10 @@ class LandingQuery:
         if self._error is not None:
             raise self._error
 
-    def _look(self) -> QueryCheckpoint | None:
+    def _read_own_checkpoint(self) -> QueryCheckpoint | None:
         checkpoint = read_checkpoint(self._location, self._config.store_properties)
         if checkpoint is not None:
-            checkpoint.check_whole()
+            checkpoint.check_complete()
         if checkpoint is not None and not is_pattern(self._batches.extract.topic):
             checkpoint.check_topics([self._batches.extract.topic])
         return checkpoint
@@ -127,7 +127,7 @@ class LandingQuery:
             assert checkpoint is not None, "Spark writes it before it begins a batch"
             with calm_collector():
                 report = self._batches.land_batch(checkpoint, batch_id, frame)
-            self._tell(batch_id, report, time.monotonic() - started)
+            self._report(batch_id, report, time.monotonic() - started)
         except Exception as e:
             # Kept here, since only its text would return through the JVM.
             self._error = e
@@ -136,7 +136,7 @@ class LandingQuery:
         if self._done == self._config.most_batches:
             self._ending.set()
 
-    def _tell(self, batch_id: int, report: RunReport, duration: float) -> None:
+    def _report(self, batch_id: int, report: RunReport, duration: float) -> None:
         ranges = [r for one in report.reports.values() for r in one.entry.landed]
         counts = report.counts
         known = batch_progress(batch_id, report, duration, self._config.seconds_between_batches)
@@ -182,7 +182,7 @@ def stream(config: AppConfig, spark: SparkSession) -> None:
     Raises LeaseHeld, OtherInputs, ForeignCheckpoint, and the errors of `LandingQuery.run`.
     """
     assert config.checkpoint_location is not None, "a query has one"
-    s3a.tell(spark, config.checkpoint_location, config.store_properties)
+    s3a.configure(spark, config.checkpoint_location, config.store_properties)
     with take_lease(config, spark, config.checkpoint_location) as lease:
         LandingQuery(config, spark, lease).run()
 

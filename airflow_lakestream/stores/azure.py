@@ -45,22 +45,22 @@ def options_of(location: str, properties: Mapping[str, Any]) -> dict[str, str]:
 
     :param location: its host, `container@account.host`, has what the properties leave out.
     """
-    found = _of_string(str(properties.get("adls.connection-string") or ""))
-    found |= {option: str(properties[name]) for name, option in _OF_CATALOGS.items() if properties.get(name)}
+    settings = _of_string(str(properties.get("adls.connection-string") or ""))
+    settings |= {option: str(properties[name]) for name, option in _OF_CATALOGS.items() if properties.get(name)}
     for key, value in properties.items():
         name = key.lower()
         if name.startswith("azure_") or name in _PLAIN:
-            found[name] = str(value)
+            settings[name] = str(value)
     host = urlsplit(location).netloc.partition("@")[2]
-    if host and not any(name.endswith("account_name") for name in found):
-        found[_ACCOUNT] = host.split(".")[0]
-    if endpoint := _endpoint(properties, found.get(_ACCOUNT, "")):
-        found[_ENDPOINT] = endpoint
+    if host and not any(name.endswith("account_name") for name in settings):
+        settings[_ACCOUNT] = host.split(".")[0]
+    if endpoint := _endpoint(properties, settings.get(_ACCOUNT, "")):
+        settings[_ENDPOINT] = endpoint
     elif host and not host.endswith(_PUBLIC):
-        found.setdefault(_ENDPOINT, f"https://{host.replace('.dfs.', '.blob.', 1)}")
-    if found.get(_ENDPOINT, "").startswith("http://"):
-        found["azure_allow_http"] = "true"
-    return found
+        settings.setdefault(_ENDPOINT, f"https://{host.replace('.dfs.', '.blob.', 1)}")
+    if settings.get(_ENDPOINT, "").startswith("http://"):
+        settings["azure_allow_http"] = "true"
+    return settings
 
 
 def _of_string(text: str) -> dict[str, str]:

@@ -104,11 +104,11 @@ class LocalFolder:
 
     def write(self, path: str, content: bytes) -> None:
         """See `FolderStore`."""
-        self._whole(path, content).replace(self._path / path)
+        self._write_temporary(path, content).replace(self._path / path)
 
     def create(self, path: str, content: bytes) -> bool:
         """See `FolderStore`."""
-        written = self._whole(path, content)
+        written = self._write_temporary(path, content)
         try:
             os.link(written, self._path / path)
         except FileExistsError:
@@ -121,7 +121,7 @@ class LocalFolder:
         """See `FolderStore`."""
         (self._path / path).unlink(missing_ok=True)
 
-    def _whole(self, path: str, content: bytes) -> Path:
+    def _write_temporary(self, path: str, content: bytes) -> Path:
         folder = (self._path / path).parent
         folder.mkdir(parents=True, exist_ok=True)
         written = folder / f".{uuid.uuid4().hex}.tmp"
@@ -139,8 +139,8 @@ class ObjectFolder:
         """See `FolderStore`."""
         import obstore
 
-        found = obstore.list_with_delimiter(self._store, prefix=folder or None)
-        paths = [*(one["path"] for one in found["objects"]), *found["common_prefixes"]]
+        listing = obstore.list_with_delimiter(self._store, prefix=folder or None)
+        paths = [*(one["path"] for one in listing["objects"]), *listing["common_prefixes"]]
         # Hadoop marks a folder by an empty object of the folder's name.
         return _last_parts(path for path in paths if path.strip("/") != folder)
 

@@ -14,11 +14,11 @@ _PLAIN = ("service_account", "service_account_path", "service_account_key", "app
 
 def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
     """Return the storage options of a catalog's properties; given storage options stay unchanged."""
-    found = {option: str(properties[name]) for name, option in _OF_CATALOGS.items() if properties.get(name)}
+    settings = {option: str(properties[name]) for name, option in _OF_CATALOGS.items() if properties.get(name)}
     for key, value in properties.items():
         name = key.lower()
         if name.startswith("google_") or name in _PLAIN:
-            found[name] = str(value)
-    if found.get("google_base_url", "").startswith("http://"):
-        found["google_allow_http"] = "true"
-    return found
+            settings[name] = str(value)
+    if settings.get("google_base_url", "").startswith("http://"):
+        settings["google_allow_http"] = "true"
+    return settings

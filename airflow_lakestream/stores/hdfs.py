@@ -36,8 +36,8 @@ class HdfsFailed(LakestreamError, Transient):
 
     def __init__(self, place: str, error: Exception) -> None:
         # A stack of Java's follows the first line.
-        told = str(error).replace("\\n", "\n").partition("\n")[0]
-        super().__init__(f"{place}: {told or type(error).__name__}")
+        text = str(error).replace("\\n", "\n").partition("\n")[0]
+        super().__init__(f"{place}: {text or type(error).__name__}")
 
 
 def client_of(authority: str) -> Any:
@@ -48,7 +48,7 @@ def client_of(authority: str) -> Any:
     key = _key(authority)
     client = _clients.get(key)
     if client is None:
-        with told(f"{SCHEME}://{authority}"):
+        with translate_errors(f"{SCHEME}://{authority}"):
             client = _clients.setdefault(key, _connect(authority))
     return client
 
@@ -63,7 +63,7 @@ def split(location: str) -> tuple[str, str]:
 
 
 @contextmanager
-def told(place: str) -> Iterator[None]:
+def translate_errors(place: str) -> Iterator[None]:
     """Raise the client's errors as HdfsFailed with the place; missing or existing files are raised unchanged."""
     try:
         yield
@@ -85,34 +85,34 @@ class HdfsFolder:
 
     def names(self, folder: str = "") -> list[str]:
         """See `Store`."""
-        place = self._at(folder).rstrip("/") or "/"
+        place = self._path_of(folder).rstrip("/") or "/"
         try:
-            found = self._ask(lambda client: [one.path for one in client.list_status(place, False)])
+            paths = self._ask(lambda client: [one.path for one in client.list_status(place, False)])
         except FileNotFoundError:
             return []
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
     def read(self, path: str) -> bytes | None:
         """See `Store`."""
         try:
-            return self._ask(lambda client: bytes(client.read(self._at(path)).read()))
+            return self._ask(lambda client: bytes(client.read(self._path_of(path)).read()))
         except FileNotFoundError:
             return None
 
     def modified(self, path: str) -> float | None:
         """See `Store`."""
         try:
-            return self._ask(lambda client: float(client.get_file_info(self._at(path)).modification_time) / 1000)
+            return self._ask(lambda client: float(client.get_file_info(self._path_of(path)).modification_time) / 1000)
         except FileNotFoundError:
             return None
 
     def write(self, path: str, content: bytes) -> None:
         """See `Store`."""
-        self._rename(self._beside(path, content), path, content, overwrite=True)
+        self._rename(self._write_temporary(path, content), path, content, overwrite=True)
 
     def create(self, path: str, content: bytes) -> bool:
         """See `Store`."""
-        written = self._beside(path, content)
+        written = self._write_temporary(path, content)
         try:
             self._rename(written, path, content, overwrite=False)
         except FileExistsError:
@@ -123,31 +123,31 @@ class HdfsFolder:
     def remove(self, path: str) -> None:
         """See `Store`."""
         try:
-            self._ask(lambda client: client.delete(self._at(path), False))
+            self._ask(lambda client: client.delete(self._path_of(path), False))
         except FileNotFoundError:
             return
 
     def _ask(self, call: Callable[[Any], Answer]) -> Answer:
         """Return the client's answer. Raises HdfsFailed, FileNotFoundError and FileExistsError."""
         client = client_of(self._authority)
-        with told(self._location):
+        with translate_errors(self._location):
             try:
-                return _within(PATIENCE, lambda: call(client))
+                return _call_within(PATIENCE, lambda: call(client))
             except TimeoutError as e:
                 # The next request gets a connection of its own.
                 _clients.pop(_key(self._authority), None)
                 raise TimeoutError(f"no answer within {PATIENCE:g} s") from e
 
-    def _at(self, path: str) -> str:
+    def _path_of(self, path: str) -> str:
         return f"{self._path}/{path}"
 
-    def _beside(self, path: str, content: bytes) -> str:
+    def _write_temporary(self, path: str, content: bytes) -> str:
         """Write a file under a unique name in the same folder, and return the name."""
         folder, slash, _ = path.rpartition("/")
         written = f"{folder}{slash}.{uuid.uuid4().hex}.tmp"
 
         def write(client: Any) -> None:
-            with client.create(self._at(written)) as stream:
+            with client.create(self._path_of(written)) as stream:
                 stream.write(content)
 
         self._ask(write)
@@ -155,7 +155,7 @@ class HdfsFolder:
 
     def _rename(self, written: str, path: str, content: bytes, *, overwrite: bool) -> None:
         try:
-            self._ask(lambda client: client.rename(self._at(written), self._at(path), overwrite))
+            self._ask(lambda client: client.rename(self._path_of(written), self._path_of(path), overwrite))
         except (FileNotFoundError, FileExistsError):
             # The client repeats a request whose answer was lost: it may find that it has been done.
             if self.read(path) != content:
@@ -166,7 +166,7 @@ def _key(authority: str) -> tuple[int, str, *tuple[str | None, ...]]:
     return (os.getpid(), authority, *(os.environ.get(name) for name in _SETTINGS))
 
 
-def _within(seconds: float, call: Callable[[], Answer]) -> Answer:
+def _call_within(seconds: float, call: Callable[[], Answer]) -> Answer:
     """Return a call's result. Raises TimeoutError after `seconds`, without stopping the call."""
     answer = Future[Answer]()
 

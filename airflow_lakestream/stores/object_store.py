@@ -71,17 +71,17 @@ def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
 
     Storage options are returned as they are; properties of the catalog alone are left out.
     """
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for name, option in _OF_CATALOGS.items():
         if properties.get(name) not in (None, ""):
-            found.setdefault(option, str(properties[name]))
+            options.setdefault(option, str(properties[name]))
     for key, value in properties.items():
         name = _ALIASES.get(key.lower(), key.lower())
         if name.startswith("aws_"):
-            found[name] = str(value)
-    if found.get("aws_endpoint_url", "").startswith("http://"):
-        found["aws_allow_http"] = "true"
-    return found
+            options[name] = str(value)
+    if options.get("aws_endpoint_url", "").startswith("http://"):
+        options["aws_allow_http"] = "true"
+    return options
 
 
 def open_store(url: str, options: Mapping[str, str]) -> Any:
@@ -91,11 +91,11 @@ def open_store(url: str, options: Mapping[str, str]) -> Any:
     """
     from obstore.store import from_url
 
-    told = {key.lower(): value for key, value in options.items()}
-    client: dict[str, Any] = {name: told.pop(key) for key in list(told) if (name := _bare(key)) in _CLIENT}
+    settings = {key.lower(): value for key, value in options.items()}
+    client: dict[str, Any] = {name: settings.pop(key) for key in list(settings) if (name := _bare(key)) in _CLIENT}
     if "allow_http" in client:
         client["allow_http"] = str(client["allow_http"]).lower() == "true"
-    return from_url(url, config=cast(Any, told), client_options=cast(Any, client))
+    return from_url(url, config=cast(Any, settings), client_options=cast(Any, client))
 
 
 def _bare(option: str) -> str:

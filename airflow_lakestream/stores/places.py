@@ -15,10 +15,10 @@ class PlaceNotWritable(LakestreamError, Terminal):
     def __init__(self, table: str, place: str, cause: Exception) -> None:
         self.table, self.place = table, place
         # Further lines are for debugging a client.
-        said = str(cause).partition("\n")[0]
+        first_line = str(cause).partition("\n")[0]
         super().__init__(
-            f"{table}: no file can be written below {place} ({type(cause).__name__}: {said}). Nothing was read or "
-            "changed. Give the worker's user the right to write there; or correct the table's location; or land in "
+            f"{table}: no file can be written below {place} ({type(cause).__name__}: {first_line}). Nothing was read "
+            "or changed. Give the worker's user the right to write there; or correct the table's location; or land in "
             "another table."
         )
 

@@ -25,7 +25,7 @@ def is_hit(rows: pa.Table, ranges: RangeSet) -> pa.ChunkedArray:
     there = set(pc.unique(rows[PARTITION]).to_pylist())
     for key in ranges.partitions:
         if key[1] in there:
-            hit = pc.or_(hit, pc.and_(is_of(rows, key), lies_in(rows[OFFSET], ranges.intervals(*key))))
+            hit = pc.or_(hit, pc.and_(is_of(rows, key), is_within(rows[OFFSET], ranges.intervals(*key))))
     return hit
 
 
@@ -34,7 +34,7 @@ def is_of(rows: pa.Table, key: PartitionKey) -> pa.ChunkedArray:
     return pc.fill_null(pc.and_(pc.equal(rows[TOPIC], key[0]), pc.equal(rows[PARTITION], key[1])), False)
 
 
-def lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:
+def is_within(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:
     """Return a mask of the offsets within sorted, disjoint intervals; False for NULL.
 
     Offsets and borders are sorted together once, for any number of intervals: an offset is inside if more intervals
@@ -55,11 +55,11 @@ def lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array
     return inside.take(back.slice(2 * len(starts)))
 
 
-def not_among(offsets: Offsets, among: Offsets) -> RangeSet:
-    """Return the offsets missing in `among`."""
+def missing_in(offsets: Offsets, held: Offsets) -> RangeSet:
+    """Return the offsets missing in `held`."""
     missing: list[OffsetRange] = []
     for key, some in offsets.items():
-        known = pc.is_in(some, value_set=among.get(key, pa.array([], pa.int64())))
+        known = pc.is_in(some, value_set=held.get(key, pa.array([], pa.int64())))
         strange = some.filter(pc.invert(known)).to_pylist()
         missing += [OffsetRange(*key, offset, offset + 1) for offset in strange]
     return RangeSet(missing)

@@ -24,7 +24,7 @@ def check_landing(table: str, landing: Landing, own: Ledger, others: Iterable[Le
         check_follows(table, change, own.entry(identity))
     if taken := own.overlap(landing):
         raise LedgerConflict(table, taken)
-    if not landing.types_anew and (column := other_meaning(landing.types, own.types)) is not None:
+    if not landing.replaces_types and (column := other_meaning(landing.types, own.types)) is not None:
         raise TypesConflict(table, column)
     changes = landing.topics.items()
     if taken := union(one.entry(identity).landed & change.landed for one in others for identity, change in changes):
@@ -47,7 +47,7 @@ def check_follows(table: str, change: TopicEntry, before: TopicEntry) -> None:
         raise StreamConflict(table, str(streamed or "a landing by another way"), last)
 
 
-def what_it_replaces(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
+def replaced_ranges(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
     """Return the only topic with replaced ranges in a landing, and the ranges."""
     changes = [(identity, entry) for identity, entry in landing.topics.items() if entry.replaced or entry.held]
     if len(changes) != 1 or changes[0][1].held or not changes[0][1].replaced:
@@ -60,7 +60,7 @@ def check_replace(table: str, landing: Landing, consumer_group: str, ledgers: Ma
 
     Raises RangesNotLanded, CannotReplace.
     """
-    identity, ranges = what_it_replaces(landing)
+    identity, ranges = replaced_ranges(landing)
     topic, ledger = identity.topic, ledgers[consumer_group]
     if missing := ranges - ledger.entry(identity).landed:
         raise RangesNotLanded(table, missing)
@@ -69,13 +69,13 @@ def check_replace(table: str, landing: Landing, consumer_group: str, ledgers: Ma
         for group, other in ledgers.items()
         if group != consumer_group and any(e.landed for of, e in other.topics.items() if of.topic == topic)
     ]
-    if any(ledger.entry(other).landed for other in ledger.others_of(topic, identity)):
+    if any(ledger.entry(other).landed for other in ledger.other_incarnations(topic, identity)):
         problems.insert(0, f"rows of an earlier topic of the name {topic!r}")
     if ledger.entry(identity).adopted & ranges:
-        problems.append(f"rows of {topic!r} that were adopted from another tool and say nothing of their records")
+        problems.append(f"rows of {topic!r} that were adopted from another tool and do not name their records")
     for problem in problems:
         raise CannotReplace(
-            f"{table} holds {problem}, too: which rows belong to {ranges} can't be told by topic, partition and "
+            f"{table} holds {problem}, too: the rows of {ranges} can't be identified by topic, partition and "
             "offset. Nothing was changed."
         )
 
@@ -96,7 +96,7 @@ def rows_landed(ledgers: Iterable[Ledger]) -> int:
 
 def completed(landing: Landing, rows: int, ledger: Ledger) -> Landing:
     """Return a replacing landing completed by the counts of removed rows and of replaced records without rows."""
-    identity, _ = what_it_replaces(landing)
+    identity, _ = replaced_ranges(landing)
     entry = landing.topics[identity].with_removed(rows, ledger.entry(identity), landing.rejects_gone)
     return replace(landing, topics={**landing.topics, identity: entry})
 
@@ -105,6 +105,6 @@ def check_columns(columns: Sequence[str], table: str) -> None:
     """Raise CannotReplace if the table lacks the column of the topic, partition or offset."""
     if missing := [name for name in COORDINATES if name not in columns]:
         raise CannotReplace(
-            f"{table} keeps no {', '.join(missing)}: which rows come from which records can't be told, so none can be "
+            f"{table} keeps no {', '.join(missing)}: the record of each row is unknown, so no row can be "
             "replaced. Nothing was changed. Only tables landed with metadata_columns topic, partition and offset can."
         )

@@ -39,7 +39,7 @@ class PositionColumns:
                 )
             given[name] = path
         if lacking := [name for name in _PARTS[1:] if name not in given]:
-            raise InvalidArgument("--columns", f"{' and '.join(lacking)} is missing: rows are told by both.")
+            raise InvalidArgument("--columns", f"{' and '.join(lacking)} is missing: rows are identified by both.")
         return cls(given.get("topic"), given["partition"], given["offset"], only_topic)
 
     @classmethod

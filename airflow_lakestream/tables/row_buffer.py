@@ -27,7 +27,7 @@ class TableNotWritable(LakestreamError, Terminal):
 
     def __init__(self, table: str, cause: BaseException) -> None:
         super().__init__(
-            f"{table}: no file can be made for this table, whatever the records are "
+            f"{table}: no file can be made for this table, with any records "
             f"({type(cause).__name__}: {str(cause)[:_LONGEST]}). Nothing was read. Change what the error names: the "
             "table's columns, its partitions, the order of its rows or its properties; or land in another table."
         )

@@ -185,7 +185,7 @@ class TableSink(ABC, Generic[File]):
     def _decoded(self, change: SchemaChange) -> pa.Schema:
         """Return the columns filled by decoders."""
         design = self._design
-        return payload_schema(change.schema, design.metadata.names, design.schema, with_others=design.grows)
+        return payload_schema(change.schema, design.metadata.names, design.schema, all_fields=design.grows)
 
     def _make_room(self, rows: pa.Table) -> None:
         """Add the columns of the rows to the next commit's change. Raises StaleFiles if the table refuses a column."""

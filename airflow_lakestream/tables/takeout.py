@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet, shown
-from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, Offsets, is_hit, is_of, not_among
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, Offsets, is_hit, is_of, missing_in
 from airflow_lakestream.tables.guards import check_columns
 
 # Kept rows are written once they have this many bytes.
@@ -33,7 +33,7 @@ RANGES_NAMED = 100
 Live = TypeVar("Live")
 File = TypeVar("File")
 # Returns for each row whether it is removed in addition to the hits.
-Beside = Callable[[pa.Table], pa.ChunkedArray | None]
+RowSelector = Callable[[pa.Table], pa.ChunkedArray | None]
 
 
 class NotReadAgain(CannotReplace):
@@ -117,7 +117,7 @@ class TakeoutFinder(Generic[Live, File]):
     new: Sequence[File]
     write: Callable[[pa.Table], list[File]]
     rowless: Sequence[tuple[PartitionKey, pa.Array]] = ()
-    _seen: dict[Hashable, FileHits[Live]] = field(default_factory=dict)
+    _hits: dict[Hashable, FileHits[Live]] = field(default_factory=dict)
     _kept: dict[Hashable, list[File]] = field(default_factory=dict)
     _written: list[File] = field(default_factory=list)
     _read_again: Offsets | None = None
@@ -129,10 +129,10 @@ class TakeoutFinder(Generic[Live, File]):
         """
         check_columns(head.columns, head.name)
         files = self._live_files(head)
-        self._check_rows_can_be_told(head, files, landed)
+        self._check_rows_identifiable(head, files, landed)
         candidates = {head.key(file): file for file in files if self._may_hold(head, file)}
-        self._look_into(head, {key: file for key, file in candidates.items() if key not in self._seen})
-        hits = {key: self._seen[key] for key in candidates if self._seen[key].count}
+        self._look_into(head, {key: file for key, file in candidates.items() if key not in self._hits})
+        hits = {key: self._hits[key] for key in candidates if self._hits[key].count}
         self._check_all_read_again(head, hits.values())
         # A file that the table lists twice has its rows twice, and goes out with all of them.
         times = Counter(map(head.key, files))
@@ -157,26 +157,26 @@ class TakeoutFinder(Generic[Live, File]):
     def _may_hold(self, head: HeadFiles[Live, File], file: Live) -> bool:
         return head.may_hold(file, self.ranges)
 
-    def _beside(self, rows: pa.Table) -> pa.ChunkedArray | None:
+    def _additional(self, rows: pa.Table) -> pa.ChunkedArray | None:
         """Return a mask of the rows to remove in addition to the hits, or None."""
         return None
 
-    def _check_rows_can_be_told(self, head: HeadFiles[Live, File], files: Sequence[Live], landed: int) -> None:
+    def _check_rows_identifiable(self, head: HeadFiles[Live, File], files: Sequence[Live], landed: int) -> None:
         known, lacking = head.rows_with_coordinates(files)
         # NULL is not a hit. Only a row that no landing wrote may have NULL, or its record would be in the table twice.
         if lacking and known < landed:
             raise CannotReplace(
                 f"{head.name} has rows without values in {', '.join(COORDINATES)}, such as in {lacking[0]}; {landed} "
                 f"rows were landed and {known} rows have values. Which of the others are records of {self.ranges} "
-                "can't be told. Nothing was changed. Delete those rows, or fill in their values."
+                "is unknown. Nothing was changed. Delete those rows, or fill in their values."
             )
 
     def _look_into(self, head: HeadFiles[Live, File], files: Mapping[Hashable, Live]) -> None:
         def look(file: Live) -> FileHits[Live]:
-            return look_into(head, file, self.ranges, self._beside)
+            return look_into(head, file, self.ranges, self._additional)
 
         with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-look") as pool:
-            self._seen.update(zip(files, pool.map(look, files.values()), strict=True))
+            self._hits.update(zip(files, pool.map(look, files.values()), strict=True))
 
     def _check_all_read_again(self, head: HeadFiles[Live, File], hits: Iterable[FileHits[Live]]) -> None:
         if self._read_again is None:
@@ -188,15 +188,15 @@ class TakeoutFinder(Generic[Live, File]):
             raise NotReadAgain(head.name, gone)
 
     def _not_read_again(self, hits: Offsets, read_again: Offsets) -> RangeSet:
-        return not_among(hits, read_again)
+        return missing_in(hits, read_again)
 
     def _write_remainder(self, head: HeadFiles[Live, File], file: Live) -> list[File]:
         files: list[File] = []
         rows: list[pa.Table] = []
         for batch in head.rows(file):
             out = is_hit(batch, self.ranges)
-            beside = self._beside(batch)
-            rows.append(batch.filter(pc.invert(out if beside is None else pc.or_(out, beside))))
+            additional = self._additional(batch)
+            rows.append(batch.filter(pc.invert(out if additional is None else pc.or_(out, additional))))
             if sum(part.nbytes for part in rows) >= REMAINDER_BYTES:
                 files += self._write(rows)
                 rows = []
@@ -210,15 +210,15 @@ class TakeoutFinder(Generic[Live, File]):
 
 
 def look_into(
-    head: HeadFiles[Live, File], file: Live, ranges: RangeSet, beside: Beside | None = None
+    head: HeadFiles[Live, File], file: Live, ranges: RangeSet, additional: RowSelector | None = None
 ) -> FileHits[Live]:
-    """Return the hits among the live rows of a data file; `beside` selects additional rows."""
+    """Return the hits among the live rows of a data file; `additional` selects additional rows."""
     rows = others = 0
     found: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
     for batch in head.rows(file, COORDINATES):
         rows += batch.num_rows
         hits = batch.filter(is_hit(batch, ranges))
-        if beside is not None and (wanted := beside(batch)) is not None:
+        if additional is not None and (wanted := additional(batch)) is not None:
             others += pc.sum(wanted).as_py() or 0
         for key, parts in found.items() if hits.num_rows else ():
             parts += hits.filter(is_of(hits, key))[OFFSET].cast(pa.int64()).chunks

@@ -52,12 +52,12 @@ def without_positions(properties: Mapping[str, str]) -> dict[str, TransformNote]
     return {group: one for group, one in found.items() if one is not None and not one.positions}
 
 
-def refuse_without_spark(table: str, properties: Mapping[str, str], consumer_group: str, what: str) -> None:
+def refuse_without_spark(table: str, properties: Mapping[str, str], consumer_group: str, run: str) -> None:
     """Raise CannotReplace if the group's rows are made by a function, since only Spark runs functions."""
     refuse_replacing(table, properties, consumer_group)
     if (found := transformed(properties, consumer_group)) is not None:
         raise CannotReplace(
-            f"{table}: the rows of consumer group {consumer_group!r} are made by {found.function}, which {what} does "
+            f"{table}: the rows of consumer group {consumer_group!r} are made by {found.function}, which {run} does "
             "not run. Nothing was changed. Land the ranges again on Spark, by the same app and transform, with "
             'mode="ranges" and replace=True.'
         )
@@ -69,7 +69,7 @@ def refuse_replacing(table: str, properties: Mapping[str, str], consumer_group: 
     if found is not None and not found.positions:
         raise CannotReplace(
             f"{table} has rows that {found.function} made of records of consumer group {consumer_group!r}, without "
-            "topic, partition and offset: which rows come from which records can't be told, so none can be replaced. "
+            "topic, partition and offset: the record of each row is unknown, so no row can be replaced. "
             "Nothing was changed. Roll the table back to a snapshot before them and land again, or land into a new "
             "table."
         )

@@ -22,7 +22,7 @@ from airflow_lakestream.core.landing.unaccounted import (
 )
 from airflow_lakestream.core.ranges import Interval
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, lies_in
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, is_within
 
 # Reading releases the interpreter lock, and mostly waits for the store.
 FILES_AT_ONCE = 8
@@ -33,8 +33,8 @@ class FileUnreadable(LakestreamError, Terminal):
 
     def __init__(self, table: str, path: str, cause: Exception) -> None:
         super().__init__(
-            f"{table}: whether the data file {path} holds rows that this run would land a second time can't be told: "
-            f"{cause}. Nothing was landed. `lakestream audit` says which files of a table are gone."
+            f"{table}: whether the data file {path} holds rows that this run would land a second time is unknown: "
+            f"{cause}. Nothing was landed. `lakestream audit` reports which files of a table are gone."
         )
 
 
@@ -106,8 +106,8 @@ def _by_rows(rows: pa.Table, asked: ForeignRowQuery) -> Iterator[tuple[RowFate, 
     of_topic = of_topic.filter(pc.and_(there, pc.greater_equal(of_topic[PARTITION], 0)))
     for partition in pc.unique(of_topic[PARTITION]).to_pylist():
         mine = of_topic.filter(pc.equal(of_topic[PARTITION], partition))[OFFSET].cast(pa.int64())
-        mine = mine.filter(pc.invert(lies_in(mine, asked.accounted(partition))))
-        wanted = lies_in(mine, asked.in_the_way(partition))
+        mine = mine.filter(pc.invert(is_within(mine, asked.accounted(partition))))
+        wanted = is_within(mine, asked.in_the_way(partition))
         for fate, some in ((RowFate.IN_THE_WAY, mine.filter(wanted)), (RowFate.BESIDE, mine.filter(pc.invert(wanted)))):
             if len(some):
                 ends = pc.min_max(some)

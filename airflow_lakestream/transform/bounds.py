@@ -9,7 +9,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 _SIZE = re.compile(r"([1-9]\d*(?:\.\d+)?) ?([KMGT])(i?)B", re.IGNORECASE)
 # In addition to DuckDB's memory: interpreter, imports, records, their rows, and a function's current value.
-BESIDE = 512 * 2**20
+RESERVE = 512 * 2**20
 # The part of it that is not data but libraries mapped from files: 75 to 95 MiB.
 _LIBRARIES = 112 * 2**20
 # Exit status of a process that finds itself above its memory bound.
@@ -22,10 +22,10 @@ _STACK = 8 * 2**20
 class ProcessBounds:
     """Bounds of a process for a statement.
 
-    :param memory_limit: DuckDB's memory for data, such as "256MB". The process has `beside` more.
+    :param memory_limit: DuckDB's memory for data, such as "256MB". The process has `reserve` more.
     :param threads: threads that DuckDB uses for one batch.
     :param timeout: processor seconds that the statement may take for one record, and for a batch at once.
-    :param beside: bytes that the process may have in addition to DuckDB's.
+    :param reserve: bytes that the process may have in addition to DuckDB's.
 
     Raises InvalidArgument.
     """
@@ -33,19 +33,19 @@ class ProcessBounds:
     memory_limit: str = "256MB"
     threads: int = 1
     timeout: float = 10.0
-    beside: int = BESIDE
+    reserve: int = RESERVE
 
     def __post_init__(self) -> None:
         size_of(self.memory_limit)
         if self.threads < 1:
             raise InvalidArgument("threads", f"{self.threads} is less than 1.")
         if not 0 < self.timeout <= 86_400:
-            raise InvalidArgument("timeout", f"{self.timeout} is no number of seconds above 0, up to a day.")
+            raise InvalidArgument("timeout", f"{self.timeout} is not a number of seconds above 0, up to a day.")
 
     @property
     def memory(self) -> int:
         """Most bytes of memory for the whole process."""
-        return size_of(self.memory_limit) + self.beside
+        return size_of(self.memory_limit) + self.reserve
 
     @property
     def data(self) -> int:
@@ -62,6 +62,6 @@ def size_of(text: str) -> int:
     """Return a size in DuckDB's notation as bytes. Raises InvalidArgument."""
     # DuckDB would also take a negative size or a percentage.
     if not (found := _SIZE.fullmatch(text)):
-        raise InvalidArgument("memory_limit", f"{text!r} is no size.", 'Give one such as "256MB" or "1GiB".')
+        raise InvalidArgument("memory_limit", f"{text!r} is not a size.", 'Give one such as "256MB" or "1GiB".')
     number, unit, binary = found.groups()
     return int(float(number) * (1024 if binary else 1000) ** ("KMGT".index(unit.upper()) + 1))

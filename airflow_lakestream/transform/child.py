@@ -51,7 +51,7 @@ class _NoPandas:
             raise ModuleNotFoundError(name=name)
 
 
-def said(error: BaseException) -> str:
+def memory_error_text(error: BaseException) -> str:
     """Return the text of an error about too little memory."""
     # After the first line DuckDB advises settings that users can't change.
     return str(error).partition("\n")[0] or "there is no more"

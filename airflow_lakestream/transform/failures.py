@@ -98,7 +98,7 @@ def _without(
         if not reason.startswith(f"{places[number]}: "):
             words = "the statement fails for this record, as for others of its batch"
             if explained < _EXPLAINED:
-                words = _why(engine, table.slice(position, 1))
+                words = _reason_of(engine, table.slice(position, 1))
                 explained += 1
             reason = f"{places[number]}: {words}"
         bad.append(FailedRecord(number, reason))
@@ -117,7 +117,7 @@ def _again(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) ->
             yield from _halves(engine, table, bad)
 
 
-def _why(engine: StatementEngine, record: pa.Table) -> str:
+def _reason_of(engine: StatementEngine, record: pa.Table) -> str:
     try:
         engine.run(record)
     except duckdb.Error as error:

@@ -13,7 +13,9 @@ _NUMBERS = r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
 # (A cast that fails raises the error, since TRY takes no `error`.)
 # Cheap: true for every document with a number that has too many digits, or may be too small, for a double.
 _MAY_LOSE = r"[0-9]{8}\.[0-9]|\.[0-9]{9}|[0-9]{16}[eE]|[eE]-[0-9]{3}"
-_TOO_CLOSE = "the document holds several numbers that differ only beyond what a double can tell; which one is meant by "
+_TOO_CLOSE = (
+    "the document holds several numbers that differ only beyond the precision of a double; which one is meant by "
+)
 
 MACROS = (
     f"""CREATE MACRO _lakestream_as_written(numbers, double, path) AS CASE len(numbers)

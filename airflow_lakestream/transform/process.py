@@ -38,10 +38,10 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal
 _PATIENCE = 5.0
 
 # The error texts, by the bound that was exceeded.
-_WHY = {
-    "memory": "takes more than {most:,.0f} MiB of memory, which are DuckDB's {limit} and {beside:,.0f} MiB: {told}",
-    "rows": "makes rows of {told}, and they may have {rows:,.2f} MiB (see docs/sql.md)",
-    "failure": "fails inside of DuckDB: {told}",
+_EXPLANATIONS = {
+    "memory": "takes more than {most:,.0f} MiB of memory, which are DuckDB's {limit} and {reserve:,.0f} MiB: {detail}",
+    "rows": "makes rows of {detail}, and they may have {rows:,.2f} MiB (see docs/sql.md)",
+    "failure": "fails inside of DuckDB: {detail}",
 }
 
 
@@ -55,17 +55,17 @@ class SqlFailed(LakestreamError, Transient):
 class Exceeded(Exception):
     """Error: a request exceeded a bound.
 
-    :param what: "time", "memory", "rows" or "crash"; another word: the process ended in another way.
+    :param cause: "time", "memory", "rows" or "crash"; another word: the process ended in another way.
     """
 
-    def __init__(self, what: str, why: str) -> None:
-        self.what = what
-        super().__init__(why)
+    def __init__(self, cause: str, text: str) -> None:
+        self.cause = cause
+        super().__init__(text)
 
     @property
     def is_certain(self) -> bool:
         """Whether another try would end in the same way."""
-        return self.what in ("time", "rows")
+        return self.cause in ("time", "rows")
 
 
 class BoundedProcess:
@@ -117,9 +117,9 @@ class BoundedProcess:
         except (OSError, EOFError):
             self.close()
             raise self._end(seconds) from None
-        for what in _WHY.keys() & answer.keys():
+        for cause in _EXPLANATIONS.keys() & answer.keys():
             self.close()
-            raise self._exceeded(what, answer[what], rows)
+            raise self._exceeded(cause, answer[cause], rows)
         return answer, made
 
     def answer(self, until: float) -> Message:
@@ -140,14 +140,14 @@ class BoundedProcess:
         if status == TOO_LARGE:
             return self._exceeded("memory", "the process was ended", 0)
         how = f"killed by signal {-status}" if status < 0 else f"it ended with {status}"
-        what = "crash" if -status in _CRASHES else "exit"
-        return Exceeded(what, f"ends the process that it runs in: {how}")
+        cause = "crash" if -status in _CRASHES else "exit"
+        return Exceeded(cause, f"ends the process that it runs in: {how}")
 
-    def _exceeded(self, what: str, told: str, rows: int) -> Exceeded:
+    def _exceeded(self, cause: str, detail: str, rows: int) -> Exceeded:
         most, limit = self._bounds.memory / 2**20, self._bounds.memory_limit
-        beside = most - size_of(limit) / 2**20
-        told = _WHY[what].format(most=most, limit=limit, beside=beside, told=told, rows=rows / 2**20)
-        return Exceeded(what, told)
+        reserve = most - size_of(limit) / 2**20
+        detail = _EXPLANATIONS[cause].format(most=most, limit=limit, reserve=reserve, detail=detail, rows=rows / 2**20)
+        return Exceeded(cause, detail)
 
 
 class SqlProcess(BoundedProcess):
@@ -167,8 +167,8 @@ class SqlProcess(BoundedProcess):
         try:
             answer, table = self.ask(setup, bounds.timeout)
         except Exceeded as error:
-            if error.what == "exit":
-                raise SqlFailed(f"sql: no process can be had to run it in: it {error}.") from None
+            if error.cause == "exit":
+                raise SqlFailed(f"sql: its process can't be started: it {error}.") from None
             raise InvalidArgument("sql", f"without any record, it {error}.") from None
         if "invalid" in answer:
             self.close()
@@ -197,7 +197,7 @@ def _started(program: str) -> subprocess.Popen[bytes]:
             command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
     except OSError as error:
-        raise SqlFailed(f"sql: no process can be had to run it in: {error}.") from error
+        raise SqlFailed(f"sql: its process can't be started: {error}.") from error
 
 
 # A fork has copies of the pipes: unless they are closed, the process would not notice the end of this process.

@@ -71,7 +71,7 @@ def _text(name: str, values: pa.Array | pa.ChunkedArray, bad: dict[int, str]) ->
             try:
                 texts.append(None if value is None else value.decode())
             except UnicodeDecodeError as error:
-                bad[index] = f"{name}: it is no UTF-8 text (byte {error.start})"
+                bad[index] = f"{name}: it is not UTF-8 text (byte {error.start})"
                 texts.append(None)
         return pa.array(texts, pa.string())
 

@@ -124,9 +124,9 @@ class StatementRewriter:
                 continue
             if any(part["class"] == "STAR" for part in expressions(item)):
                 raise NotTraceable
-            node["select_list"][index], why = sifter.sifted(item)
-            if why:
-                reasons.append(self._at(f"column {item['alias']}", sifter.first(why)))
+            node["select_list"][index], reason = sifter.sifted(item)
+            if reason:
+                reasons.append(self._at(f"column {item['alias']}", sifter.first(reason)))
         node["select_list"] += [self._expression(ROW), {**sifter.first(reasons), "alias": SUSPECT}]
         self._add_casts(node, sifter)
         # An unread column fails for no record: with several SELECTs the unread columns are unknown.
@@ -140,10 +140,10 @@ class StatementRewriter:
         if early := {name: values.pop(name) for name in list(values) if name.removesuffix(VALUE) in mentioned}:
             self._add_columns(node, early)
             sifter.is_made = True
-        condition, why = sifter.sifted(node["where_clause"])
+        condition, reason = sifter.sifted(node["where_clause"])
         self._add_casts(node, sifter)
-        if why:
-            reasons = [*reasons, self._at("WHERE", sifter.first(why))]
+        if reason:
+            reasons = [*reasons, self._at("WHERE", sifter.first(reason))]
         if not reasons:
             node["where_clause"] = condition
             return reasons

@@ -133,7 +133,7 @@ def _judge_macros(verdicts: dict[str, str], calls: dict[str, set[str]]) -> None:
         changed = False
         for name, called in calls.items():
             bare = [CHANGING for _ in called & BARE_FUNCTIONS]
-            reasons = bare + [why for c in sorted(called) if (why := verdicts.get(c, TABLE_FUNCTION))]
+            reasons = bare + [reason for c in sorted(called) if (reason := verdicts.get(c, TABLE_FUNCTION))]
             if reasons and not verdicts[name]:
                 verdicts[name], changed = reasons[0], True
 

@@ -44,7 +44,7 @@ class RecordSearch:
         self._most, self._found = 2**31, 0
         self._gained = self._lost = 0.0
         # The least number of records at once that was logged.
-        self._told = 2**31
+        self._least_logged = 2**31
         self._first = SqlProcess(sql, columns, bounds)
         self._idle.append(self._first)
         self.schema = self._first.schema
@@ -85,12 +85,12 @@ class RecordSearch:
 
     def _in_parts(self, part: pa.Table, share: float, bad: list[FailedRecord], error: Exceeded) -> Iterator[pa.Table]:
         size, found = -(-part.num_rows // PARTS), self._found
-        if size < self._told:
-            self._told = size
+        if size < self._least_logged:
+            self._least_logged = size
             log.warning("sql: for %s records at once, it %s. It goes on with %s at a time.", part.num_rows, error, size)
         for piece in self._cut(part, size):
             yield from self._tried(piece, share, bad, is_cut=True)
-        if self._found == found and error.what in ("time", "memory"):
+        if self._found == found and error.cause in ("time", "memory"):
             # No single record is to blame: too many were run at once.
             self._most = min(self._most, size)
 

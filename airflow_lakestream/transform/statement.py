@@ -71,9 +71,9 @@ _KNOWN_EXPRESSIONS = frozenset(
 _SCALAR_PATH = re.compile(r"""\$(?:\.[A-Za-z_][A-Za-z0-9_]*|\."[^"*]+"|\[(?:\d+|#-\d+)\])*""")
 
 
-def refuse(what: str, why: str) -> InvalidArgument:
+def refuse(subject: str, reason: str) -> InvalidArgument:
     """Return the error for a forbidden part of a statement."""
-    return InvalidArgument("sql", f"{what} is not allowed here: {why}.")
+    return InvalidArgument("sql", f"{subject} is not allowed here: {reason}.")
 
 
 def with_input(sql: str) -> str:
@@ -135,9 +135,9 @@ class StatementChecker:
 
     def _no_groups(self, node: Node) -> None:
         grouped = node["group_expressions"] or node["group_sets"] or node["aggregate_handling"] != "STANDARD_HANDLING"
-        for what, there in (("GROUP BY", grouped), ("HAVING", node["having"]), ("QUALIFY", node["qualify"])):
+        for clause, there in (("GROUP BY", grouped), ("HAVING", node["having"]), ("QUALIFY", node["qualify"])):
             if there:
-                raise refuse(what, AGGREGATE if what != "QUALIFY" else _BATCHES)
+                raise refuse(clause, AGGREGATE if clause != "QUALIFY" else _BATCHES)
         if node["sample"]:
             raise refuse("a sample", CHANGING)
 
@@ -167,8 +167,8 @@ class StatementChecker:
         if node["type"] == "GROUPING_FUNCTION":
             raise refuse("GROUPING", AGGREGATE)
         if (node.get("alias") or "").lower().startswith(METADATA):
-            why = f"names that begin with {METADATA} say where a record stands in Kafka. Choose another"
-            raise refuse(f"the name {node['alias']!r}", why)
+            reason = f"names that begin with {METADATA} specify a record's place in Kafka. Choose another"
+            raise refuse(f"the name {node['alias']!r}", reason)
         if kind == "FUNCTION":
             self._function(node)
         elif kind == "COLUMN_REF":
@@ -185,9 +185,9 @@ class StatementChecker:
         if node["filter"] or node["distinct"] or node["order_bys"]["orders"]:
             raise refuse(f"{name} with FILTER, DISTINCT or ORDER BY", AGGREGATE)
         if is_word(name):
-            why = self._functions.get(name, TABLE_FUNCTION if name == "unnest" else "DuckDB has no such function")
-            if why:
-                raise refuse(name, why)
+            reason = self._functions.get(name, TABLE_FUNCTION if name == "unnest" else "DuckDB has no such function")
+            if reason:
+                raise refuse(name, reason)
         _check_arguments(name, arguments_of(node))
 
     def _star(self, node: Node) -> None:
@@ -218,7 +218,7 @@ def _check_arguments(name: str, arguments: list[Node]) -> None:
         path = constant(arguments[1]) if len(arguments) == 2 else None
         if path is None or not _SCALAR_PATH.fullmatch(path):
             problem = "takes a document and a path of one value, written out, such as '$.items[0].\"unit price\"'"
-            raise InvalidArgument("sql", f"{name} {problem}.", "For all else, use json_extract.")
+            raise InvalidArgument("sql", f"{name} {problem}.", "For everything else, use json_extract.")
 
 
 def ctes(node: Node) -> Iterator[tuple[str, Node, Node]]:

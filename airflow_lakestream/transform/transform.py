@@ -88,8 +88,8 @@ class SqlTransform:
                 raise InvalidArgument("batch", "the statement is for decoded rows, and these are raw records.")
             for needed, there in ((self.needs_keys, batch.keys), (self.needs_headers, batch.headers)):
                 if needed and there is None:
-                    what = "keys" if there is batch.keys and self.needs_keys else "headers"
-                    raise InvalidArgument("batch", f"the statement reads {what}, and the records were read without.")
+                    part = "keys" if there is batch.keys and self.needs_keys else "headers"
+                    raise InvalidArgument("batch", f"the statement reads {part}, and the records were read without.")
             return raw_columns(batch, names)
         return {name: batch[name] for name in names}, []
 

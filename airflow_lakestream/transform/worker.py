@@ -12,7 +12,14 @@ import pyarrow as pa
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.transform.bounds import ProcessBounds
-from airflow_lakestream.transform.child import OUT_OF_MEMORY, Asked, ProcessorTimer, be_bounded, listening, said
+from airflow_lakestream.transform.child import (
+    OUT_OF_MEMORY,
+    Asked,
+    ProcessorTimer,
+    be_bounded,
+    listening,
+    memory_error_text,
+)
 from airflow_lakestream.transform.engine import StatementEngine, StatementPlan, error_text
 from airflow_lakestream.transform.failures import run
 from airflow_lakestream.transform.messages import ProcessSetup, send
@@ -45,7 +52,7 @@ class _StatementServer:
             except InvalidArgument as error:
                 self._fail(invalid=[error.argument, str(error).removeprefix(f"{error.argument}: ")])
             except OUT_OF_MEMORY as error:
-                self._fail(memory=said(error))
+                self._fail(memory=memory_error_text(error))
             except RecursionError:
                 self._fail(invalid=["sql", "it is nested too deeply."])
             except duckdb.Error as error:
@@ -69,7 +76,7 @@ class _StatementServer:
         try:
             parts = [self._conformed(part) for part in run(self._engine, table, bad)]
         except OUT_OF_MEMORY as error:
-            self._fail(memory=said(error))
+            self._fail(memory=memory_error_text(error))
         except duckdb.Error as error:
             self._fail(failure=error_text(error))
         schema = self._schema.append(pa.field(ROW, pa.int64()))

@@ -23,7 +23,7 @@ from airflow_lakestream.driver.supervisor import (
 from airflow_lakestream.driver.watch import DriverLook, DriverWatch
 from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.metrics import measure_batches, tags_of
-from airflow_lakestream.triggers.logs import tell
+from airflow_lakestream.triggers.logs import log_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +102,14 @@ class DriverTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until an action is needed."""
         if self._ignored:
-            await tell(log, logging.WARNING, "Ignored, of a newer version: %s", ", ".join(self._ignored))
+            await log_in_thread(
+                log, logging.WARNING, "Ignored arguments of a newer version: %s", ", ".join(self._ignored)
+            )
         watch = await asyncio.to_thread(self._watch)
         while True:
             look = await asyncio.to_thread(watch.look)
             for batch in look.batches:
-                await tell(log, logging.INFO, "%s", batch)
+                await log_in_thread(log, logging.INFO, "%s", batch)
             if look.batches:
                 # In a thread: Airflow's metrics may resolve their server's name and read files.
                 await asyncio.to_thread(measure_batches, look.batches, self._tags(look))
@@ -115,14 +117,14 @@ class DriverTrigger(BaseTrigger):
                 break
             await asyncio.sleep(self.poll_interval)
         if look.decision.action is SupervisorAction.RESTART:
-            await tell(log, logging.WARNING, "The driver %s. It is restarted.", look.decision.reason)
+            await log_in_thread(log, logging.WARNING, "The driver %s. It is restarted.", look.decision.reason)
             await asyncio.sleep(max(0.0, look.decision.at - time.time()))
-        yield TriggerEvent(self._told(look))  # type: ignore[no-untyped-call]  # Airflow has no types here
+        yield TriggerEvent(self._event(look))  # type: ignore[no-untyped-call]  # Airflow has no types here
 
     async def on_kill(self) -> None:
         """Stop the driver: somebody cleared or marked the task. Airflow 3.3 and newer call this."""
-        what = await asyncio.to_thread(self._stop)
-        await tell(log, logging.INFO, "The task was cleared or marked: %s", what)
+        result = await asyncio.to_thread(self._stop)
+        await log_in_thread(log, logging.INFO, "The task was cleared or marked: %s", result)
         await asyncio.to_thread(self._relink)
 
     def wants_worker(self, look: DriverLook) -> bool:
@@ -141,7 +143,7 @@ class DriverTrigger(BaseTrigger):
             self._limits(),
             history,
             self.job,
-            seen=self.seen,
+            reported=self.seen,
             properties=store_properties(self.storage_conn_id),
         )
 
@@ -171,7 +173,7 @@ class DriverTrigger(BaseTrigger):
         # Airflow sets the trigger's task.
         return tags_of(getattr(self, "task_instance", None), stream, engine=self.engine)
 
-    def _told(self, look: DriverLook) -> dict[str, Any]:
+    def _event(self, look: DriverLook) -> dict[str, Any]:
         decision = look.decision
         return {
             "action": decision.action.value,

@@ -24,17 +24,17 @@ class FlinkStreamTrigger(DriverTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the arguments to rebuild this trigger, without secrets."""
-        path, told = super().serialize()
-        return path, {**told, "flink_conn_id": self.flink_conn_id}
+        path, arguments = super().serialize()
+        return path, {**arguments, "flink_conn_id": self.flink_conn_id}
 
     def _stop(self) -> str:
-        told = super()._stop()
+        result = super()._stop()
         if self.on_kill_action != OnKill.KILL:
-            return told
+            return result
         # Modules that import PyIceberg are not imported at the top: the triggerer loads all triggers.
         from airflow_lakestream.flink.job import cancel_noted
         from airflow_lakestream.flink.rest import FlinkAddress
 
         _, manager = FlinkHook(self.flink_conn_id).addresses()
         cancel_noted(self.checkpoint_location, store_properties(self.storage_conn_id) or {}, FlinkAddress(**manager))
-        return f"{told}, and its job was canceled"
+        return f"{result}, and its job was canceled"

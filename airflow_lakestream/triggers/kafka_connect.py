@@ -27,7 +27,7 @@ class KafkaConnectTrigger(DriverTrigger):
     """Watches a connector, see `DriverTrigger`. Fires with "wait" for a due publication, since only a worker publishes.
 
     :param connect: the connector without secrets: `connector`, `kind`, `config` as far as looks need it, the ids of
-        the connections, `publish_interval`, and for a sink with a ledger the arguments of `commits_of`.
+        the connections, `publish_interval`, and for a sink with a ledger the arguments of `head_of`.
     :param handed_on: the task's memory; the event has it in its newest state.
     """
 
@@ -50,26 +50,26 @@ class KafkaConnectTrigger(DriverTrigger):
         return self._watched.is_due(float(self.connect["publish_interval"]))
 
     def _watch(self) -> Any:
-        told, limits = self.connect, self._limits()
-        kafka = KafkaHook(told["kafka_conn_id"]) if told["kafka_conn_id"] else None
+        connect, limits = self.connect, self._limits()
+        kafka = KafkaHook(connect["kafka_conn_id"]) if connect["kafka_conn_id"] else None
         spec = ConnectorSpec(
-            name=told["connector"],
-            kind=ConnectorKind(told["kind"]),
-            config=told["config"],
+            name=connect["connector"],
+            kind=ConnectorKind(connect["kind"]),
+            config=connect["config"],
             limits=limits,
             poll_interval=self.poll_interval,
-            publish_interval=float(told["publish_interval"]),
-            coordinator_group=told["coordinator_group"],
+            publish_interval=float(connect["publish_interval"]),
+            coordinator_group=connect["coordinator_group"],
         )
         head = None
-        if told["table"]:
-            catalog = IcebergHook(told["iceberg_conn_id"]).open_catalog()
-            head = partial(head_of, catalog, told["table"], told["branch"])
+        if connect["table"]:
+            catalog = IcebergHook(connect["iceberg_conn_id"]).open_catalog()
+            head = partial(head_of, catalog, connect["table"], connect["branch"])
         groups = None if kafka is None else KafkaGroups(kafka.configuration(), kafka.where)
-        observer = ConnectorObserver(spec, KafkaConnectHook(told["connect_conn_id"]).open_client(), groups, head)
+        observer = ConnectorObserver(spec, KafkaConnectHook(connect["connect_conn_id"]).open_client(), groups, head)
         memory = ConnectorMemory.parse(self.handed_on["memory"])
         self._watched = ConnectorWatch(
-            observer.see, limits, SupervisionHistory.parse(self.history), memory, session_of(spec.config)
+            observer.look, limits, SupervisionHistory.parse(self.history), memory, session_of(spec.config)
         )
         return self._watched
 
@@ -82,7 +82,7 @@ class KafkaConnectTrigger(DriverTrigger):
         stream = {name: self.connect.get(name) for name in ("topic", "table", "consumer_group")}
         return tags_of(getattr(self, "task_instance", None), stream, engine=self.engine)
 
-    def _told(self, look: DriverLook) -> dict[str, Any]:
+    def _event(self, look: DriverLook) -> dict[str, Any]:
         assert self._watched is not None, "it has looked"
         memory = self._watched.memory.to_dict()
-        return {**super()._told(look), "handed_on": {**self.handed_on, "memory": memory}}
+        return {**super()._event(look), "handed_on": {**self.handed_on, "memory": memory}}

@@ -87,14 +87,14 @@ class KafkaLagEventTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look for ever, and fire each time enough records wait."""
-        watch, alarm, places, patience = await asyncio.to_thread(self._opened)
+        watch, alarm, connections, patience = await asyncio.to_thread(self._open)
         while True:
-            waiting = await patience.look(watch.look(places))
+            waiting = await patience.look(watch.look(connections))
             if waiting is not None and alarm.fires(waiting, time.time()):
-                yield TriggerEvent(self._told(waiting))  # type: ignore[no-untyped-call]  # Airflow has no types here
+                yield TriggerEvent(self._event(waiting))  # type: ignore[no-untyped-call]  # Airflow has no types here
             await asyncio.sleep(patience.pause(watch.subject))
 
-    def _opened(self) -> tuple[Any, Any, Any, Any]:
+    def _open(self) -> tuple[Any, Any, Any, Any]:
         # Imported late, neither in a DAG's parser nor in the triggerer's loop: PyIceberg and librdkafka.
         from airflow_lakestream.hooks.places import AirflowPlaces
         from airflow_lakestream.triggers.patience import WatcherLooks
@@ -102,10 +102,10 @@ class KafkaLagEventTrigger(BaseEventTrigger):
 
         source = {name: getattr(self, name) for name in _OF_SOURCE}
         watch = LevelWatch(**source, min_records=self.min_records, min_wait=self.min_wait)
-        patience = WatcherLooks(f"What waits for {watch.subject} can't be told", self.poll_interval)
+        patience = WatcherLooks(f"The records that wait for {watch.subject} can't be counted", self.poll_interval)
         return watch, LevelAlarm(self.again_after), AirflowPlaces(), patience
 
-    def _told(self, waiting: Any) -> dict[str, Any]:
+    def _event(self, waiting: Any) -> dict[str, Any]:
         consumer = {
             name: getattr(self, name) for name in ("table", "consumer_group", "checkpoint_location", "group_id")
         }
@@ -122,7 +122,7 @@ class KafkaLagEventTrigger(BaseEventTrigger):
         for name, value in given.items():
             texts = [value] if isinstance(value, str) else list(value)
             if any(is_template(str(text)) for text in texts):
-                raise InvalidArgument(name, f"{value!r} is a template: Airflow renders none of a watcher.")
+                raise InvalidArgument(name, f"{value!r} is a template: Airflow renders no argument of a watcher.")
         arguments.check_one_source(self.checkpoint_location, self.table, self.group_id)
         if self.table is not None and not is_given(self.consumer_group):
             raise InvalidArgument("consumer_group", "is missing: each ledger belongs to a consumer group.")

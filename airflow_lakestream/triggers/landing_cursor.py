@@ -28,13 +28,13 @@ class AssetCursors:
     """
 
     def __init__(self, store: Any, key: str) -> None:
-        self._stores = list(_each(store))
+        self._stores = list(_accessors_of(store))
         self._key = key
 
     async def read(self) -> EventCursor | None:
         """Return the least cursor, or None if no asset has a cursor."""
-        found = [await one.aget(self._key) for one in self._stores]
-        cursors = [EventCursor.parse(one) for one in found if one is not None]
+        stored = [await one.aget(self._key) for one in self._stores]
+        cursors = [EventCursor.parse(one) for one in stored if one is not None]
         return min(cursors, key=lambda one: one.sequence, default=None)
 
     async def write(self, cursor: EventCursor) -> None:
@@ -43,7 +43,7 @@ class AssetCursors:
             await one.aset(self._key, cursor.to_json())
 
 
-def _each(store: Any) -> Iterable[Any]:
+def _accessors_of(store: Any) -> Iterable[Any]:
     """Return the accessors of all assets; Airflow's own methods refuse several assets."""
     return (*store._by_name.values(), *store._by_uri.values())
 

@@ -96,20 +96,22 @@ class LandingEventTrigger(BaseEventTrigger):
         """Return the events. Airflow creates the producer after this call."""
         key = self.shared_stream_key()
         assert key is not None, "Airflow asked for it"
-        mine = self.subscriptions[key] = StreamSubscription(AssetCursors(self.asset_state_store, self.cursor_key))
-        return self._events(shared_stream, key, mine)
+        subscription = self.subscriptions[key] = StreamSubscription(
+            AssetCursors(self.asset_state_store, self.cursor_key)
+        )
+        return self._events(shared_stream, key, subscription)
 
     async def _events(
-        self, stream: AsyncIterator[Any], key: Any, mine: StreamSubscription
+        self, stream: AsyncIterator[Any], key: Any, subscription: StreamSubscription
     ) -> AsyncIterator[TriggerEvent]:
         """Yield the events, and note each event taken by Airflow."""
         try:
             async for number, event in stream:
                 yield TriggerEvent(dict(event))  # type: ignore[no-untyped-call]  # Airflow has no types here
                 # Before Airflow asks for the next event it has bound this event to its answer.
-                mine.taken = number
+                subscription.taken = number
         finally:
-            if self.subscriptions.get(key) is mine:
+            if self.subscriptions.get(key) is subscription:
                 del self.subscriptions[key]
 
     @property
@@ -121,7 +123,7 @@ class LandingEventTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Refuse to run without an asset."""
         raise LakestreamError(
-            f"LandingEventTrigger of {self.table} watches no asset, which would keep its cursor: give it to an "
+            f"LandingEventTrigger of {self.table} has no asset to keep its cursor: give it to an "
             "AssetWatcher. In a task, wait with IcebergSnapshotFreshnessSensor."
         )
         yield  # an iterator
@@ -131,7 +133,7 @@ class LandingEventTrigger(BaseEventTrigger):
         for argument in ("table", "consumer_group", "iceberg_conn_id", "storage_conn_id", "kafka_conn_id"):
             value = getattr(self, argument)
             if is_given(value) and is_template(str(value)):
-                raise InvalidArgument(argument, f"{value!r} is a template: Airflow renders none of a watcher.")
+                raise InvalidArgument(argument, f"{value!r} is a template: Airflow renders no argument of a watcher.")
         choose(CursorStart, "since", self.since)
         delta = TableFormat.of(self.table) is TableFormat.DELTA
         (check_location if delta else check_table_name)(self.table)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 
 
-async def tell(log: logging.Logger, level: int, text: str, *arguments: object) -> None:
+async def log_in_thread(log: logging.Logger, level: int, text: str, *arguments: object) -> None:
     """Log in a thread, in the caller's context with the id of the task."""
     if log.isEnabledFor(level):
         await asyncio.to_thread(log.log, level, text, *arguments)

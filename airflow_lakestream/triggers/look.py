@@ -16,9 +16,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_lakestream.core.policies import MissingPolicy
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.metrics import measure_look, tags_of
-from airflow_lakestream.triggers.logs import tell
+from airflow_lakestream.triggers.logs import log_in_thread
 from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
-from airflow_lakestream.watching.asking import LookCheck, LookConnections, LookOutcome, Verdict, guarded, verdict_of
+from airflow_lakestream.watching.asking import LookCheck, LookConnections, LookOutcome, Verdict, look_safely, verdict_of
 from airflow_lakestream.watching.checks import make_check
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 # Airflow's time-out of a deferred task comes this much later than the trigger's: it is for a triggerer that is down.
 GRACE = 60.0
 # A sensor that keeps waiting for the same reason logs it again after this many looks.
-_SAY_AGAIN = 10
+_LOG_AGAIN = 10
 
 
 class LookTrigger(BaseTrigger):
@@ -61,7 +61,7 @@ class LookTrigger(BaseTrigger):
         for name, value in arguments.items():
             # As attributes: Airflow renders templates there.
             setattr(self, name, value)
-        self._said = ""
+        self._logged_causes = ""
         self._looks_since = 0
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -77,14 +77,14 @@ class LookTrigger(BaseTrigger):
 
     async def _verdict(self) -> Verdict:
         looks = shared_looks()
-        began = self._began()
+        began = self._begin_time()
         try:
             # Imports PyIceberg and all modules that the check needs.
-            check, places = await looks.in_thread(self._check)
+            check, connections = await looks.in_thread(self._check)
         except LakestreamError as e:
             return verdict_of(e, MissingPolicy.FAIL)
         while True:
-            looking = guarded(check, places, time.time() - began, forgiving=self.forgiving)
+            looking = look_safely(check, connections, time.time() - began, forgiving=self.forgiving)
             verdict = await looks.look(looking, self.poll_interval)
             # In a thread: Airflow's metrics may resolve their server's name and read files.
             await looks.in_thread(partial(measure_look, self.check, verdict.value, self._tags()))
@@ -93,7 +93,7 @@ class LookTrigger(BaseTrigger):
                 return verdict
             if left <= 0:
                 return replace(verdict, outcome=LookOutcome.TIMED_OUT)
-            await self._say(verdict)
+            await self._log_waiting(verdict)
             pause = next_look(time.time(), self.poll_interval, check.subject) - time.time()
             await asyncio.sleep(max(0.0, min(pause, left)))
 
@@ -102,7 +102,7 @@ class LookTrigger(BaseTrigger):
 
         return make_check(self.check, {name: getattr(self, name) for name in self._names}), AirflowPlaces()
 
-    def _began(self) -> float:
+    def _begin_time(self) -> float:
         if self.began is not None:
             return self.began
         # Set by the triggerer of Airflow 3.3, the only version that starts tasks in a trigger with templates.
@@ -117,9 +117,9 @@ class LookTrigger(BaseTrigger):
         # Airflow sets the trigger's task.
         return tags_of(getattr(self, "task_instance", None), vars(self))
 
-    async def _say(self, verdict: Verdict) -> None:
+    async def _log_waiting(self, verdict: Verdict) -> None:
         causes = " ".join(reason.cause for reason in verdict.reasons)
         self._looks_since += 1
-        if causes != self._said or self._looks_since >= _SAY_AGAIN:
-            self._said, self._looks_since = causes, 0
-            await tell(log, logging.INFO, "Waiting. %s", verdict.text)
+        if causes != self._logged_causes or self._looks_since >= _LOG_AGAIN:
+            self._logged_causes, self._looks_since = causes, 0
+            await log_in_thread(log, logging.INFO, "Waiting. %s", verdict.text)

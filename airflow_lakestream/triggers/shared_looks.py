@@ -71,13 +71,13 @@ class SharedLooks:
         begun = _SharedAnswer(self._loop.time(), self._loop.run_in_executor(self._pool, ask.answer))
         self._answers[ask.key] = begun
 
-        def found(future: asyncio.Future[Any]) -> None:
+        def retrieve_error(future: asyncio.Future[Any]) -> None:
             if not future.cancelled():
                 # Otherwise asyncio reports an error that nobody awaits any more.
                 future.exception()
             self._loop.call_later(kept_for, self._drop, ask.key, begun)
 
-        begun.future.add_done_callback(found)
+        begun.future.add_done_callback(retrieve_error)
         return begun
 
     def _drop(self, key: tuple[Any, ...], answer: _SharedAnswer) -> None:

@@ -21,11 +21,11 @@ def make_app() -> FastAPI:
     app = FastAPI(title="Lakestream", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(routes())
     app.mount("/static", StaticFiles(directory=package / "ui" / "page" / "static"))
-    app.mount("/docs", StaticFiles(directory=built, html=True) if built else _no_site)
+    app.mount("/docs", StaticFiles(directory=built, html=True) if built else _answer_without_site)
     return app
 
 
-async def _no_site(scope: Scope, receive: Receive, send: Send) -> None:
+async def _answer_without_site(scope: Scope, receive: Receive, send: Send) -> None:
     text = (
         "The documentation is in the wheel, and this is an installation without it (pip install --editable). "
         "Run `make docs` in the repository, and start Airflow's API server again."

@@ -17,7 +17,7 @@ from airflow_lakestream.core.policies import MissingPolicy as MissingPolicy
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.kafka.errors import KafkaMisconfigured, KafkaRefused, TopicMissing
 from airflow_lakestream.spark.checkpoint import CheckpointDamaged
-from airflow_lakestream.watching.causes import StreamCause, StreamReason, told
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, join_reasons
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -48,7 +48,7 @@ class Verdict:
     @property
     def text(self) -> str:
         """The reasons as text."""
-        return told(self.reasons)
+        return join_reasons(self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values, which a trigger hands to the task."""
@@ -139,17 +139,17 @@ class LookCheck(Protocol):
     def subject(self) -> str:
         """Name of the object of the look. Checks with the same subject look at the same time."""
 
-    def look(self, places: LookConnections, waited: float) -> Looking:
+    def look(self, connections: LookConnections, waited: float) -> Looking:
         """Look once. `waited` are the seconds since the task began."""
 
 
-def guarded(check: LookCheck, places: LookConnections, waited: float, *, forgiving: bool = False) -> Looking:
+def look_safely(check: LookCheck, connections: LookConnections, waited: float, *, forgiving: bool = False) -> Looking:
     """Look once, with errors turned into verdicts.
 
     :param forgiving: wait after an error that a retry may fix.
     """
     try:
-        verdict = yield from check.look(places, waited)
+        verdict = yield from check.look(connections, waited)
     except Exception as e:  # noqa: BLE001  # in every mode alike, the verdict reports the error
         verdict = verdict_of(e, check.missing)
     if forgiving and verdict.outcome is LookOutcome.FAILED and not verdict.terminal:

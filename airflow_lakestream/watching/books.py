@@ -88,7 +88,7 @@ def of_streams(
         raise NotThere(f"table: there is no Delta table at {table!r}.")
     ledger = streams.ledger(consumer_group)
     if not ledger.topics:
-        raise NotThere(_no_ledger(f"table {table}", consumer_group, streams.groups()))
+        raise NotThere(_no_ledger_text(f"table {table}", consumer_group, streams.groups()))
     history = streams.history(consumer_group, since_ms=_since(with_steps))
     return _of_history(f"table {table}", ledger, history, with_steps)
 
@@ -104,7 +104,7 @@ def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_step
     positions: dict[str, dict[int, int]] = {}
     for (topic, p), offset in ends.items():
         positions.setdefault(topic, {})[p] = offset
-    newest = checkpoint.begun_at(checkpoint.committed[-1]) if checkpoint.committed else None
+    newest = checkpoint.started_at(checkpoint.committed[-1]) if checkpoint.committed else None
     steps = tuple(_steps(checkpoint)) if with_steps else None
     name, reasons = f"checkpoint {location}", _of_query(location, properties)
     # Spark reads new partitions from their start.
@@ -116,8 +116,8 @@ def of_group(state: GroupState, group: str, topics: tuple[str, ...]) -> Consumer
     wanted = {topic: offsets for topic, offsets in state.offsets.items() if not topics or topic in topics}
     if not wanted or set(topics) - set(wanted):
         of = f" of {', '.join(sorted(set(topics) - set(wanted)))}" if topics else ""
-        known = ", ".join(sorted(state.offsets)) or "nothing at all"
-        raise NotThere(f"group_id: group {group!r} has committed no offset{of}; it has of {known}.")
+        known = ", ".join(sorted(state.offsets)) or "no topic"
+        raise NotThere(f"group_id: group {group!r} has committed no offset{of}; it has offsets of {known}.")
     reasons = () if state.members else (StreamReason(StreamCause.STOPPED_CONSUMER, f"group {group!r} has no member"),)
     return ConsumerProgress(f"consumer group {group!r}", tuple(sorted(wanted)), wanted, reasons=reasons)
 
@@ -129,11 +129,11 @@ def _since(with_steps: bool) -> int | None:
 def _of_history(name: str, ledger: Ledger, history: BranchHistory, with_steps: bool) -> ConsumerProgress:
     reasons = tuple(one for one in history.reasons(int(time.time() * 1000)) if one.cause is StreamCause.ROLLBACK)
     steps = []
-    for seen in history.recent if with_steps else ():
-        if seen.landing is not None:
-            entries = seen.landing.topics.values()
+    for record in history.recent if with_steps else ():
+        if record.landing is not None:
+            entries = record.landing.topics.values()
             offsets = {key: e.landed.of_partition(*key).width for e in entries for key in e.landed.partitions}
-            steps.append(PastCommit(seen.at_ms / 1000, seen.landing.run_id, offsets))
+            steps.append(PastCommit(record.at_ms / 1000, record.landing.run_id, offsets))
     newest = history.newest.at_ms / 1000 if history.newest is not None else None
     return ConsumerProgress(
         name, topics_of(ledger), None, ledger, newest, reasons, tuple(steps) if with_steps else None
@@ -146,7 +146,7 @@ def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[Stre
     if lease is None or lease.state() is LeaseState.HELD:
         return ()
     if lease.state() is LeaseState.VANISHED:
-        return (StreamReason(StreamCause.VANISHED_QUERY, f"its driver is gone without a word: {lease}"),)
+        return (StreamReason(StreamCause.VANISHED_QUERY, f"its driver vanished: {lease}"),)
     if lease.outcome is DriverOutcome.FAILED:
         return (StreamReason(StreamCause.FAILED_QUERY, f"its driver failed: {lease.error}"),)
     return (StreamReason(StreamCause.STOPPED_QUERY, f"its driver has ended ({lease.outcome})"),)
@@ -155,12 +155,13 @@ def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[Stre
 def _steps(checkpoint: QueryCheckpoint) -> Iterator[PastCommit]:
     known = set(checkpoint.planned)
     for batch in reversed(checkpoint.committed[-_BATCHES:]):
-        at = checkpoint.begun_at(batch) if batch in known else None
+        at = checkpoint.started_at(batch) if batch in known else None
         if at is None or (batch > 0 and batch - 1 not in known):
             return
         starts, ends = checkpoint.starts(batch), checkpoint.ends(batch)
         yield PastCommit(at, str(batch), {key: end - starts.get(key, 0) for key, end in ends.items()})
 
 
-def _no_ledger(name: str, consumer_group: str, groups: tuple[str, ...]) -> str:
-    return f"consumer_group: {name} has no ledger of {consumer_group!r}; it has of {', '.join(groups) or 'no group'}."
+def _no_ledger_text(name: str, consumer_group: str, groups: tuple[str, ...]) -> str:
+    known = ", ".join(groups) or "no group"
+    return f"consumer_group: {name} has no ledger of {consumer_group!r}; it has ledgers of {known}."

@@ -58,11 +58,11 @@ class StreamReason:
         return {"cause": self.cause.value, "text": self.text}
 
 
-def told(reasons: Iterable[StreamReason]) -> str:
+def join_reasons(reasons: Iterable[StreamReason]) -> str:
     """Return reasons as text."""
     return "; ".join(map(str, reasons))
 
 
-def some(ranges: RangeSet) -> str:
+def format_ranges(ranges: RangeSet) -> str:
     """Return ranges as text: the first few, and the number of the rest."""
     return shown([str(one) for one in ranges], _SHOWN)

@@ -25,7 +25,7 @@ from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.reject_table import newest_counting_rows
 from airflow_lakestream.iceberg.upkeep.reject_summary import RejectExample, RejectReason, by_reason
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.streams.landings import SnapshotRecord, newest
+from airflow_lakestream.watching.streams.landings import SnapshotRecord, newest_snapshots
 
 MOST_SAMPLES = 10
 MOST_REASONS = 5
@@ -73,24 +73,24 @@ class TableContents:
             "files": _files(main),
             "snapshots": {
                 "count": len(main.metadata.snapshots),
-                "newest": [_snapshot(one) for one in newest(main, MOST_SNAPSHOTS)],
+                "newest": [_snapshot(one) for one in newest_snapshots(main, MOST_SNAPSHOTS)],
             },
             "rejects": self._rejects(main, rejects),
         }
-        return _within(document)
+        return _cut_to_size(document)
 
     def _rejects(self, main: Table, rejects: Table | None) -> dict[str, Any]:
         """Return the number of rejected records that count, and the reasons of the newest records, with samples."""
         ledger = ledger_store.read_ledger(main, self.consumer_group)
         count = sum(entry.counts.rejected for entry in ledger.topics.values())
-        found: list[RejectReason] = []
+        reasons: list[RejectReason] = []
         if rejects is not None and count:
             rows = newest_counting_rows(rejects, main, self.consumer_group, columns=_COLUMNS, most_bytes=READ_BYTES)
-            found = by_reason(rows, arguments.count_from_zero("samples", self.samples))
+            reasons = by_reason(rows, arguments.count_from_zero("samples", self.samples))
         return {
             "count": count,
-            "looked_at": sum(one.count for one in found),
-            "kinds": len(found),
+            "looked_at": sum(one.count for one in reasons),
+            "kinds": len(reasons),
             "reasons": [
                 {
                     "stage": one.stage,
@@ -98,7 +98,7 @@ class TableContents:
                     "records": one.count,
                     "samples": [_sample(example) for example in one.examples],
                 }
-                for one in found[:MOST_REASONS]
+                for one in reasons[:MOST_REASONS]
             ],
         }
 
@@ -107,20 +107,20 @@ def _files(table: Table) -> dict[str, int | None]:
     """Return the sums in the head's summary; a missing sum is None."""
     snapshot = table.metadata.current_snapshot()
     summary = {} if snapshot is None else ledger_store.summary_of(snapshot)
-    found = {name: summary.get(key, "") for name, key in _TOTALS.items()}
-    return {name: int(text) if text.isdecimal() else None for name, text in found.items()}
+    totals = {name: summary.get(key, "") for name, key in _TOTALS.items()}
+    return {name: int(text) if text.isdecimal() else None for name, text in totals.items()}
 
 
-def _snapshot(seen: SnapshotRecord) -> dict[str, Any]:
-    kind = "landing" if seen.landing is not None else "compaction" if seen.is_compaction else "other writer"
+def _snapshot(record: SnapshotRecord) -> dict[str, Any]:
+    kind = "landing" if record.landing is not None else "compaction" if record.is_compaction else "other writer"
     return {
         # As text: browsers round 64-bit numbers.
-        "snapshot_id": str(seen.snapshot_id),
-        "at": iso(seen.at_ms),
-        "operation": seen.operation,
+        "snapshot_id": str(record.snapshot_id),
+        "at": iso(record.at_ms),
+        "operation": record.operation,
         "kind": kind,
-        "consumer_group": seen.consumer_group,
-        "rows": seen.rows,
+        "consumer_group": record.consumer_group,
+        "rows": record.rows,
     }
 
 
@@ -131,19 +131,19 @@ def _sample(example: RejectExample) -> dict[str, Any]:
         "topic": example.topic,
         "partition": example.partition,
         "offset": example.offset,
-        "error": excerpt(_told(example.error), MOST_CHARACTERS),
+        "error": excerpt(_without_secrets(example.error), MOST_CHARACTERS),
         "value": None if text is None else excerpt(text, MOST_CHARACTERS),
         "bytes": None if value is None else len(value),
         "run_id": example.run_id,
     }
 
 
-def _told(error: str) -> str:
+def _without_secrets(error: str) -> str:
     """Return the text of an error without secrets: without all quoted values if it names something secret."""
     return kind_of(error) if any(map(is_secret_name, _WORD.findall(error))) else without_secrets(error)
 
 
-def _within(document: dict[str, Any]) -> dict[str, Any]:
+def _cut_to_size(document: dict[str, Any]) -> dict[str, Any]:
     """Return a document of bounded size: the last samples are left out first."""
     samples = [one["samples"] for one in document["rejects"]["reasons"]]
     while len(json.dumps(document)) > MOST_BYTES and any(samples):

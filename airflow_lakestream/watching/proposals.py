@@ -14,7 +14,7 @@ from airflow_lakestream.core.policies import choose
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.instants import iso
 from airflow_lakestream.watching.asking import LookConnections, run_now
-from airflow_lakestream.watching.causes import some
+from airflow_lakestream.watching.causes import format_ranges
 from airflow_lakestream.watching.freshness.completeness import CompletenessQuestions, Step
 from airflow_lakestream.watching.source import ConsumerSource, ask_kafka
 
@@ -54,13 +54,17 @@ class Proposing:
     kafka_conn_id: str = "kafka_default"
     iceberg_conn_id: str = "iceberg_default"
 
-    def propose(self, places: LookConnections) -> ChangeProposal:
+    def propose(self, connections: LookConnections) -> ChangeProposal:
         """Look at the ledger and at Kafka without a change.
 
         Raises NotThere, RangesGone if Kafka no longer has records to be replaced, and the errors of a look.
         """
-        step = self._loss if choose(ProposedChange, "change", self.change) is ProposedChange.LOSS else self._replace
-        proposal: ChangeProposal = run_now(step(places))
+        step = (
+            self._propose_loss
+            if choose(ProposedChange, "change", self.change) is ProposedChange.LOSS
+            else self._propose_replace
+        )
+        proposal: ChangeProposal = run_now(step(connections))
         return proposal
 
     @property
@@ -73,32 +77,33 @@ class Proposing:
             iceberg_conn_id=self.iceberg_conn_id,
         )
 
-    def _loss(self, places: LookConnections) -> Step:
-        books = yield from self._source.read_books(places)
-        [(_, _, lost)] = yield from self._source.unread_ranges(places, books)
+    def _propose_loss(self, connections: LookConnections) -> Step:
+        progress = yield from self._source.read_progress(connections)
+        [(_, _, lost)] = yield from self._source.unread_ranges(connections, progress)
         text = (
-            f"Kafka has removed {lost.width} offsets of {self.topic} that {self.table} does not hold: {some(lost)}. "
-            f"Shall the ledger of {self.consumer_group} say that they are lost? The stream then goes on without them, "
-            "and no run looks for them again. If there is a copy of these records, land it first."
+            f"Kafka has removed {lost.width} offsets of {self.topic} that {self.table} does not hold: "
+            f"{format_ranges(lost)}. Shall the ledger of {self.consumer_group} note that they are lost? The stream "
+            "then goes on without them, and no run looks for them again. If there is a copy of these records, land it "
+            "first."
         )
         return ChangeProposal(lost, text)
 
-    def _replace(self, places: LookConnections) -> Step:
+    def _propose_replace(self, connections: LookConnections) -> Step:
         start, end = (arguments.milliseconds(name, getattr(self, name)) for name in ("start", "end"))
-        books = yield from self._source.read_books(places)
-        ledger: Ledger = books.ledger
-        watch = yield ask_kafka(places, self.kafka_conn_id)
+        progress = yield from self._source.read_progress(connections)
+        ledger: Ledger = progress.ledger
+        watch = yield ask_kafka(connections, self.kafka_conn_id)
         completing = CompletenessQuestions(watch, self.kafka_conn_id, self.table)
         backlog = yield from completing.backlog(ledger, self.topic)
         lows, highs = (yield completing.boundaries(backlog, start)), (yield completing.boundaries(backlog, end))
         asked = union(RangeSet.of(self.topic, p, low.offset, highs[p].offset) for p, low in lows.items())
         landed = backlog.entry.landed & asked
         below = union(RangeSet.of(self.topic, p, 0, marks.low) for p, marks in backlog.state.marks.items())
-        if gone := landed & below:
-            raise RangesGone(gone, self.table)
+        if removed := landed & below:
+            raise RangesGone(removed, self.table)
         text = (
             f"{self.table} holds {landed.width} offsets of {self.topic} from {iso(start)} to {iso(end)}: "
-            f"{some(landed)}. Shall their rows be taken out, and the records be read and decoded again? It is one "
-            "snapshot, which a rollback takes back."
+            f"{format_ranges(landed)}. Shall their rows be taken out, and the records be read and decoded again? It is "
+            "one snapshot, which a rollback takes back."
         )
         return ChangeProposal(landed, text)

@@ -63,7 +63,7 @@ class ConsumerSource:
         named = (self.checkpoint_location, self.table, self.consumer_group, self.group_id, *self.topics)
         return " ".join(str(one) for one in (self.kafka_conn_id, *named) if is_given(one))
 
-    def read_books(self, places: LookConnections, *, with_steps: bool = False) -> Asking:
+    def read_progress(self, connections: LookConnections, *, with_steps: bool = False) -> Asking:
         """Find the progress of the consumer. Returns `ConsumerProgress`; raises the errors of `books.of_...`."""
         if is_given(self.checkpoint_location):
             where = str(self.checkpoint_location)
@@ -71,55 +71,57 @@ class ConsumerSource:
             return (
                 yield LookQuestion(
                     ("checkpoint", where, conn_id, with_steps),
-                    lambda: books.of_checkpoint(where, places.store_properties(conn_id), with_steps),
+                    lambda: books.of_checkpoint(where, connections.store_properties(conn_id), with_steps),
                 )
             )
         if is_given(self.group_id):
-            watch = yield ask_kafka(places, self.kafka_conn_id)
+            watch = yield ask_kafka(connections, self.kafka_conn_id)
             group = str(self.group_id)
             state = yield LookQuestion(("group", self.kafka_conn_id, group), lambda: watch.group(group))
             return books.of_group(state, group, self.topics)
-        return (yield from self._of_table(places, with_steps))
+        return (yield from self._of_table(connections, with_steps))
 
-    def _of_table(self, places: LookConnections, with_steps: bool) -> Asking:
+    def _of_table(self, connections: LookConnections, with_steps: bool) -> Asking:
         name, group = str(self.table), str(self.consumer_group)
         if self.lake.has_catalog:
-            table = yield from ask_table(places, self.iceberg_conn_id, name)
+            table = yield from ask_table(connections, self.iceberg_conn_id, name)
             place, look = ("ledger", self.iceberg_conn_id), partial(self.lake.part("books"), table)
         else:
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
-            storage = yield LookQuestion(("delta", conn_id), lambda: places.delta(conn_id), keep=OPENED)
+            storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), keep=OPENED)
             place, look = ("delta", conn_id or ""), partial(self.lake.part("books").at, storage, name)
         key = (*place, name, group, with_steps)
         return (yield LookQuestion(key, lambda: books.of_streams(look(), name, group, with_steps)))
 
-    def unread(self, places: LookConnections, found: ConsumerProgress) -> Asking:
-        """Find the unread offsets. Returns a list of `Unread`, by topic, with the first unread records.
+    def unread(self, connections: LookConnections, progress: ConsumerProgress) -> Asking:
+        """Find the unread offsets. Returns a list of `UnreadOffsets`, by topic, with the first unread records.
 
         Raises TopicMissing, TopicReplaced, LogTruncated, KafkaUnavailable, KafkaRefused.
         """
         answers = []
-        for looking, ranges, lost in (yield from self.unread_ranges(places, found)):
-            answers.append((yield from looking.behind_holes(ranges, lost)))
+        for topic_look, ranges, lost in (yield from self.unread_ranges(connections, progress)):
+            answers.append((yield from topic_look.behind_holes(ranges, lost)))
         return answers
 
-    def unread_ranges(self, places: LookConnections, found: ConsumerProgress) -> Asking:
-        """Find the unread ranges. Returns a list of (`waiting.Looking`, unread, lost)."""
-        watch = yield ask_kafka(places, self.kafka_conn_id)
+    def unread_ranges(self, connections: LookConnections, progress: ConsumerProgress) -> Asking:
+        """Find the unread ranges. Returns a list of (`waiting.TopicLook`, unread, lost)."""
+        watch = yield ask_kafka(connections, self.kafka_conn_id)
         answers = []
-        for topic in self.topics or found.topics:
-            if topic not in found.topics:
-                raise NotThere(f"topic: {found.name} knows no topic {topic!r}, but {', '.join(found.topics)}.")
+        for topic in self.topics or progress.topics:
+            if topic not in progress.topics:
+                raise NotThere(
+                    f"topic: {progress.name} does not know the topic {topic!r}, only {', '.join(progress.topics)}."
+                )
             state = yield self._ask_topic(watch, topic)
             try:
-                ranges, lost = found.unread(state)
+                ranges, lost = progress.unread(state)
             except LogTruncated:
                 # Shared answers may have different ages: the topic's may be older than the consumer's. Ask again.
                 state = yield self._ask_topic(watch, topic, keep=0.0)
                 # A consumer of uncommitted records may also be past the first open transaction: use the log's end.
                 key = ("high watermarks", self.kafka_conn_id, state.identity)
                 ends = yield LookQuestion(key, partial(watch.high_watermarks, state), keep=0.0)
-                ranges, lost = found.unread(state, ends)
+                ranges, lost = progress.unread(state, ends)
             answers.append((TopicLook(self.kafka_conn_id, watch, state), ranges, lost))
         return answers
 
@@ -128,14 +130,14 @@ class ConsumerSource:
         return LookQuestion(("topic", self.kafka_conn_id, topic, keep is None), lambda: watch.topic(topic), keep)
 
 
-def ask_kafka(places: LookConnections, conn_id: str) -> LookQuestion:
+def ask_kafka(connections: LookConnections, conn_id: str) -> LookQuestion:
     """Ask for a `KafkaWatch` of a connection."""
-    return LookQuestion(("kafka", conn_id), lambda: KafkaWatch(*places.kafka(conn_id)), keep=OPENED)
+    return LookQuestion(("kafka", conn_id), lambda: KafkaWatch(*connections.kafka(conn_id)), keep=OPENED)
 
 
-def ask_table(places: LookConnections, conn_id: str, name: str) -> Asking:
+def ask_table(connections: LookConnections, conn_id: str, name: str) -> Asking:
     """Ask for the present state of an Iceberg table. Returns the table; raises NotThere, UnreadableTable."""
-    catalog = yield LookQuestion(("catalog", conn_id), lambda: places.catalog(conn_id), keep=OPENED)
+    catalog = yield LookQuestion(("catalog", conn_id), lambda: connections.catalog(conn_id), keep=OPENED)
 
     def load() -> Any:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError

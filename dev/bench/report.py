@@ -49,10 +49,10 @@ Ratios are what carries over to another machine; rates do not.
 
 ### What bounds the extract
 
-kcat counts bytes in C and makes nothing of a record. `confluent-kafka` makes a Python object of each record, and each
+kcat counts bytes in C and keeps no record. `confluent-kafka` makes a Python object of each record, and each
 of its parts (time, key, value, headers) is one more call: under one interpreter lock, while librdkafka's own threads,
-Arrow and DuckDB work beside it. The table's CPU seconds say what is left to gain on as many cores as there are: the
-broker takes its part of them too, and the first half second of a task goes to imports and connections, which is a
+Arrow and DuckDB work at the same time. The table's CPU seconds show the possible gain on all cores: the broker
+takes its part of them too, and the first half second of a task goes to imports and connections, which is a
 quarter of two million records' time. What was gained already: the cyclic garbage collector walks past records and
 imports no more, librdkafka's pause for full queues is 20 ms and not a second, values go to Arrow as one buffer for each
 chunk, of a size that stays in the processor's cache, messages are not asked for what is known of all of them (their
@@ -73,7 +73,7 @@ above.
 - They, and those of `ConsumeFromTopicOperator`, run with what `pip install airflow-lakestream[protobuf]` brings. Where
   pandas is installed too, as with the extra for Spark, pyarrow imports it: 0.1 s more at the start of each task.
 - `ConsumeFromTopicOperator` runs `apply_function_batch` with `json.loads`, `Table.from_pylist` and one PyIceberg append
-  for each batch, without types for times and without the records' places; it is told how many records there are, which
+  for each batch, without types for times and without the records' places; the number of records is configured, which
   spares it the wait for one more. Its appends get slower with every snapshot: a longer topic is read at a lower rate.
 - dlt reads as its Kafka source does, a dict for each record, with its default of one worker for each step.
 - Spark is a plain app on all cores, with `from_json` and Iceberg's own writer, `availableNow`, with its default memory:

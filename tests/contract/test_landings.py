@@ -79,7 +79,7 @@ def test_lost_offsets_covered_time_and_epochs_are_summed_in_the_ledger(empty: Fo
 
 def test_another_group_may_not_land_the_same_offsets_unless_it_says_so(made: FormatTable) -> None:
     other = made.run("other")
-    assert other.state.others[GROUP].entry(ORDERS).landed == ranges((0, 0, 30))
+    assert other.state.other_ledgers[GROUP].entry(ORDERS).landed == ranges((0, 0, 30))
     with pytest.raises(LedgerConflict) as caught:
         other.land(ranges((0, 28, 33)))
     assert caught.value.ranges == ranges((0, 28, 30))
@@ -93,7 +93,7 @@ def test_a_topic_created_anew_has_books_of_its_own(made: FormatTable) -> None:
     anew = TopicIdentity(TOPIC, "id-2", "cluster")
     made.land(ranges((0, 0, 5)), "new", identity=anew)
     assert made.ledger().entry(anew).landed == ranges((0, 0, 5))
-    assert made.ledger().others_of(TOPIC, anew) == (ORDERS,)
+    assert made.ledger().other_incarnations(TOPIC, anew) == (ORDERS,)
     assert len(made.rows()) == 35
 
 
@@ -146,9 +146,9 @@ def test_rows_that_no_ledger_accounts_for_are_found(made: FormatTable) -> None:
     asked = ForeignRowQuery(TOPIC, known=ranges((0, 0, 10)), begins={0: 15})
     found = made.run().state.look_for_rows(asked)
     assert sum(box.rows for box in found.in_the_way) == 15
-    assert found.rows_beside == 5
+    assert found.foreign_rows == 5
     made.compact()
     found = made.run().state.look_for_rows(asked)
-    assert (sum(box.rows for box in found.in_the_way), found.rows_beside) == (15, 5)
+    assert (sum(box.rows for box in found.in_the_way), found.foreign_rows) == (15, 5)
     assert not made.run().state.look_for_rows(ForeignRowQuery(TOPIC, known=ranges((0, 0, 30)))).in_the_way
     assert not made.run().state.look_for_rows(ForeignRowQuery("another")).in_the_way

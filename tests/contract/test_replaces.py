@@ -386,7 +386,7 @@ def test_a_history_that_does_not_tell_any_more(made: FormatTable) -> None:
     run = made.run()
     land_many(made)
     made.forget_history()
-    with pytest.raises(CannotReplace, match="it can't be told whether another run replaced"):
+    with pytest.raises(CannotReplace, match="it is unknown whether another run replaced"):
         run.replace(ranges(PART))
     assert len(made.rows()) == 50
     made.replace(ranges(PART))

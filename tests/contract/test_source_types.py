@@ -18,7 +18,7 @@ DATE, NUMBER = SourceType("date", "int32 (io.debezium.time.Date)", 1), SourceTyp
 def land(run: Run, start: int, types: dict[str, SourceType], *, anew: bool = False) -> int:
     landing = run.landing({ORDERS: TopicEntry(landed=ranges((0, start, start + 1)))})
     try:
-        commit: int = run.sink.commit(replace(landing, types=types, types_anew=anew))
+        commit: int = run.sink.commit(replace(landing, types=types, replaces_types=anew))
     except BaseException:
         run.sink.discard()
         raise

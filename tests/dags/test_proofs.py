@@ -94,7 +94,9 @@ def test_form_and_task_take_the_tables_of_the_deployment(
     for table in others:
         with pytest.raises(ParamValidationError):
             dag.params.get_param("table").resolve(table)
-        with pytest.raises(AirflowFailException, match=f"^table: '{re.escape(table)}' is none of .*lakestream_tables"):
+        with pytest.raises(
+            AirflowFailException, match=f"^table: '{re.escape(table)}' is not one of .*lakestream_tables"
+        ):
             hook({"params": {"table": table}})
 
 
@@ -102,5 +104,5 @@ def test_a_list_of_tables_that_is_none_is_named_by_the_parse(
     airflow: AirflowHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_VAR_LAKESTREAM_TABLES", '"lake.t"')
-    with pytest.raises(AssertionError, match="lakestream_tables: the Airflow variable is no list of tables"):
+    with pytest.raises(AssertionError, match="lakestream_tables: the Airflow variable is not a list of tables"):
         airflow.dag(DAGS / "lake_audit.py")

@@ -184,8 +184,8 @@ MUTANTS = (
     CrossingMutant(
         "a checkpoint of Flink that is read one offset too low",
         "airflow_lakestream/flink/checkpoints.py",
-        "return {partition: offset for partition, offset in found.items() if offset >= 0}",
-        "return {partition: max(0, offset - 1) for partition, offset in found.items() if offset >= 0}",
+        "return {partition: offset for partition, offset in offsets.items() if offset >= 0}",
+        "return {partition: max(0, offset - 1) for partition, offset in offsets.items() if offset >= 0}",
         "engines",
         "tests/engines/test_flink.py::test_a_statement_that_leaves_every_record_out_lands_offsets_alone",
     ),

@@ -8,8 +8,8 @@ MENDS = (
     CrossingMutant(
         "a left-out value that is taken from an event that came again",
         "airflow_lakestream/cdc/merge/left_out.py",
-        "return (Origin(self.key, self.since, until), *self.earlier)",
-        "return (Origin(self.key, self.since, until), *self.earlier) if self.event is None else self.earlier",
+        "return (ValueOrigin(self.key, self.since, until), *self.earlier)",
+        "return (ValueOrigin(self.key, self.since, until), *self.earlier) if self.event is None else self.earlier",
         "units",
         "tests/unit/cdc/test_left_out.py"
         "::test_a_value_left_out_is_not_taken_from_an_event_that_the_table_has_overtaken",

@@ -16,8 +16,8 @@ MENDS = (
     CrossingMutant(
         "a column that got values before and is not missed",
         "airflow_lakestream/core/column_use.py",
-        "found = empty.intersection(known)",
-        "found = empty.intersection(())",
+        "silent = empty.intersection(known)",
+        "silent = empty.intersection(())",
         "units",
         "tests/unit/decode/test_column_watch.py"
         "::test_a_column_that_got_values_before_or_is_the_only_one_without_is_silent",
@@ -237,8 +237,8 @@ MENDS = (
     CrossingMutant(
         "decimals as numbers that no landing takes",
         "airflow_lakestream/decode/connect/schema.py",
-        'if self.logical is not None and self.logical.what == "decimal":',
-        'if self.logical is not None and self.logical.what == "":',
+        'if self.logical is not None and self.logical.meaning == "decimal":',
+        'if self.logical is not None and self.logical.meaning == "":',
         "units",
         "tests/unit/decode/test_odd_decimals.py::test_both_forms_of_decimals_in_one_batch_and_what_is_neither",
     ),

@@ -84,7 +84,7 @@ IN_HEADER = [("__value_schema_id", b"\x01" + bytes(range(16)))]
         (json.dumps({"id": "no number"}), None, ""),
         ("{no json", None, ""),
         # Avro, whose converter would be another one.
-        (b"\x0a\x04n5", IN_HEADER, r"the id of its schema stands in the header __value_schema_id.*producer\)"),
+        (b"\x0a\x04n5", IN_HEADER, r"the id of its schema is in the header __value_schema_id.*producer\)"),
     ],
     ids=["unfit", "unreadable", "of a header"],
 )

@@ -128,7 +128,7 @@ def test_a_worker_of_airflow_that_is_killed_leaves_the_connector_and_the_retry_a
     assert sinks.client.status(sinks.name).all_run
     produce(topic, 1, events(1, 5, 40))
     with airflow.process(run, file, "sink") as process:
-        poll_until(lambda: "found it as it is wanted" in process.log, "the retry to adopt it", PATIENCE)
+        poll_until(lambda: "it is configured as required" in process.log, "the retry to adopt it", PATIENCE)
         poll_until(lambda: len(lake.offsets()) >= 350, "all rows", PATIENCE, every=0.5)
         assert sinks.tasks_made() == made
         mark(run, "failed", "sink")

@@ -94,7 +94,7 @@ def test_repair_ends_with_how_the_table_is_afterwards_and_says_what_it_did(
     out = capsys.readouterr().out
     assert "3 rows out, 1 rows in" in out
     assert f"doubled, now once: {landed}[0] [5,6)" in out
-    assert f"removed: {landed}[0] [99,100), where the log has nothing yet" in out
+    assert f"removed: {landed}[0] [99,100), where the log has no records yet" in out
     assert run([*AUDIT, "--repair", "--full"]) == 0
     assert "repair: nothing was done, no snapshot was added" in capsys.readouterr().out
 

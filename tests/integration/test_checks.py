@@ -45,7 +45,7 @@ def test_a_kept_branch_beside_spark(lake: Lake, spark: SparkSession, topic: Topi
         session.sql(f"CALL iceberg_default.system.fast_forward('{TABLE}', 'main', '{branch}')").collect()
     assert_landed_once(lake, name, {0: 8, 1: 8})
     lake.land(name, checks={"row_count": {"min_of_week": 0.1}})
-    assert list(branches.kept(lake.table(), GROUP)) == []
+    assert list(branches.kept_branches(lake.table(), GROUP)) == []
     assert_landed_once(lake, name, {0: 8, 1: 12})
     # What Spark lets expire takes none of the files that were on the branch first.
     maintained(lake, spark, expire=AT_ONCE, remove_orphans=True)

@@ -199,7 +199,7 @@ def test_the_table_moves_and_is_rolled_back_to_the_base_before_the_commit(
 
     assert report.to_dict()["ranges"] == [[0, EACH, 2 * EACH]]
     assert_landed_once(lake, filled, ALL | {0: 2 * EACH})
-    assert "did not say whether it was applied" not in caplog.text
+    assert "did not report whether it was applied" not in caplog.text
 
 
 def add_a_column(lake: Lake) -> None:

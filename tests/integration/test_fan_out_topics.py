@@ -225,7 +225,7 @@ def test_a_topic_does_not_take_the_name_of_what_stands_beside_a_table(
 ) -> None:
     for name in (f"{prefix}-a", f"{prefix}-a{suffix}"):
         produce(topic(1, name=name), 0, numbers(1))
-    assert "stand beside" in refused(land, f"^{prefix}-.*")
+    assert "next to other tables" in refused(land, f"^{prefix}-.*")
     assert [table for _, table in lake.catalog().list_tables("lake")] == [f"{prefix}_a"]
 
 

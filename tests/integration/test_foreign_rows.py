@@ -180,7 +180,7 @@ def test_a_group_that_begins_behind_the_other_tools_rows_leaves_them(
 
     report = lake.land(name, consumer_group=group, start_offset="committed")
 
-    assert report.rows_beside == report.to_dict()["rows_beside"] == 50
+    assert report.foreign_rows == report.to_dict()["rows_beside"] == 50
     assert_all_once(lake, name)
     for full in (True, False):
         result = lake.audit(group=group, full=full)
@@ -190,7 +190,7 @@ def test_a_group_that_begins_behind_the_other_tools_rows_leaves_them(
             assert any(f"50 rows of {name} are below" in note for note in result.notes)
     # From then on the ledger decides; later runs say nothing of them.
     produce(name, 0, events(0, EACH, 3))
-    assert lake.land(name, consumer_group=group, start_offset="committed").rows_beside == 0
+    assert lake.land(name, consumer_group=group, start_offset="committed").foreign_rows == 0
 
 
 @EACH_FORMAT
@@ -210,7 +210,7 @@ def test_an_offset_that_was_committed_below_the_rows_is_refused(
 def test_a_range_beside_the_rows_lands(lake: Lake, name: str) -> None:
     fill(lake, written(name, {0: 30, 1: 20}))
     report = lake.land(name, mode="ranges", ranges=[[0, 30, EACH]])
-    assert (report.counts.written, report.rows_beside) == (20, 50)
+    assert (report.counts.written, report.foreign_rows) == (20, 50)
     # But what resumes then would come to them.
     assert refused(lambda: lake.land(name)).rows == 50
 
@@ -230,7 +230,7 @@ def test_what_another_group_landed_is_that_groups(lake: Lake, name: str) -> None
     with pytest.raises(LandedByAnotherGroup):
         lake.land(name, consumer_group="other")
     report = lake.land(name, consumer_group="other", allow_group_overlap=True)
-    assert (report.counts.written, report.rows_beside) == (2 * EACH, 0)
+    assert (report.counts.written, report.foreign_rows) == (2 * EACH, 0)
 
 
 @EACH_FORMAT
@@ -252,7 +252,7 @@ def test_deleted_rows_do_not_count(lake: Lake, name: str) -> None:
     delete_positions(lake.table(), task.file.file_path, list(range(10, EACH)))
     assert refused(lambda: lake.land(name)).rows == 10
     report = lake.land(name, mode="ranges", ranges=[[0, 10, EACH]])
-    assert (report.counts.written, report.rows_beside) == (40, 10)
+    assert (report.counts.written, report.foreign_rows) == (40, 10)
 
 
 def test_what_equality_deletes_took_counts_as_there(lake: Lake, name: str) -> None:

@@ -425,7 +425,15 @@ def test_the_group_is_asked_for_only_where_a_table_has_several_ledgers(landed: s
         adopt,
         ("ledger", "rename", *table, "--to", "h"),
     ]
-    of_one = ["the next run of 'g' begins", "of 'g' on lake.t exists", "no row is missing", "", "no mirror", "heir", ""]
+    of_one = [
+        "the next run of 'g' begins",
+        "of 'g' on lake.t exists",
+        "no row is missing",
+        "",
+        "is not a mirror",
+        "heir",
+        "",
+    ]
     for command, said in zip(commands, [*of_one, "the ledger of g is that of h"], strict=True):
         _, printed = told(*command)
         assert said in printed, (command, printed)

@@ -52,7 +52,7 @@ def table_of_cases(topic: str) -> list[list[Position]]:
 def named(result: AuditResult, position: Position) -> bool:
     """Whether a result calls a row at this position unexpected."""
     topic, partition, offset = position
-    for one in result.odd:
+    for one in result.impossible:
         within = one.low is not None and offset is not None and one.low <= offset <= (one.high or 0)
         if one.key == (topic, partition) and (within or offset is None):
             return True
@@ -94,7 +94,7 @@ def test_rows_of_no_topic_and_of_another_are_named_and_left(lake: Lake, landed: 
     result = repair(lake)
 
     assert result.verdict is DAMAGE
-    assert {one.key for one in result.odd} == {(None, 0), ("another", 0)}
+    assert {one.key for one in result.impossible} == {(None, 0), ("another", 0)}
     assert len([text for text in repaired(result).left if "has not landed" in text]) == 2
     assert lake.table().scan().to_arrow().num_rows == 40 + 3 + 3
 

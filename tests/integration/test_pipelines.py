@@ -50,7 +50,11 @@ def test_a_folder_of_200_with_3_broken_files(pipelines: Pipelines, airflow: Airf
     assert sorted(bag.dags) == [f"p{number:03}" for number in range(200)]
     broken = {name: dag for name, dag in bag.dags.items() if "broken" in dag.tags}
     assert set(broken) == set(breaks)
-    for name, place in (("p007", r":\d+:\d+: no YAML"), ("p070", ":26:3: orchestration.engine"), ("p170", ":27:3: ")):
+    for name, place in (
+        ("p007", r":\d+:\d+: invalid YAML"),
+        ("p070", ":26:3: orchestration.engine"),
+        ("p170", ":27:3: "),
+    ):
         said = rf"{name}\.yaml{place}"
         dag = broken[name]
         assert dag.schedule is None
@@ -60,7 +64,7 @@ def test_a_folder_of_200_with_3_broken_files(pipelines: Pipelines, airflow: Airf
         assert re.search(said, warned)
     done = airflow.run(broken["p170"])
     assert (done.state, done.task("land").tries) == ("failed", 1)
-    assert "p170.yaml:27:3: orchestration.schedule: 'every 5 minutes' is no cron expression" in str(done.errors[0])
+    assert "p170.yaml:27:3: orchestration.schedule: 'every 5 minutes' is not a cron expression" in str(done.errors[0])
 
 
 def test_a_strict_load_makes_no_dag_where_a_file_is_wrong(pipelines: Pipelines) -> None:
@@ -146,8 +150,8 @@ def test_alerts_are_those_of_the_file(pipelines: Pipelines, monkeypatch: pytest.
     assert (deadline.interval, deadline.callback.path) == (timedelta(hours=2), "team_chat.late")
     for wrong, said in (
         ({"on_failure": "team_chat:nobody"}, "on_failure: team_chat:nobody can"),
-        ({"on_failure": "team_chat:TEXT"}, "on_failure: team_chat:TEXT is no function."),
-        ({**alerts, "on_deadline": "team_chat:tell"}, "on_deadline: team_chat:tell is no async function"),
+        ({"on_failure": "team_chat:TEXT"}, "on_failure: team_chat:TEXT is not a function."),
+        ({**alerts, "on_deadline": "team_chat:tell"}, "on_deadline: team_chat:tell is not an async function"),
     ):
         pipelines.write("alerted", topic="orders", engine="extract", alerts=wrong)
         broken = pipelines.bag().dags["alerted"]
@@ -238,7 +242,7 @@ def test_a_pipeline_is_validated_planned_and_run_without_a_scheduler(
     assert run(["pipeline", "validate", str(pipelines.folder)]) == 2
     printed = capsys.readouterr()
     assert "2 right, 1 wrong (1 mistake)." in printed.out
-    assert "wrong.yaml:27:3: orchestration.schedule: '*/5 * *' is no cron expression" in printed.err
+    assert "wrong.yaml:27:3: orchestration.schedule: '*/5 * *' is not a cron expression" in printed.err
     (pipelines.folder / "wrong.yaml").unlink()
     assert run(["pipeline", "plan", file, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

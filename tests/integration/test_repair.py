@@ -207,7 +207,7 @@ def test_rows_of_no_record_are_reported_and_left(
     assert result.verdict is DAMAGE
     # The log has nothing at 99 yet, so no record can be there; at 1 there was one, and was aborted.
     assert not any(p.unexpected for p in result.partitions)
-    assert repaired(result).removed == (f"{name}[0] [99,100), where the log has nothing yet",)
+    assert repaired(result).removed == (f"{name}[0] [99,100), where the log has no records yet",)
     assert [(c.expected, c.found) for c in result.counts] == [(4, 5)]
     assert [row for row in lake.records() if row["_kafka_offset"] != 1] == before
     assert lake.offsets() == at(0, [1, 4, 5, 6, 7])
@@ -342,7 +342,7 @@ def test_foreign_rows_stay_and_stop_only_what_they_make_doubtful(lake: Lake, lan
 
     lake.table().delete("_kafka_offset = 4")
     before = lake.snapshots()
-    with pytest.raises(CannotReplace, match="whether they are those that are missing can't be told"):
+    with pytest.raises(CannotReplace, match="whether they are the missing rows is unknown"):
         repair(lake)
     assert lake.snapshots() == before
 

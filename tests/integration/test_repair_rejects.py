@@ -87,7 +87,7 @@ def test_what_is_right_can_not_be_told_once_kafka_has_lost_it(lake: Lake, name: 
     assert result.verdict is AuditVerdict.DAMAGE
     assert result.repaired is not None
     assert result.repaired.snapshot_id is None
-    assert "no longer has it to tell which" in result.repaired.left[0]
+    assert "Kafka no longer has the record" in result.repaired.left[0]
 
 
 def test_rejected_records_that_nobody_has_any_more_are_lost_by_receipt(

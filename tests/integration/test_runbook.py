@@ -64,7 +64,7 @@ CASES = {
     "No field of the records has a column": [
         "integration/test_silent_columns.py::test_records_of_which_no_field_has_a_column_land_nothing",
     ],
-    "The topic was made anew": [
+    "The topic was created again": [
         "integration/test_loss_and_recreation.py::test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy",
         "integration/test_runbook.py::test_a_topic_made_anew_goes_on_under_another_group_beside_the_old_ledger",
     ],

@@ -13,7 +13,7 @@ from airflow_lakestream.decode.source_types import SourceTypes
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.run.summary import last_line
 from airflow_lakestream.run.topics import land_run
-from airflow_lakestream.watching.streams.status import StreamFacts, status
+from airflow_lakestream.watching.streams.status import StreamFacts, stream_status
 from dev.services.registry import Registry
 from tests.support import typed_events as kinds
 from tests.support.broker import Producing
@@ -146,7 +146,7 @@ def test_a_column_dropped_and_added_again_is_named_in_report_last_line_and_ledge
     produce(name, 0, [typed_change("u", {"id": 2, "v": 8}, 30, {"v": kinds.INT})])
     assert run()[0]["stale_columns"] == ["v"]
     facts = StreamFacts(report["table"], GROUP, name, stale=tuple(report["stale_columns"]))
-    told = status(facts, 0, 60)
+    told = stream_status(facts, 0, 60)
     assert told.to_dict()["stale_columns"] == ["v"]
     assert said in "; ".join(map(str, told.reasons))
 

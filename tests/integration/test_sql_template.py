@@ -10,10 +10,10 @@ from tests.unit.transform.support import batch
 
 DAG = '''
 from airflow.sdk import DAG, BaseOperator, task
-from airflow_lakestream.operators.sql_template import RendersSql
+from airflow_lakestream.operators.sql_template import SqlRendering
 
 
-class Shows(RendersSql, BaseOperator):
+class Shows(SqlRendering, BaseOperator):
     """Returns its fields as Airflow has rendered them."""
 
     template_fields = ("sql", "topic")

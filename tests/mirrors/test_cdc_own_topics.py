@@ -54,7 +54,7 @@ def test_topics_of_debeziums_own_are_left_out_and_said(
     config = mirror_config(lake, pattern, tmp_path, table="lake.{topic}", key=["id"])
     with caplog.at_level(logging.INFO):
         kafka_to_iceberg(config, spark)
-    left_out = {record.args[0] for record in caplog.records if "is left out: it holds" in record.msg}  # type: ignore[index]
+    left_out = {record.args[0] for record in caplog.records if "is left out: it contains" in record.msg}  # type: ignore[index]
     assert left_out == own
     assert "a heartbeat of Debezium's own" in caplog.text
     assert mirrored(lake, COLUMNS, table) == captured.rows(COLUMNS)

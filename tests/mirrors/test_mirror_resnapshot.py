@@ -141,7 +141,7 @@ def test_rows_that_were_deleted_while_there_was_no_connector_go_with_the_end_of_
 
     def app_lands(kind: str, told: list[str], text: str) -> None:
         # Between the build and the commit.
-        if "landed aside" in text and not any("landed aside" in one for one in told):
+        if "landed in the staging table" in text and not any("landed in the staging table" in one for one in told):
             captured.sql.execute(f"delete from {captured.name} where id = (select max(id) from {captured.name})")
             captured.await_all_sent()
             mirrors.land(kind)
@@ -149,7 +149,7 @@ def test_rows_that_were_deleted_while_there_was_no_connector_go_with_the_end_of_
 
     for kind in ("iceberg", "delta"):
         told: list[str] = []
-        mirrors.work(kind, by_signal=False, say=partial(app_lands, kind, told)).run(mirrors.store(kind))
+        mirrors.work(kind, by_signal=False, report=partial(app_lands, kind, told)).run(mirrors.store(kind))
         assert any("Reading on" in text for text in told)
         assert mirrors.rows(kind, "name") == mirrors.expected("name")
 
@@ -197,13 +197,13 @@ def test_the_command_replaces_all_rows_in_one_commit_wherever_it_is_killed(
     assert "is in use by a test" in capsys.readouterr().err
 
     # Asked for once: whoever is killed, and run again, finds what was asked for, and what was built.
-    for text in ("asking Debezium", "the snapshot has", "events landed aside"):
+    for text in ("asking Debezium", "the snapshot has", "events landed in the staging table"):
         killed_at(mirrors, "iceberg", text)
         assert mirrors.rows("iceberg", "name", "amount") == before
     assert run([*command, TABLE, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["rows_before"], answer["rows"]) == (30, 29)
-    killed_at(mirrors, "delta", "events landed aside", by_signal=False)
+    killed_at(mirrors, "delta", "events landed in the staging table", by_signal=False)
     assert run([*command, mirrors.delta.place, "--no-signal"]) == 0
     # All is done, and only what was built aside is still there.
     killed_at(mirrors, "soft", "all rows are replaced", by_signal=False)

@@ -303,7 +303,7 @@ def test_what_a_table_holds_is_shown_and_whatever_records_hold_is_text(visit: Vi
     expect(sample).to_contain_text('<img src="https://elsewhere.invalid/x" onerror="globalThis.taken=1"><script>')
     assert sample.locator("img, script").count() == 0
     assert page.evaluate("() => globalThis.taken") is None
-    expect(page.get_by_text("1 more reasons: lakestream rejects show tells all.")).to_be_visible()
+    expect(page.get_by_text("1 more reasons: lakestream rejects show lists all.")).to_be_visible()
     page.set_viewport_size({"width": 390, "height": 844})
     assert visit.is_within()
     visit.look("contents-narrow")

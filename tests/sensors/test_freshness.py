@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.hooks.places import AirflowPlaces
-from airflow_lakestream.watching.asking import LookOutcome, Verdict, guarded, look_now
+from airflow_lakestream.watching.asking import LookOutcome, Verdict, look_now, look_safely
 from airflow_lakestream.watching.causes import StreamCause
 from airflow_lakestream.watching.checks import make_check
 from tests.support.airflow_home import Connections
@@ -37,7 +37,7 @@ def look(connections: Connections) -> Look:
 
     def go(**arguments: Any) -> Verdict:
         given = {"table": TABLE, "iceberg_conn_id": "iceberg_default", **arguments}
-        return look_now(guarded(make_check("freshness", given), AirflowPlaces(), 0.0))
+        return look_now(look_safely(make_check("freshness", given), AirflowPlaces(), 0.0))
 
     return go
 
@@ -214,7 +214,7 @@ def test_an_event_time_needs_a_column_of_times_with_bounds(
         assert (verdict.outcome, verdict.terminal) == (LookOutcome.FAILED, True)
         return verdict.text
 
-    assert "'when' is no column" in refused("when")
+    assert "'when' is not a column" in refused("when")
     assert "not a timestamp" in refused("name")
     assert "write.metadata.metrics.column._kafka_timestamp to full" in refused("_kafka_timestamp")
 

@@ -124,7 +124,7 @@ def test_a_table_without_the_groups_ledger_names_those_that_it_has(lake: Lake, n
     lake.land(name)
     verdict = lag(lake, table=TABLE, consumer_group="other")
     assert verdict.outcome is LookOutcome.FAILED
-    assert f"it has of {GROUP}" in verdict.text
+    assert f"it has ledgers of {GROUP}" in verdict.text
 
 
 def test_a_delta_table_is_read_likewise(lake: Lake, name: str, produce: Producing, tmp_path: Path) -> None:

@@ -84,10 +84,10 @@ def test_a_trigger_that_looks_in_the_loop_is_seen(subjects: list[dict[str, Any]]
 def test_a_line_that_is_logged_in_the_loop_is_seen(
     subjects: list[dict[str, Any]], monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def tell(log: logging.Logger, *line: Any) -> None:
+    async def log_in_thread(log: logging.Logger, *line: Any) -> None:
         log.log(*line)
 
     caplog.set_level(logging.INFO, "airflow_lakestream")
-    monkeypatch.setattr(triggers_look, "tell", tell)
+    monkeypatch.setattr(triggers_look, "log_in_thread", log_in_thread)
     _, seen = in_loop(lambda: event_of(trigger(**subjects[0])))
     assert {name for _, name in seen} == {"callHandlers"}

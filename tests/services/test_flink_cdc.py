@@ -42,7 +42,7 @@ class Mirror(FlinkScriptRun):
         with SqlSession(config.gateway_address) as session:
             for name, value in (("execution.runtime-mode", "batch"), ("table.local-time-zone", "UTC")):
                 session.run(f"SET '{name}' = '{value}'")
-            session.run(statements.catalog(config.catalog_name, config.catalog_properties))
+            session.run(statements.create_catalog(config.catalog_name, config.catalog_properties))
             try:
                 found, _ = session.run(MIRRORED)
             except FlinkRefused:

@@ -136,7 +136,7 @@ def test_a_lock_that_a_dead_writer_left_is_no_doubt_about_the_commit(
 
     land(hive_lake.job(name, catalog=hasty))
 
-    assert "did not say whether it was applied" not in caplog.text
+    assert "did not report whether it was applied" not in caplog.text
     assert_landed_once(hive_lake, name, {0: 10})
     assert_files_are_whole(hive_lake.table())
 
@@ -148,7 +148,7 @@ def test_an_older_metastore_is_refused_before_anything_is_read(
     name = topic_of(events(0, 0, 10))
     try:
         with pytest.raises(
-            MetastoreDoesNotCompare, match=r"lake\.events: .*its version \(3\.0\) does not tell.*2\.3\.10"
+            MetastoreDoesNotCompare, match=r"lake\.events: .*metastore \(3\.0\) does not show.*2\.3\.10"
         ):
             lake.land(name)
         assert lake.catalog().list_namespaces() == [("default",)]

@@ -203,7 +203,7 @@ def test_all_tables_of_a_fan_out_and_rejected_records(
     assert {table: read_ledger(lake.table(table), GROUP) for table in tables} == ledgers
     land()
     assert lake.table("lake.click").scan().to_arrow().num_rows == 4
-    with pytest.raises(NoIcebergTable, match=r"lake.none is no Iceberg table of catalog 'iceberg_default'"):
+    with pytest.raises(NoIcebergTable, match=r"lake.none is not an Iceberg table of catalog 'iceberg_default'"):
         maintained(lake, spark, "lake.none", expire=True)
 
 

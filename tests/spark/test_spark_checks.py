@@ -34,7 +34,7 @@ def failed(run: SparkRun, spark: SparkSession, **settings: int) -> ChecksFailed:
 
 def kept(lake: Lake) -> list[str]:
     """Return the branches whose rows are not published; Delta tables have none."""
-    return [one.name for one in branches.kept(lake.table(), GROUP)] if lake.name == TABLE else []
+    return [one.name for one in branches.kept_branches(lake.table(), GROUP)] if lake.name == TABLE else []
 
 
 @EACH_FORMAT

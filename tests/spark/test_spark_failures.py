@@ -137,7 +137,7 @@ def test_a_jar_that_was_cut_is_named_by_the_program_that_was_given_it(
     with start_app(run.config(spark={**SETTINGS, "spark.jars": given}), lake.folder) as app:
         assert app.wait(200) != 0
     said = (lake.folder / "driver.log").read_text()
-    assert f"{cut} is no whole jar: it was cut, or damaged. Delete the folder" in said
+    assert f"{cut} is not a complete jar: it was cut, or damaged. Delete the folder" in said
     assert "has no Kafka source" not in said
     assert not run.checkpoint.exists()
 

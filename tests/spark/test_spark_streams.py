@@ -163,7 +163,7 @@ def test_a_bad_record_fails_the_batch_or_is_counted(
 
 @pytest.mark.parametrize(
     ("function", "words"),
-    [("unbounded", "watermark"), ("no_stream", "it returned a DataFrame that is no stream")],
+    [("unbounded", "watermark"), ("no_stream", "it returned a DataFrame that is not a stream")],
 )
 def test_what_can_not_be_landed_by_appending_is_refused_before_it_begins(
     lake: Lake, name: str, spark: SparkSession, function: str, words: str

@@ -82,7 +82,7 @@ def staged(rows: pa.Table, kind: TableFormat, folder: Path) -> tuple[Any, list[A
 def by_spark(
     spark: SparkSession, rows: pa.Table, kind: TableFormat, outline: Any, files: list[Any]
 ) -> DataFrame | None:
-    paths = [LAKES[kind].part("beside").uri(outline, file) for file in files]
+    paths = [LAKES[kind].part("staging").uri(outline, file) for file in files]
     return read_by_spark(spark, rows.schema, spark_schema(rows.schema), paths)
 
 

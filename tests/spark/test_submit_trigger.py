@@ -190,7 +190,7 @@ def test_nothing_blocks_the_triggerers_loop(start: Any, caplog: pytest.LogCaptur
     event, seen = in_loop(watched)
     assert (event["action"], driver.outcome) == ("finish", DriverOutcome.STOPPED)
     assert seen == []
-    for text in ("Ignored, of a newer version: knows_more", "10 records", "The task was cleared or marked"):
+    for text in ("Ignored arguments of a newer version: knows_more", "10 records", "The task was cleared or marked"):
         assert any(text in line for line in caplog.messages), caplog.messages
 
 
@@ -210,7 +210,7 @@ def test_a_trigger_that_looks_or_logs_in_the_loop_is_seen(start: Any, monkeypatc
 
     driver = start(batches=3)
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(to_thread=in_the_loop, sleep=asyncio.sleep))
-    monkeypatch.setattr(module, "tell", lambda log, *line: in_the_loop(log.log, *line))
+    monkeypatch.setattr(module, "log_in_thread", lambda log, *line: in_the_loop(log.log, *line))
     event, seen = in_loop(lambda: first_event(trigger(driver)))
     assert event["action"] == "finish"
     assert {what for what, _ in seen} >= {"open", logging.__file__}

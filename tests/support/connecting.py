@@ -18,7 +18,7 @@ from airflow_lakestream.connect.client import ConnectClient, ConnectUnknown, Con
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectorSupervision
 from airflow_lakestream.connect.events import ControlEvent, parse_event
-from airflow_lakestream.connect.iceberg_sink import IcebergConnector, complete
+from airflow_lakestream.connect.iceberg_sink import IcebergConnector, complete_config
 from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionLimits, SupervisorAction
@@ -73,7 +73,7 @@ class Sinks:
 
     def sink(self, topic: str, interval: float = 2.0, **settings: str) -> IcebergConnector:
         """Return the sink's complete configuration."""
-        return complete(self.name, sink_config(self.lake, topic, **settings), "iceberg_default", interval)
+        return complete_config(self.name, sink_config(self.lake, topic, **settings), "iceberg_default", interval)
 
     def driving(
         self,

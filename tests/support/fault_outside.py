@@ -146,7 +146,7 @@ class Outside:
         topic = topic or self._world.topic()
         if self._world.table() is not None:
             forgetting = ReceiptWriter(self._world.catalog, self._world.name, GROUP, {}, "the model")
-            receipt = forgetting.receipt(ModelSource(topic.log), ModelReader(topic.log, 4))
+            receipt = forgetting.write_receipt(ModelSource(topic.log), ModelReader(topic.log, 4))
             self._world.tell(f"receipts for damage of {topic.log.name}: {receipt and receipt.ranges}")
 
     def evolve(self) -> None:

@@ -164,8 +164,8 @@ class RunDecoders:
         decoder = self._decoders(schema, first)
         return decoder and _RunDecoder(decoder, self._run)
 
-    def waits(self, first: Any) -> bool:
-        return bool(self._decoders.waits(first))
+    def keeps_for_later(self, first: Any) -> bool:
+        return bool(self._decoders.keeps_for_later(first))
 
 
 class _RunDecoder:

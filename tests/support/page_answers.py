@@ -274,7 +274,7 @@ def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
     from airflow_lakestream.ui.page import hours
     from airflow_lakestream.ui.page.landings import landing_of
-    from airflow_lakestream.ui.page.supervision import _CONTENTS, _read, seen_in
+    from airflow_lakestream.ui.page.supervision import _CONTENTS, _read, look_value
 
     paths = ("/lakestream/api/streams", "/lakestream/api/hours", ONE.format("lands"), ONE.format("on_spark"))
     paths += (ONE.format("behind"), PRESS.format("lands", "replay"))
@@ -318,7 +318,7 @@ def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
                 values = [value for _, _, _, value in looks]
                 # Of what is null nothing was told.
                 told_of = [value for value in values[:2] if _read(value) is not None]
-                named["behind"] = [one for value in told_of if (one := _problem(seen_in, value))]
+                named["behind"] = [one for value in told_of if (one := _problem(look_value, value))]
                 named["contents"] = [one for one in [_problem(lambda value: _CONTENTS("", value), values[2])] if one]
         # As if a minute had passed.
         hours._FRESH_S = -1

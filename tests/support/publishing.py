@@ -16,7 +16,7 @@ from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import LandingEngine, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.publishing.branch import BranchSnapshot, EngineJobLine
-from airflow_lakestream.core.publishing.publish import PublicationJob, begin, begin_anew, publish
+from airflow_lakestream.core.publishing.publish import PublicationJob, begin, begin_again, publish
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.iceberg.ledger_store import newest_sequence, read_ledger
@@ -103,9 +103,9 @@ class World:
             self._begin_line(self.at)
         return dict(self.at)
 
-    def begin_anew(self, **job: Any) -> dict[int, int]:
+    def begin_again(self, **job: Any) -> dict[int, int]:
         """Let the engine start again, without what it had in its state."""
-        self.at = begin_anew(self.job(**job), self._begin_line)
+        self.at = begin_again(self.job(**job), self._begin_line)
         return dict(self.at)
 
     def has_branch(self) -> bool:

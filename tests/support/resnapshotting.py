@@ -17,5 +17,5 @@ def die_at(text: str, kind: str, lake: Lake, table: str, settings: dict[str, Any
         if text in told:
             os._exit(9)
 
-    work = MirrorResnapshot(table=table, consumer_group=GROUP, kafka=lake.kafka, say=say, **settings)
+    work = MirrorResnapshot(table=table, consumer_group=GROUP, kafka=lake.kafka, report=say, **settings)
     work.run(DeltaStorage() if kind == "delta" else lake.catalog())

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.watching.asking import Verdict, guarded, look_now
+from airflow_lakestream.watching.asking import Verdict, look_now, look_safely
 from airflow_lakestream.watching.checks import make_check
 from tests.support.airflow_home import CHECKOUT, AirflowHome, Run
 from tests.support.broker import poll_until
@@ -181,4 +181,4 @@ class LakePlaces:
 
 def look(lake: Lake, check: str, **arguments: Any) -> Verdict:
     """Look once, in this thread, as a sensor does."""
-    return look_now(guarded(make_check(check, arguments), LakePlaces(lake), 0.0))
+    return look_now(look_safely(make_check(check, arguments), LakePlaces(lake), 0.0))

@@ -17,7 +17,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.watch import FirstRecord, TopicRetention
 from airflow_lakestream.watching.asking import LookOutcome, Verdict
 from airflow_lakestream.watching.books import ConsumerProgress, PastCommit
-from airflow_lakestream.watching.lag.risk import RetentionRisk, TopicSettings, every_of, risks, window_of
+from airflow_lakestream.watching.lag.risk import RetentionRisk, TopicSettings, every_of, partition_risks, window_of
 from airflow_lakestream.watching.lag.waiting import UnreadOffsets
 
 TOPIC = TopicIdentity("orders", "id", "cluster")
@@ -123,7 +123,7 @@ class World:
         every = every_of(books)
         window = window_of(log.retention, every)
         settings = TopicSettings(log.retention, {0: log.end - log.offset_at(now - window)}, window)
-        return RetentionRisk(books, [unread], risks(unread, settings, books, every, now), every).judge(
+        return RetentionRisk(books, [unread], partition_risks(unread, settings, books, every, now), every).judge(
             wanted, None, 0.0
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.events import once as events
-from airflow_lakestream.events.once import MOST_KEPT, claim, once_per_landing
+from airflow_lakestream.events.once import MOST_KEPT, claim_landings, once_per_landing
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument
 
 
@@ -34,7 +34,7 @@ def test_each_landing_has_one_run_whatever_comes_twice(seed: int) -> None:
             again = [landing(n) for n in range(told) if rng.random() < 0.2]
             told += len(new)
             runs[run_id] = [*again, *new, *new[:1]]
-        own, owners = claim(owners, run_id, runs[run_id])
+        own, owners = claim_landings(owners, run_id, runs[run_id])
         for one in own:
             done.setdefault(one["landing_id"], set()).add(run_id)
         assert len(own) == len({one["landing_id"] for one in own})
@@ -43,14 +43,14 @@ def test_each_landing_has_one_run_whatever_comes_twice(seed: int) -> None:
 
 
 def test_tables_of_a_fan_out_may_share_an_id() -> None:
-    own, _ = claim({}, "run", [landing(1, "lake.a"), landing(1, "lake.b")])
+    own, _ = claim_landings({}, "run", [landing(1, "lake.a"), landing(1, "lake.b")])
     assert len(own) == 2
 
 
 def test_the_newest_are_remembered_and_all_of_one_run() -> None:
-    _, owners = claim({}, "run", [landing(n) for n in range(MOST_KEPT + 5)])
+    _, owners = claim_landings({}, "run", [landing(n) for n in range(MOST_KEPT + 5)])
     assert len(owners) == MOST_KEPT + 5
-    _, owners = claim(owners, "next", [landing(-1)])
+    _, owners = claim_landings(owners, "next", [landing(-1)])
     assert (len(owners), list(owners)[-1]) == (MOST_KEPT, "id--1 of lake.t")
 
 

@@ -73,7 +73,7 @@ LITERALS = [
         4,
         "a name as the place of a Delta table",
         {"table_format": "delta"},
-        "table: 'lake.orders' is no place of a Delta table (table_format=\"delta\"). Write a URI or an absolute path",
+        "table: 'lake.orders' is not a place of a Delta table (table_format=\"delta\"). Write a URI or an absolute",
     ),
     Mistake(5, "no table format", {"table_format": "hudi"}, "table_format: 'hudi' is not one of 'iceberg', 'delta'."),
     Mistake(6, "no group's name", {"consumer_group": "my group"}, "consumer_group: 'my group' is not a name", "group"),
@@ -157,7 +157,7 @@ LITERALS = [
         34,
         "replacing without saying what",
         {"replace": True},
-        'replace: goes with mode="interval" or "ranges", which say what to replace.',
+        'replace: goes with mode="interval" or "ranges", which set what to replace.',
         ways=RUN,
     ),
     Mistake(
@@ -368,7 +368,7 @@ SEEN_BY_THE_RUN: list[tuple[int, Callable[[Path], object], str]] = [
     (53, half_an_interval, "interval_end: is missing, while the arguments give interval_start."),
     (54, nothing_to_wait_for, "checkpoint_location: one of checkpoint_location, table and group_id has to be given."),
     (55, no_limit, "max_age: is missing, and so is complete_through. Give one of them."),
-    (56, a_misspelt_app, "app: 'kafka_to_iceburg' is no bundled app. Did you mean 'kafka_to_iceberg'?"),
+    (56, a_misspelt_app, "app: 'kafka_to_iceburg' is not a bundled app. Did you mean 'kafka_to_iceberg'?"),
     (
         57,
         no_interval_between_batches,

@@ -112,7 +112,7 @@ def test_a_table_that_was_not_created_is_not_said_to_hold_anything(lines: Lines)
     done = land(job(FakeTopic({0: (0, 0)}), FakeTable(exists=False), decoders=FakeDecoders()))
     assert lines.take() == []
     assert last_line(run_of(done), CONFIG) == (
-        "Nothing to land: no record of orders tells the columns of lake.orders, and no schema is given. The table was "
+        "Nothing to land: no record of orders shows the columns of lake.orders, and no schema is given. The table was "
         "not created."
     )
 
@@ -171,7 +171,7 @@ def test_a_long_run_says_each_half_minute_how_far_it_is(lines: Lines, monkeypatc
 
 
 def test_bad_records_of_a_commit_are_a_warning(lines: Lines) -> None:
-    story.tell_commit("lake.t", 7, Counts(5, 3, 2), BadRecords(2), RangeSet.of("orders", 0, 0, 5), 0.2)
+    story.log_commit("lake.t", 7, Counts(5, 3, 2), BadRecords(2), RangeSet.of("orders", 0, 0, 5), 0.2)
     assert lines.take()[0] == "Committed 3 rows, 2 rejected to lake.t in snapshot 7 (0.20 s): orders[0] [0,5)."
 
 

@@ -70,7 +70,7 @@ def test_what_is_in_the_way_is_what_a_look_at_each_row_says(
     else:
         wanted = [one for one in strange if one in given_ranges]
     assert sum(box.rows for box in found.in_the_way) == len(wanted)
-    assert found.rows_beside == len(strange) - len(wanted)
+    assert found.foreign_rows == len(strange) - len(wanted)
     for p, o in wanted:
         assert any(
             b.partitions[0] <= p <= b.partitions[1] and b.offsets[0] <= o <= b.offsets[1] for b in found.in_the_way

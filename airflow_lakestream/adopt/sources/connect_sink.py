@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim, StillRunning
-from airflow_lakestream.adopt.filled import FilledTable, newest
+from airflow_lakestream.adopt.filled import FilledTable, newest_with
 from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
 from airflow_lakestream.connect.configuration import ICEBERG_SINK
 from airflow_lakestream.connect.events import ends_below, events_of
@@ -86,12 +86,13 @@ class ConnectSinkPosition:
         exact = self._by_events(config, topic)
         if exact is None:
             # Only rows can prove more: nothing below the bound is certain.
-            why = (
-                f"{self.connector.text}: no snapshot of the table and no event in the control topic says how far the "
-                "table goes. The offsets of its group are committed before the table is, so they prove nothing"
+            reason = (
+                f"{self.connector.text}: no snapshot of the table and no event in the control topic has the sink's "
+                "position in the table. The offsets of its group are committed before the table is, so they prove "
+                "nothing"
             )
-            return PositionClaim(source=self.connector.text, ends={}, maybe=upper, open_end=why, proved=(proved,))
-        account = "the last snapshot of the sink names the events in its control topic that say how far it had read"
+            return PositionClaim(source=self.connector.text, ends={}, maybe=upper, open_end=reason, proved=(proved,))
+        account = "the last snapshot of the sink names the events in its control topic that have its position"
         lost = "that no round of the sink was lost: killed before the first commit of its life, it loses one silently"
         return PositionClaim(
             source=self.connector.text, ends=exact, maybe=upper, proved=(proved, account), trusted=(lost,)
@@ -112,15 +113,15 @@ class ConnectSinkPosition:
         control = config.get("iceberg.control.topic") or _CONTROL
         group = config.get("iceberg.connect.group-id") or f"connect-{self.connector.name}"
         key = f"{_OFFSETS}{control}.{group}"
-        if (last := newest(self.filled.marks(), (key,))) is None:
+        if (last := newest_with(self.filled.marks(), (key,))) is None:
             return None
         try:
             until = {int(p): int(offset) for p, offset in json.loads(last[key]).items()}
             events = events_of(self.connector.groups.records(control))
         except (ValueError, TypeError, AttributeError, TopicMissing):
             return None
-        there = {(one.partition, one.offset) for one in events}
-        if any((p, offset - 1) not in there for p, offset in until.items()):
+        event_positions = {(one.partition, one.offset) for one in events}
+        if any((p, offset - 1) not in event_positions for p, offset in until.items()):
             # The control topic was emptied, or created again: its events are not the snapshot's.
             return None
         return ends_below(events, group, topic, until) or None

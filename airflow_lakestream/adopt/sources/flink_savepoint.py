@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim, StillRunning
-from airflow_lakestream.adopt.filled import FilledTable, newest
+from airflow_lakestream.adopt.filled import FilledTable, newest_with
 from airflow_lakestream.flink.checkpoints import CHECKPOINT, JOB
 from airflow_lakestream.flink.savepoint import read_savepoint
 
@@ -34,7 +34,7 @@ class FlinkSavepoint:
             "that the job was stopped: a savepoint shows no sign of life",
             f"that the job fills this table from {topic}, and from no other topic: a savepoint does not say",
         ]
-        last = newest(self.filled.marks(), (JOB, CHECKPOINT))
+        last = newest_with(self.filled.marks(), (JOB, CHECKPOINT))
         if last is None:
             trusted.append("that the job's rows are in this table: no snapshot names a Flink job")
         else:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim, StillRunning
-from airflow_lakestream.adopt.filled import FilledTable, newest
+from airflow_lakestream.adopt.filled import FilledTable, newest_with
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import LeaseState
 from airflow_lakestream.spark.checkpoint import Offsets, QueryCheckpoint, read_checkpoint
@@ -36,19 +36,19 @@ class SparkCheckpoint:
             raise StillRunning(self._source, f"it is in use by {lease}")
         checkpoint = read_checkpoint(self.location, self.properties)
         if checkpoint is None or not checkpoint.planned:
-            raise CannotAdopt(f"{self.location} has no checkpoint with a batch in it: nothing tells what was written.")
+            raise CannotAdopt(f"{self.location} has no checkpoint with a batch in it, so the position is unknown.")
         checkpoint.check_topics([topic])
         in_table = self._batch_in_table(checkpoint.query_id)
         if in_table is not None:
             return self._claim(checkpoint, topic, in_table)
-        return self._by_its_word(checkpoint, topic)
+        return self._by_checkpoint(checkpoint, topic)
 
     def _batch_in_table(self, query_id: str) -> int | None:
         """Return the query's last batch in the table's own commits, or None if no commit has a batch."""
         if (batch := self.filled.transaction(query_id)) is not None:
             return batch
         of_query = (one for one in self.filled.marks() if one.get(_QUERY) == query_id)
-        found = newest(of_query, (_EPOCH,))
+        found = newest_with(of_query, (_EPOCH,))
         return None if found is None else int(found[_EPOCH])
 
     def _claim(self, checkpoint: QueryCheckpoint, topic: str, batch: int) -> PositionClaim:
@@ -63,10 +63,10 @@ class SparkCheckpoint:
             ends=_of(topic, checkpoint.ends(batch)),
             starts=_of(topic, checkpoint.start or {}),
             proved=tuple(proved),
-            trusted=(self._stands_still(checkpoint),),
+            trusted=(self._stopped_assumption(checkpoint),),
         )
 
-    def _by_its_word(self, checkpoint: QueryCheckpoint, topic: str) -> PositionClaim:
+    def _by_checkpoint(self, checkpoint: QueryCheckpoint, topic: str) -> PositionClaim:
         replayed = checkpoint.replayed
         if not checkpoint.committed:
             ends: Mapping[int, int] = _of(topic, checkpoint.starts(checkpoint.planned[-1]))
@@ -75,7 +75,7 @@ class SparkCheckpoint:
         trusted = [
             "that a batch in the checkpoint is in the table: the table's commits name no batch of the query "
             f"{checkpoint.query_id} (foreachBatch, or these snapshots have expired)",
-            self._stands_still(checkpoint),
+            self._stopped_assumption(checkpoint),
         ]
         claim = PositionClaim(
             source=self._source, ends=ends, starts=_of(topic, checkpoint.start or {}), trusted=tuple(trusted)
@@ -83,8 +83,8 @@ class SparkCheckpoint:
         if replayed is None:
             return claim
         open_batch = (
-            f"batch {replayed} of {self.location} was begun and not ended: whether its rows are in the table can't be "
-            "told. Start the query once more, and stop it when it has ended a batch"
+            f"batch {replayed} of {self.location} was begun and not ended: it is unknown whether its rows are in the "
+            "table. Start the query once more, and stop it when it has ended a batch"
         )
         return replace(claim, maybe=_of(topic, checkpoint.ends(replayed)), open_end=open_batch)
 
@@ -92,8 +92,8 @@ class SparkCheckpoint:
     def _source(self) -> str:
         return f"spark-checkpoint {self.location}"
 
-    def _stands_still(self, checkpoint: QueryCheckpoint) -> str:
-        begun = checkpoint.begun_at(checkpoint.planned[-1])
+    def _stopped_assumption(self, checkpoint: QueryCheckpoint) -> str:
+        begun = checkpoint.started_at(checkpoint.planned[-1])
         age = "" if begun is None else f"; its last batch began {time.time() - begun:,.0f} s ago"
         return f"that the query was stopped: a checkpoint shows no sign of life{age}"
 

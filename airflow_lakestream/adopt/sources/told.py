@@ -33,7 +33,7 @@ class OwnRows:
     def read(self, topic: str) -> PositionClaim:
         """Return a claim without offsets: the rows decide."""
         return PositionClaim(
-            source="rows", trusted=("that no other tool still writes: the table stood still for a while",)
+            source="rows", trusted=("that no other tool still writes: the table did not change for a while",)
         )
 
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from airflow_lakestream.cdc.columns import (
     BEFORE,
+    DELETES_HAVE_VALUES,
     KEY_NAMES,
     LEAVES_OUT,
     LOG,
@@ -31,7 +32,6 @@ from airflow_lakestream.cdc.columns import (
     PLACE,
     ROW_BYTES,
     TABLE,
-    TELLS_MORE,
     TRANSACTION,
     VERSION,
 )
@@ -143,7 +143,7 @@ class StagedEvents:
         return EventNumbers(needed[PLACE].to_numpy(), needed.select(VERSION).combine_chunks() if has_versions else None)
 
 
-def apart(
+def read_bare(
     open_file: OpenFile, outline: Any, files: Sequence[Mapping[str, Any]], key: Sequence[str]
 ) -> tuple[StagedEvents, pa.Table]:
     """Return the events in files, and the columns of each event for decisions, including `PLACE`.
@@ -190,7 +190,7 @@ def _check_notes(events: pa.Table) -> None:
     if pc.any(events[LEAVES_OUT]).as_py():
         raise ValuesApart("values are left out")
     # Events of sequential transactions need no settling; see `cdc.keys.order`.
-    if pc.any(events[TELLS_MORE]).as_py() and not is_serial(events):
+    if pc.any(events[DELETES_HAVE_VALUES]).as_py() and not is_serial(events):
         raise ValuesApart("deletions have more than the key")
 
 
@@ -209,15 +209,15 @@ def each(read: Callable[[Any], Read], files: Sequence[Any]) -> Iterator[Read]:
         pool.shutdown(cancel_futures=True)
 
 
-def is_apart(rows: pa.Table) -> bool:
+def is_staged(rows: pa.Table) -> bool:
     """Return whether only the files of these events have the values. Deletions then have only a key."""
     return PLACE in rows.column_names
 
 
-def check_values(rows: pa.Table, what_for: str) -> None:
+def check_values(rows: pa.Table, need: str) -> None:
     """Raise ValuesApart if only the files of these events have the values."""
-    if is_apart(rows):
-        raise ValuesApart(what_for)
+    if is_staged(rows):
+        raise ValuesApart(need)
 
 
 def bare(rows: pa.Table) -> pa.Table:

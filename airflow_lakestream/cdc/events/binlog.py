@@ -44,10 +44,10 @@ def log_columns(source: pa.Array) -> Sequence[pa.Array]:
     Null also for rows of an incremental snapshot: they have the stream's position, but were read later.
     """
     is_incremental = pc.equal(_member(source, "snapshot", pa.string()), "incremental").fill_null(False)
-    says = pc.and_(places(source).is_valid(), pc.invert(is_incremental))
+    has_place = pc.and_(places(source).is_valid(), pc.invert(is_incremental))
     names = (("gtid", pa.string()), ("server_id", pa.int64()), ("ts_ms", pa.int64()))
-    found = [pc.if_else(says, _member(source, name, kind), pa.scalar(None, kind)) for name, kind in names]
-    return [*found[:2], pc.if_else(says, pc.fill_null(found[2], -1), pa.scalar(None, pa.int64()))]
+    found = [pc.if_else(has_place, _member(source, name, kind), pa.scalar(None, kind)) for name, kind in names]
+    return [*found[:2], pc.if_else(has_place, pc.fill_null(found[2], -1), pa.scalar(None, pa.int64()))]
 
 
 def rows(source: pa.Array) -> pa.Array:

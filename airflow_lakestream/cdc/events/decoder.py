@@ -18,11 +18,11 @@ from airflow_lakestream.cdc.events import binlog
 from airflow_lakestream.cdc.events.misfits import BadEventExplainer
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.notes import with_notes
-from airflow_lakestream.cdc.events.provenance import told, with_image
+from airflow_lakestream.cdc.events.provenance import with_image, with_origin
 from airflow_lakestream.cdc.events.record_keys import names_in
 from airflow_lakestream.cdc.events.record_schemas import RecordSchemas
 from airflow_lakestream.cdc.events.widening import grown
-from airflow_lakestream.cdc.stops import name_not_free, place_not_told
+from airflow_lakestream.cdc.stops import name_not_free, place_unknown
 from airflow_lakestream.core.formats import ValueEnvelope
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.core.records import RawBatch
@@ -94,12 +94,12 @@ class EventPayload(PayloadFormats):
         own: list[str] = _own(pa.schema([(name, pa.null()) for name in names])).names
         return own
 
-    def tells_columns(self, first: RawBatch) -> bool:
+    def defines_columns(self, first: RawBatch) -> bool:
         """Return whether first records may have a row, unlike tombstones, Debezium's own records and truncations."""
         keyless = self._keyless_events(first)
         return keyless is None or (bool(keyless) and not self._are_truncations(first, keyless))
 
-    def waits(self, first: RawBatch) -> bool:
+    def keeps_for_later(self, first: RawBatch) -> bool:
         """Return whether first records without a row are to wait: a later row may be older than a truncation."""
         return bool(self._keyless_events(first))
 
@@ -204,14 +204,14 @@ class _EventDecoder:
             self._check_places(batch, decoded)
             names = self._key_names(batch, decoded)
             key = self._payload.key
-            return replace(decoded, rows=with_notes(placed(told(decoded.rows, key, names)), key))
+            return replace(decoded, rows=with_notes(placed(with_origin(decoded.rows, key, names)), key))
 
     def _check_places(self, batch: RawBatch, decoded: DecoderResult) -> None:
         """Refuse events of a binary log without a position. Raises MirrorStopped."""
         at = binlog.without_place(decoded.rows[SOURCE].combine_chunks())
         if at is not None:
             place = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])[at]
-            raise place_not_told(self._payload.names.table, batch.topic, batch.partition, batch.offsets[place])
+            raise place_unknown(self._payload.names.table, batch.topic, batch.partition, batch.offsets[place])
 
     def _key_names(self, batch: RawBatch, decoded: DecoderResult) -> pa.Array:
         """Return the columns of each event record's key."""

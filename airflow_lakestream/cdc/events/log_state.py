@@ -76,8 +76,8 @@ class LogState:
 class EventPlaces:
     """Places of events in the binary log, as columns; -1 for events without a place.
 
-    `says` is true for events with a place. Rows of an incremental snapshot have none: the place in their source is the
-    stream's.
+    `has_place` is true for events with a place. Rows of an incremental snapshot have none: the place in their source is
+    the stream's.
     """
 
     place: Ints
@@ -87,7 +87,7 @@ class EventPlaces:
     source: npt.NDArray[np.object_]
     of_server: npt.NDArray[np.object_]
     is_read: Mask
-    says: Mask
+    has_place: Mask
 
     @classmethod
     def of(cls, events: pa.Table) -> EventPlaces:
@@ -107,7 +107,7 @@ class EventPlaces:
             source=np.array([*pc.coalesce(domain, uuid).to_pylist(), None], object)[at],
             of_server=np.array([*server.to_pylist(), None], object)[at],
             is_read=pc.is_in(events[OP], pa.array([READ, READ_LAST])).to_numpy(),
-            says=events[MILLIS].is_valid().to_numpy(),
+            has_place=events[MILLIS].is_valid().to_numpy(),
         )
 
     def take(self, at: Any) -> EventPlaces:
@@ -131,8 +131,8 @@ class _RunningMaximum:
         return self.most[:-1]
 
     def at_rise(self, other: Ints, start: int) -> Ints:
-        rises = np.where(self.values > self.before, np.arange(len(self.values)), -1)
-        last = np.maximum.accumulate(np.concatenate([[-1], rises]))
+        rise_indices = np.where(self.values > self.before, np.arange(len(self.values)), -1)
+        last = np.maximum.accumulate(np.concatenate([[-1], rise_indices]))
         return np.where(last < 0, start, np.concatenate([other, [0]])[last])
 
 
@@ -170,11 +170,11 @@ class LogComparison:
 
     def __init__(self, places: EventPlaces, seen: LogState, starts: Sequence[Mapping[str, int]]) -> None:
         self._events, self._seen, self._starts = places, seen, starts
-        self._streamed = streamed = places.says & ~places.is_read
+        self._streamed = streamed = places.has_place & ~places.is_read
         self._places = _RunningMaximum(np.where(streamed, places.place, -1), seen.place)
         self._times = _RunningMaximum(np.where(streamed, places.millis, -1), seen.millis)
         self._since = self._times.at_rise(places.place, seen.since)
-        self._reads = _RunningMaximum(np.where(places.says & places.is_read, places.place, -1), seen.read)
+        self._reads = _RunningMaximum(np.where(places.has_place & places.is_read, places.place, -1), seen.read)
         self._read_at = self._reads.at_rise(places.millis, seen.read_millis)
         names = {*seen.gtids, *(one for one in set(places.source.tolist()) if one is not None)}
         self._sources = {one: _GtidHistory(places, one, seen.gtids.get(one, GtidState())) for one in names}
@@ -251,7 +251,7 @@ class LogComparison:
     def is_behind_read(self) -> Mask:
         """Snapshot rows of another log."""
         greatest = np.maximum(self._places.before, self._reads.before)
-        return self._events.says & self._events.is_read & (self._events.place < greatest)
+        return self._events.has_place & self._events.is_read & (self._events.place < greatest)
 
     def problem(self, *, several: bool) -> Ints:
         """Return for each event the index in `PROBLEMS` of the reason for an unknown order; 0 for a known order.
@@ -264,7 +264,7 @@ class LogComparison:
         began |= self._precedes_snapshot & ~self._is_new
         strange = self._of_sources(lambda one: one.is_strange)
         is_left = several and self._seen.era + 1 < len(self._starts)
-        alone = self._events.says & (self._events.number < 0) & np.bool_(is_left)
+        alone = self._events.has_place & (self._events.number < 0) & np.bool_(is_left)
         found = (began, strange, self._other_server(), self.is_behind_read & np.bool_(several), alone)
         return np.select(found, [np.int64(number) for number in range(1, len(PROBLEMS))], np.int64(0))
 

@@ -78,7 +78,7 @@ class BinaryLogs:
         return cls(seen, note["starts"])
 
 
-def in_one_order(events: pa.Table, logs: BinaryLogs, stop: Stop) -> tuple[pa.Table, BinaryLogs]:
+def order_by_log(events: pa.Table, logs: BinaryLogs, stop: Stop) -> tuple[pa.Table, BinaryLogs]:
     """Return the events with growing places across logs, without copies, and the logs after the events.
 
     Raises the error of `stop` if the order of the logs is unknown.

@@ -57,13 +57,15 @@ class BadEventExplainer:
         # NULL has no type.
         if name is None or bad.reason.endswith(", and the column is required"):
             return None
-        held, seen = decoded.rows.schema.field(name).type, self._seen(batch, bad.index, name)
+        held, event_type = decoded.rows.schema.field(name).type, self._event_type(batch, bad.index, name)
         place = batch.partition, batch.offsets[bad.index]
         # A number may be too large because the database's column has become larger.
-        is_of_type = is_time_out_of_range(bad.reason) or (is_of_range(bad.reason) and (seen is None or seen == held))
-        if seen is not None and not is_of_type and seen != held:
+        is_of_type = is_time_out_of_range(bad.reason) or (
+            is_of_range(bad.reason) and (event_type is None or event_type == held)
+        )
+        if event_type is not None and not is_of_type and event_type != held:
             return type_changed(
-                self.table, name, ColumnTypeOrigin(held, "in the mirror"), ColumnTypeOrigin.at(seen, *place)
+                self.table, name, ColumnTypeOrigin(held, "in the mirror"), ColumnTypeOrigin.at(event_type, *place)
             )
         if not is_of_range(bad.reason):
             return None
@@ -74,17 +76,17 @@ class BadEventExplainer:
         remedy = _REMEDY if is_time_out_of_range(bad.reason) else _NO_POLICY
         return MirrorStopped(self.table, StopReason.VALUE_OUT_OF_RANGE, problem, remedy.format(column=name))
 
-    def _seen(self, batch: RawBatch, at: int, name: str) -> pa.DataType | None:
+    def _event_type(self, batch: RawBatch, at: int, name: str) -> pa.DataType | None:
         cut = slice(at, at + 1)
         optional = {side: part[cut] for side in ("keys", "headers") if (part := getattr(batch, side)) is not None}
         one = replace(
             batch, offsets=batch.offsets[cut], timestamps=batch.timestamps[cut], values=batch.values[cut], **optional
         )
         try:
-            seen = self.columns(one)
+            columns = self.columns(one)
         except LakestreamError:
             return None
-        return seen.field(name).type if name in seen.names else None
+        return columns.field(name).type if name in columns.names else None
 
 
 def _column(bad: BadRow, names: Sequence[str]) -> str | None:

@@ -17,7 +17,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes.formats import LAKES, LakeFormat
 
 # The parts of an event besides the columns of its row.
-_BESIDE = {OP: "op", SOURCE: "source", IMAGE: "before"}
+_EVENT_PARTS = {OP: "op", SOURCE: "source", IMAGE: "before"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ColumnNames:
     @property
     def naming(self) -> EventNaming:
         """The new names and the names of the event's parts, for the decoder of events."""
-        return EventNaming(_BESIDE, self.renamed)
+        return EventNaming(_EVENT_PARTS, self.renamed)
 
     @property
     def reserved(self) -> frozenset[str]:

@@ -7,15 +7,24 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import BEFORE, KEY_NAMES, LEAVES_OUT, OF_EVENTS, OP, ROW_BYTES, TELLS_MORE, VERSION
+from airflow_lakestream.cdc.columns import (
+    BEFORE,
+    DELETES_HAVE_VALUES,
+    KEY_NAMES,
+    LEAVES_OUT,
+    OF_EVENTS,
+    OP,
+    ROW_BYTES,
+    VERSION,
+)
 from airflow_lakestream.cdc.events.record_keys import as_list
-from airflow_lakestream.cdc.keys.images import say_something
+from airflow_lakestream.cdc.keys.images import has_sent_values
 from airflow_lakestream.decode.connect.unavailable import left_out
 
 
 def note_columns() -> pa.Schema:
     """Return the columns of the notes."""
-    return pa.schema([(LEAVES_OUT, pa.bool_()), (TELLS_MORE, pa.bool_()), (ROW_BYTES, pa.int64())])
+    return pa.schema([(LEAVES_OUT, pa.bool_()), (DELETES_HAVE_VALUES, pa.bool_()), (ROW_BYTES, pa.int64())])
 
 
 def with_notes(events: pa.Table, key: Sequence[str]) -> pa.Table:
@@ -23,13 +32,13 @@ def with_notes(events: pa.Table, key: Sequence[str]) -> pa.Table:
 
     :param key: the columns of the mirror's key, if the user names them.
     """
-    beside = (*VERSION, *OF_EVENTS)
-    own = [name for name in events.column_names if name not in beside and not name.startswith(BEFORE)]
+    other_columns = (*VERSION, *OF_EVENTS)
+    own = [name for name in events.column_names if name not in other_columns and not name.startswith(BEFORE)]
     deletes = events.filter(pc.equal(events[OP], "d").fill_null(False))
     keys = set(key) or _keys_of_records(events)
     notes = (
         any(left_out(events[name]).any() for name in own),
-        say_something(deletes, [name for name in own if name not in keys]),
+        has_sent_values(deletes, [name for name in own if name not in keys]),
         events.select(own).nbytes // max(1, len(events)),
     )
     for column, note in zip(note_columns(), notes, strict=True):

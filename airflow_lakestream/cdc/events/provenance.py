@@ -36,7 +36,7 @@ def with_image(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
     return schema.append(pa.field(IMAGE, pa.struct(row)))
 
 
-def told(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table:
+def with_origin(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table:
     """Return decoded events with the origin in separate columns.
 
     :param key: the columns of the mirror's key, if the user names them.
@@ -65,18 +65,18 @@ def is_serial(rows: pa.Table) -> bool:
 
 def expanded(rows: pa.Table) -> pa.Table:
     """Return events with a deletion of the old row, at the same position, before each change of a key."""
-    beside = [name for name in rows.column_names if name.startswith(BEFORE)]
-    if not beside:
+    old_columns = [name for name in rows.column_names if name.startswith(BEFORE)]
+    if not old_columns:
         return rows
     moved = pc.equal(rows[OLD], str(OldKeyState.OTHER)).fill_null(False)
     old = rows.filter(moved)
-    for name in beside:
+    for name in old_columns:
         own = name.removeprefix(BEFORE)
         old = _set(old, own, cast_to(old[name], rows.schema.field(own).with_nullable(True)))
     old = _set(old, OP, pa.repeat(pa.scalar("d"), len(old)))
     # As Debezium does when its own key changes: the created row keeps the values that it leaves out.
     new = _set(rows, OP, pc.if_else(moved, "c", rows[OP]))
-    return pa.concat_tables([old, new]).drop_columns(beside)
+    return pa.concat_tables([old, new]).drop_columns(old_columns)
 
 
 def _with_old(rows: pa.Table, image: pa.Array, key: Sequence[str]) -> pa.Table:

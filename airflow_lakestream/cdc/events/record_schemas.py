@@ -61,13 +61,13 @@ class RecordSchemas:
     def _cached(self, key: Writer) -> Row:
         row = self._rows.get(key)
         if row is None:
-            row = self._beside(key) if isinstance(key, str) else self._named(key)
+            row = self._attached(key) if isinstance(key, str) else self._named(key)
             # Not remembered: an unknown schema may be registered in a moment.
             if row and len(self._rows) < _MOST:
                 self._rows[key] = row
         return row or ()
 
-    def _beside(self, text: str) -> Row:
+    def _attached(self, text: str) -> Row:
         shape = connect_schema.parse(text)
         members = (
             {} if shape is None else {name: shape.fields[name] for name in (*IMAGES, "op") if name in shape.fields}

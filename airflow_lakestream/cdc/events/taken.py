@@ -66,9 +66,9 @@ def columns_of_events(mirror: pa.Schema, *, with_key: bool) -> pa.Schema:
     """
     own = [one.with_nullable(True) for one in mirror if one.name not in (*version_schema().names, DELETED, *OF_EVENTS)]
     key = [pa.field(RECORD_KEY, pa.binary())] if with_key else []
-    told = [pa.field(TABLE, pa.string()), pa.field(TRANSACTION, pa.int64()), pa.field(KEY_NAMES, pa.string())]
-    told += [pa.field(GTID, pa.string()), pa.field(SERVER, pa.int64()), pa.field(MILLIS, pa.int64())]
-    return pa.schema([*own, pa.field(OP, pa.string()), *version_schema(), *told, *note_columns(), *key])
+    origin = [pa.field(TABLE, pa.string()), pa.field(TRANSACTION, pa.int64()), pa.field(KEY_NAMES, pa.string())]
+    origin += [pa.field(GTID, pa.string()), pa.field(SERVER, pa.int64()), pa.field(MILLIS, pa.int64())]
+    return pa.schema([*own, pa.field(OP, pa.string()), *version_schema(), *origin, *note_columns(), *key])
 
 
 def _fields(parts: Sequence[pa.Table], table: str) -> Iterator[pa.Field]:
@@ -84,7 +84,7 @@ def _fields(parts: Sequence[pa.Table], table: str) -> Iterator[pa.Field]:
                 there, first = one, part
             kind = joined_type(there.type, one.type) or _of_numbers(there.type, one.type)
             if kind is None:
-                raise type_changed(table, one.name, _seen(first, one.name), _seen(part, one.name))
+                raise type_changed(table, one.name, _type_origin(first, one.name), _type_origin(part, one.name))
             found[one.name] = (there.with_type(kind), first)
     return (one for one, _ in found.values())
 
@@ -94,7 +94,7 @@ def _of_numbers(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return pa.float64() if {one, other} == {pa.int64(), pa.float64()} else None
 
 
-def _seen(rows: pa.Table, name: str) -> ColumnTypeOrigin:
+def _type_origin(rows: pa.Table, name: str) -> ColumnTypeOrigin:
     at = pc.index(rows[name].is_valid(), True).as_py()
     return ColumnTypeOrigin.at(rows.schema.field(name).type, rows[PARTITION][at].as_py(), rows[OFFSET][at].as_py())
 

@@ -125,7 +125,7 @@ def origin_of_topic(topic: str) -> ConnectorTable:
     parts = topic.split(".")
     if len(parts) < 3:
         raise InvalidArgument(
-            "topic", f"{topic!r} is not prefix.schema.table, and has no event that tells it.", "Change a row."
+            "topic", f"{topic!r} is not prefix.schema.table, and has no event that names its table.", "Change a row."
         )
     return ConnectorTable(".".join(parts[:-2]), re.escape(".".join(parts[-2:])))
 

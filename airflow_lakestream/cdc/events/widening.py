@@ -45,21 +45,21 @@ def _joined_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
     return None if kind is None else pa.field(one.name, kind, one.nullable or other.nullable)
 
 
-def grown(schema: pa.Schema, seen: pa.Schema) -> pa.Schema:
+def grown(schema: pa.Schema, new: pa.Schema) -> pa.Schema:
     """Return the schema with missing columns added, and with wider types."""
     fields = [
-        field.with_type(_grown_type(field.type, seen.field(field.name).type)) if field.name in seen.names else field
+        field.with_type(_grown_type(field.type, new.field(field.name).type)) if field.name in new.names else field
         for field in schema
     ]
-    return pa.schema([*fields, *(field for field in seen if field.name not in schema.names)])
+    return pa.schema([*fields, *(field for field in new if field.name not in schema.names)])
 
 
-def _grown_type(old: pa.DataType, seen: pa.DataType) -> pa.DataType:
+def _grown_type(old: pa.DataType, new: pa.DataType) -> pa.DataType:
     """Return the type with missing fields added; fields without a common type keep the old type."""
-    if t.is_struct(old) and t.is_struct(seen):
-        return pa.struct(list(grown(pa.schema(list(old)), pa.schema(list(seen)))))
-    if t.is_list(old) and t.is_list(seen):
-        return pa.list_(old.value_field.with_type(_grown_type(old.value_type, seen.value_type)))
-    if t.is_map(old) and t.is_map(seen):
-        return pa.map_(old.key_type, old.item_field.with_type(_grown_type(old.item_type, seen.item_type)))
-    return joined_type(old, seen) or old
+    if t.is_struct(old) and t.is_struct(new):
+        return pa.struct(list(grown(pa.schema(list(old)), pa.schema(list(new)))))
+    if t.is_list(old) and t.is_list(new):
+        return pa.list_(old.value_field.with_type(_grown_type(old.value_type, new.value_type)))
+    if t.is_map(old) and t.is_map(new):
+        return pa.map_(old.key_type, old.item_field.with_type(_grown_type(old.item_type, new.item_type)))
+    return joined_type(old, new) or old

@@ -104,7 +104,7 @@ def fits(row: Mapping[str, object], image: Image) -> bool:
 
 
 _UNKNOWN = (
-    "a transaction has had several rows of one key, and these events do not tell which one remains in the end. Either "
+    "a transaction has had several rows of one key, and these events do not show which one remains in the end. Either "
     "its constraint is DEFERRABLE, or the table was truncated before it, and that is in a partition that is behind."
 )
 _REMEDY_UNKNOWN = (
@@ -113,7 +113,7 @@ _REMEDY_UNKNOWN = (
     f"{RESNAPSHOT[0].lower()}{RESNAPSHOT[1:]}"
 )
 _NOT_SENT = (
-    "a deletion does not say which row it means: it has placeholders in the key ({}), and values of another row. The "
+    "a deletion does not show which row it means: it has placeholders in the key ({}), and values of another row. The "
     "database's table has REPLICA IDENTITY USING INDEX on other columns."
 )
 _REMEDY_SENT = f"Let the database send the key (ALTER TABLE ... REPLICA IDENTITY DEFAULT, or FULL). Then: {RESNAPSHOT}"

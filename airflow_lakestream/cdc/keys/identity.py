@@ -35,7 +35,7 @@ def check_key(columns: pa.Schema, policy: OutOfRange) -> None:
         if t.is_nested(column.type):
             raise InvalidArgument(
                 "key",
-                f"{column.name} is {column.type}, by which rows can't be told apart.",
+                f"{column.name} is {column.type}, which can't identify rows.",
                 "Is it numeric without precision? Bare JSON has no type for that: let Debezium send schemas "
                 "(value.converter.schemas.enable=true), or text (decimal.handling.mode=string).",
             )
@@ -53,7 +53,7 @@ def keys_of(rows: pa.Table, key: Sequence[str]) -> list[Key]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
-def those_with(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> list[tuple[int, Key]]:
+def find_keys(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> list[tuple[int, Key]]:
     """Return the numbers, rising, and the keys of the rows with a wanted key."""
     if not wanted:
         return []
@@ -212,15 +212,15 @@ def _common(one: pa.Schema, other: pa.Schema) -> pa.Schema:
     return pa.unify_schemas([one, other], promote_options="permissive")
 
 
-def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:
-    """Return the index of each row's key in the table `among`, with unique keys; -1 for a missing key."""
+def places(rows: pa.Table, table: pa.Table, key: Sequence[str]) -> Numbers:
+    """Return the index of each row's key in `table`, with unique keys; -1 for a missing key."""
     found = np.full(len(rows), -1, np.int64)
-    if not len(rows) or not len(among):
+    if not len(rows) or not len(table):
         return found
-    mine, theirs = by_place(rows, key), by_place(among, key)
-    common = _common(mine.schema, theirs.schema)
-    mine = mine.cast(common).append_column("mine", pa.array(np.arange(len(rows))))
-    theirs = theirs.cast(common).append_column("theirs", pa.array(np.arange(len(among))))
-    both = mine.join(theirs, common.names, join_type="inner")
-    found[both["mine"].to_numpy()] = both["theirs"].to_numpy()
+    of_rows, of_table = by_place(rows, key), by_place(table, key)
+    common = _common(of_rows.schema, of_table.schema)
+    of_rows = of_rows.cast(common).append_column("of_rows", pa.array(np.arange(len(rows))))
+    of_table = of_table.cast(common).append_column("of_table", pa.array(np.arange(len(table))))
+    both = of_rows.join(of_table, common.names, join_type="inner")
+    found[both["of_rows"].to_numpy()] = both["of_table"].to_numpy()
     return found

@@ -28,8 +28,8 @@ _TEXTS = ("", "0.0", "0", "{}", "00000000-0000-0000-0000-000000000000", "1970-01
 def image_columns(rows: pa.Table, key: Sequence[str]) -> list[str]:
     """Return the columns of rows except the key. Raises ValuesApart if the values were not read."""
     check_values(rows, "a key has several events in a transaction")
-    beside = {*key, *VERSION, *OF_EVENTS}
-    return [name for name in rows.column_names if name not in beside]
+    not_values = {*key, *VERSION, *OF_EVENTS}
+    return [name for name in rows.column_names if name not in not_values]
 
 
 def images(rows: pa.Table, columns: Sequence[str]) -> list[Image]:
@@ -43,7 +43,7 @@ def images(rows: pa.Table, columns: Sequence[str]) -> list[Image]:
     return found
 
 
-def say_something(rows: pa.Table, columns: Sequence[str]) -> bool:
+def has_sent_values(rows: pa.Table, columns: Sequence[str]) -> bool:
     """Return whether any value in rows' images is surely not a placeholder."""
     return any(not is_placeholder(_comparable(value)) for name in columns for value in _different(rows[name]))
 
@@ -119,5 +119,5 @@ class PreviousEvents:
 
 def plain(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as comparable values."""
-    whole = one_array(column)
-    return whole.storage if isinstance(whole.type, pa.BaseExtensionType) else whole
+    array = one_array(column)
+    return array.storage if isinstance(array.type, pa.BaseExtensionType) else array

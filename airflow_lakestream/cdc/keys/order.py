@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, TRANSACTION, VERSION
-from airflow_lakestream.cdc.events.apart import is_apart
+from airflow_lakestream.cdc.events.apart import is_staged
 from airflow_lakestream.cdc.events.provenance import is_serial
 from airflow_lakestream.cdc.events.repeated import without_repeated
 from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardKind
@@ -25,10 +25,10 @@ from airflow_lakestream.cdc.keys.identity import by_place
 from airflow_lakestream.cdc.keys.images import (
     Image,
     PreviousEvents,
+    has_sent_values,
     image_columns,
     images,
     is_placeholder,
-    say_something,
 )
 from airflow_lakestream.cdc.merge.snapshots import versions
 
@@ -64,9 +64,13 @@ def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Ordere
     if not groups and not unfinished:
         return OrderedEvents(rows)
     columns = [name for name in image_columns(rows, key) if name not in not_in]
-    told = _DeletedValues(rows, columns)
+    deleted_values = _DeletedValues(rows, columns)
     work = _KeySettlement(
-        rows, key, columns, told, PreviousEvents(rows, key, [int(group[0]) for group in (*groups, *unfinished)])
+        rows,
+        key,
+        columns,
+        deleted_values,
+        PreviousEvents(rows, key, [int(group[0]) for group in (*groups, *unfinished)]),
     )
     for group in groups:
         work.settle(group)
@@ -111,7 +115,7 @@ def _unfinished(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
     transactions = _transactions(rows)
     partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
     is_created = pc.equal(rows[OP], "c").fill_null(False).to_numpy()
-    says: bool | None = None
+    have_values: bool | None = None
     for partition in pc.unique(rows[PARTITION]).to_pylist():
         own = np.flatnonzero(partitions == partition)
         # The last transaction, and the one that is being sent again.
@@ -119,37 +123,37 @@ def _unfinished(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
             there = own[pc.equal(transactions, last).to_numpy(zero_copy_only=False)[own]]
             if not is_created[there].any():
                 continue
-            if says is None:
+            if have_values is None:
                 # Otherwise a key never occurs twice.
-                says = _deletions_say_something(rows, key)
+                have_values = _deletions_have_values(rows, key)
             for numbers in _by_key(rows, key, there, transactions)[_NUMBER + "_list"].to_pylist():
-                if (says or len(numbers) > 1) and is_created[numbers].any():
+                if (have_values or len(numbers) > 1) and is_created[numbers].any():
                     yield np.sort(np.array(numbers, np.int64))
 
 
-def _deletions_say_something(rows: pa.Table, key: Sequence[str]) -> bool:
+def _deletions_have_values(rows: pa.Table, key: Sequence[str]) -> bool:
     deletes = rows.filter(pc.equal(rows[OP], "d").fill_null(False))
-    return not is_apart(rows) and say_something(deletes, image_columns(rows, key))
+    return not is_staged(rows) and has_sent_values(deletes, image_columns(rows, key))
 
 
 @dataclass
 class _DeletedValues:
     """Columns with surely sent values in deletions: a placeholder would be the same in all deletions.
 
-    `saying` are the transactions whose deletions have such values: the replica identity may change between two.
+    `with_values` are the transactions whose deletions have such values: the replica identity may change between two.
     """
 
     rows: pa.Table
     columns: Sequence[str]
     varying: list[str] = field(init=False)
-    saying: set[int] = field(init=False)
+    with_values: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
         is_delete = pc.equal(self.rows[OP], "d").fill_null(False)
         found = images(self.rows.filter(is_delete), self.columns)
         self.varying = [name for name in self.columns if len({repr(one[name]) for one in found if name in one}) > 1]
         transactions = _transactions(self.rows).filter(is_delete.combine_chunks()).to_pylist()
-        self.saying = {one for one, image in zip(transactions, found, strict=True) if _says_something(image)}
+        self.with_values = {one for one, image in zip(transactions, found, strict=True) if _has_sent_values(image)}
 
 
 @dataclass
@@ -163,7 +167,7 @@ class _KeyState:
     is_open: bool = False
     live: list[int] = field(default_factory=list)
     is_sure: bool = True
-    says: bool = True
+    have_values: bool = True
 
 
 @dataclass
@@ -171,7 +175,7 @@ class _KeySettlement:
     rows: pa.Table
     key: Sequence[str]
     columns: Sequence[str]
-    told: _DeletedValues
+    deleted_values: _DeletedValues
     earlier: PreviousEvents
     # New versions of events, and dropped events.
     versions: dict[int, int] = field(default_factory=dict)
@@ -184,7 +188,7 @@ class _KeySettlement:
         if found.live or found.may_be_old:
             # The deleted row may have been the one from before, and an update of it may hide the row that remains.
             is_sure = found.is_sure and (bool(found.live) or not found.is_open)
-            self._conclude(group, found.live, _kind(is_sure=is_sure, says=found.says))
+            self._conclude(group, found.live, _kind(is_sure=is_sure, have_values=found.have_values))
 
     def watch(self, group: Places) -> None:
         """Guard against several rows of a key, including the table's: later events would be ambiguous."""
@@ -204,7 +208,7 @@ class _KeySettlement:
         if "t" in ops:
             return _KeyState(may_be_old=False)
         live, seen = found.live, set[tuple[int, str]]()
-        is_told = _transactions(part)[0].as_py() in self.told.saying
+        has_old_values = _transactions(part)[0].as_py() in self.deleted_values.with_values
         for number, op in enumerate(ops):
             # An event sent twice happened once.
             if positions[number] and (positions[number], op) in seen:
@@ -214,27 +218,27 @@ class _KeySettlement:
                 if op == "u":
                     # If no row of the transaction itself matches, the row from before is updated.
                     found.may_be_old = found.may_be_old and bool(live)
-                    found.is_open |= found.may_be_old and is_told
+                    found.is_open |= found.may_be_old and has_old_values
                     del live[: 1 if len(live) < 2 else 0]
                 live.append(number)
                 continue
             exact = [one for one in live if _is_same(values[one], values[number])]
             if exact:
                 live.remove(exact[0])
-            elif live and self._is_of_old(found, is_told, live, values, number):
+            elif live and self._is_of_old(found, has_old_values, live, values, number):
                 found.may_be_old = False
             elif live:
-                found.is_sure, found.says = False, found.says and _says_something(values[number])
+                found.is_sure, found.have_values = False, found.have_values and _has_sent_values(values[number])
                 live.pop()
             else:
                 found.may_be_old = False
         return found
 
     def _is_of_old(
-        self, found: _KeyState, is_told: bool, live: Sequence[int], values: Sequence[Image], number: int
+        self, found: _KeyState, has_old_values: bool, live: Sequence[int], values: Sequence[Image], number: int
     ) -> bool:
         """Return whether a deletion means the row from before: all rows of the transaction have different values."""
-        return found.may_be_old and is_told and all(self._differs(values[one], values[number]) for one in live)
+        return found.may_be_old and has_old_values and all(self._differs(values[one], values[number]) for one in live)
 
     def _conclude(self, group: Places, live: Sequence[int], kind: GuardKind | None) -> None:
         first, last = int(group[0]), int(group[-1])
@@ -248,7 +252,7 @@ class _KeySettlement:
             self._guard(last, first, kind, group)
 
     def _differs(self, row: Image, image: Image) -> bool:
-        return any(name in row and name in image and row[name] != image[name] for name in self.told.varying)
+        return any(name in row and name in image and row[name] != image[name] for name in self.deleted_values.varying)
 
     def _guard(self, at: int, first: int, kind: GuardKind, group: Places | None = None) -> None:
         before = self.earlier.of(first)
@@ -280,16 +284,16 @@ class _KeySettlement:
         return OrderedEvents(rows.take(pa.array(kept)).combine_chunks(), guards)
 
 
-def _kind(*, is_sure: bool, says: bool) -> GuardKind | None:
+def _kind(*, is_sure: bool, have_values: bool) -> GuardKind | None:
     if is_sure:
         return GuardKind.KEEP
     # If deletions have only the key, a key never occurs twice: the database prevents it.
-    return GuardKind.STOP if says else None
+    return GuardKind.STOP if have_values else None
 
 
 def _is_same(row: Mapping[str, Any], image: Mapping[str, Any]) -> bool:
     return all(name in row and row[name] == value for name, value in image.items())
 
 
-def _says_something(image: Image) -> bool:
+def _has_sent_values(image: Image) -> bool:
     return any(not is_placeholder(value) for value in image.values())

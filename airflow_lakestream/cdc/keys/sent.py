@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, TRANSACTION
-from airflow_lakestream.cdc.events.apart import is_apart
+from airflow_lakestream.cdc.events.apart import is_staged
 from airflow_lakestream.cdc.events.provenance import is_serial
 from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind, fits
 from airflow_lakestream.cdc.keys.identity import keys_of
@@ -26,7 +26,7 @@ def sent_guards(rows: pa.Table, key: Sequence[str], judge: GuardCheck) -> dict[K
 
     :param rows: in the order of their versions.
     """
-    if is_serial(rows) or is_apart(rows):
+    if is_serial(rows) or is_staged(rows):
         # Such a log has the whole row; without values, each deletion is as of the default replica identity.
         return {}
     deletes = pc.equal(rows[OP], "d").fill_null(False).combine_chunks().to_numpy(zero_copy_only=False)

@@ -16,7 +16,7 @@ Conform = Callable[[pa.Table], pa.Table]
 
 NOT_KEPT = (
     "A mirror has no branch that could keep the rows: their events are in Kafka. Mend the rows in the database, or the "
-    "check, and run the task again (clear it): it applies the same events anew, and those that came after them."
+    "check, and run the task again (clear it): it applies the same events again, and those that came after them."
 )
 
 

@@ -39,13 +39,13 @@ class EntryFile:
     """A file of `rows` entries, fit for pickling.
 
     :param bounds: of the key's first column; None if unknown.
-    :param has_others: whether it may have entries without a key, or with a row, which every batch needs.
+    :param is_always_read: whether it may have entries without a key, or with a row, which every batch needs.
     :param read: yields the entries, with these columns or all.
     """
 
     rows: int
     bounds: tuple[Any, Any] | None
-    has_others: bool
+    is_always_read: bool
     read: Callable[[Sequence[str]], Iterable[pa.Table]]
 
 
@@ -70,11 +70,11 @@ class EntryFiles:
     files: Sequence[EntryFile]
     columns: pa.Schema
 
-    def wanted(self, key: tuple[str, ...], among: KeySearch) -> MergeWork:
+    def wanted(self, key: tuple[str, ...], search: KeySearch) -> MergeWork:
         """Return the work for a batch's entries: entries of these keys, and entries for every batch."""
-        ordered = among.rising if any(file.bounds is not None for file in self.files) else []
-        files = [file for file in self.files if file.has_others or may_hold(file.bounds, ordered)]
-        return MergeWork(EntrySearch(key, among), files, sum(file.rows for file in files) * ENTRY_BYTES)
+        ordered = search.rising if any(file.bounds is not None for file in self.files) else []
+        files = [file for file in self.files if file.is_always_read or may_hold(file.bounds, ordered)]
+        return MergeWork(EntrySearch(key, search), files, sum(file.rows for file in files) * ENTRY_BYTES)
 
     def joined(self, parts: Iterable[pa.Table]) -> pa.Table:
         """Return parts of the entries as a single table."""
@@ -90,7 +90,7 @@ class EntrySearch:
     """Search in a file for a batch's entries: with these keys, without a key, or with a row."""
 
     key: tuple[str, ...]
-    among: KeySearch
+    search: KeySearch
 
     def __call__(self, file: EntryFile) -> list[pa.Table]:
         """Return the entries."""
@@ -99,11 +99,11 @@ class EntrySearch:
 
     def _is_wanted(self, part: pa.Table) -> Mask:
         wanted: Mask = part[self.key[0]].is_null().to_numpy() | part[row_column(self.key)].is_valid().to_numpy()
-        wanted[self.among(part)[0]] = True
+        wanted[self.search(part)[0]] = True
         return wanted
 
 
-def anew(head: MirrorHead, key: Sequence[str], lows: Mapping[int, int]) -> list[File] | None:
+def compacted(head: MirrorHead, key: Sequence[str], lows: Mapping[int, int]) -> list[File] | None:
     """Compact a table's small files of entries; return the new files, or None if small files are few.
 
     See `condensed`.
@@ -128,15 +128,15 @@ def condensed(files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int,
             continue
         entries = pa.concat_tables(held, promote_options="permissive")
         of_keys = entries.filter(entries[key[0]].is_valid())
-        others = entries.filter(entries[key[0]].is_null())
+        unkeyed = entries.filter(entries[key[0]].is_null())
         last = last_of_each(of_keys, key)
         last = last.filter(pa.array(~_is_below(last, lows)))
         order = by_place(last, key)
         last = last.take(pc.sort_indices(order, sort_keys=[(name, "ascending") for name in order.column_names]))
-        kept = pa.concat_tables([last, others])
+        compact = pa.concat_tables([last, unkeyed])
         row = row_column(key)
-        if len(kept):
-            yield kept.set_column(kept.column_names.index(row), row, pa.nulls(len(kept), pa.binary()))
+        if len(compact):
+            yield compact.set_column(compact.column_names.index(row), row, pa.nulls(len(compact), pa.binary()))
 
 
 def _ends(files: Sequence[EntryFile], key: Sequence[str]) -> list[pa.Scalar]:

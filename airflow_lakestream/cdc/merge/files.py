@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
-from airflow_lakestream.cdc.merge.lookup import FileChange, among, joined, with_numbers
+from airflow_lakestream.cdc.merge.lookup import FileChange, joined, with_numbers, within_part
 from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.cdc.merge.values import as_bytes, marked_where
 from airflow_lakestream.tables.no_rows import no_rows
@@ -56,7 +56,7 @@ class RowReadTask:
         """Return the rows with these rising numbers."""
         file, numbers = wanted
         parts = with_numbers(self.head.read(file))
-        return [rows.take(pa.array(here)) for rows, at in parts if len(here := among(numbers, at))]
+        return [rows.take(pa.array(here)) for rows, at in parts if len(here := within_part(numbers, at))]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class FileRewriteTask:
             if change.marked is not None and change.marked[here].any():
                 rows = marked_where(rows, change.marked[here], self.truncated)
             stays = np.ones(len(rows), np.bool_)
-            stays[among(change.out, here)] = False
+            stays[within_part(change.out, here)] = False
             yield rows.filter(pa.array(stays))
 
     def _write(self, held: Sequence[pa.Table]) -> Sequence[File]:

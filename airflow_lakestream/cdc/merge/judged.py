@@ -48,7 +48,7 @@ class GuardedRows:
             stays[place] |= self.judge.keeps(guards, where, values)
         return stays
 
-    def check_others(self, memory: MirrorMemory) -> None:
+    def check_unanswered(self, memory: MirrorMemory) -> None:
         """Check the guards not answered by a row. Raises MirrorStopped."""
         for place, guards in self.batch.guards.items():
             for guard in guards:
@@ -57,7 +57,7 @@ class GuardedRows:
                 row = self.batch.rows.slice(place, 1)
                 for name, value in zip((COMMIT, POSITION), guard.since, strict=True):
                     row = row.set_column(row.column_names.index(name), name, pa.array([value], pa.int64()))
-                if not memory.has_seen(row):
+                if not memory.knows_deletion(row):
                     raise self.judge.not_sent(guard)
 
     @cached_property

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OF_EVENTS, OP, POSITION
 from airflow_lakestream.cdc.events.apart import check_values
-from airflow_lakestream.cdc.keys.identity import Key, keys_of, those_with
+from airflow_lakestream.cdc.keys.identity import Key, find_keys, keys_of
 from airflow_lakestream.cdc.merge.snapshots import Version, behind_one, versions
 from airflow_lakestream.decode.connect.unavailable import Mask, left_out, may_be_left_out
 from airflow_lakestream.tables.rising import Numbers
@@ -156,7 +156,7 @@ def related(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> Numb
     positions, commits = (rows[name].to_numpy() for name in (POSITION, COMMIT))
     found: dict[int, Key] = {}
     while True:
-        more = {at: own for at, own in those_with(rows, key, wanted) if at not in found}
+        more = {at: own for at, own in find_keys(rows, key, wanted) if at not in found}
         found |= more
         created = [at for at in more if rows[OP][at].as_py() == "c"]
         places = {(commits[at], positions[at]) for at in created}
@@ -216,5 +216,5 @@ def _lacking(rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[str, Mask]]:
 
 def may_lack(column: pa.Field, key: Sequence[str]) -> bool:
     """Return whether PostgreSQL may store a column's values separately, and Debezium may leave the values out."""
-    beside = column.name in key or column.name in OF_EVENTS
-    return not beside and may_be_left_out(column.type)
+    is_event_column = column.name in key or column.name in OF_EVENTS
+    return not is_event_column and may_be_left_out(column.type)

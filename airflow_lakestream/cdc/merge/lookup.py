@@ -54,14 +54,14 @@ def _found(live: int, hits: Narrow, at: Narrow, rows: pa.Table | None, gone: Mas
 class KeyLookup:
     """Lookup of a batch's keys in a file.
 
-    :param among: the keys of the batch's events.
+    :param search: the keys of the batch's events.
     :param soft_delete: whether deleted rows stay, marked.
     :param truncated: the batch's last truncation.
     :param since: first commit of the batch's events: `LookupResult.rows` is None if all rows are older; None keeps all.
     """
 
     head: MirrorHead
-    among: KeySearch
+    search: KeySearch
     key: tuple[str, ...]
     soft_delete: bool
     truncated: Version | None
@@ -72,12 +72,12 @@ class KeyLookup:
         if self.truncated is not None:
             return list(files)
         known = [(file, self.head.bounds(file, self.key[0])) for file in files]
-        ordered = self.among.rising if any(bounds for _, bounds in known) else []
+        ordered = self.search.rising if any(bounds for _, bounds in known) else []
         return [file for file, bounds in known if may_hold(bounds, ordered)]
 
     def __call__(self, file: File) -> LookupResult:
         """Return the result for a file."""
-        parts = [self._in(rows) for rows in _gathered(self.head.read(file, [*self.key, *self._told]))]
+        parts = [self._in(rows) for rows in _gathered(self.head.read(file, [*self.key, *self._columns_needed]))]
         starts = np.cumsum([0, *(part.live for part in parts)])
         hits = [part.hits + start for part, start in zip(parts, starts[:-1], strict=True)]
         cut = [part.gone for part in parts if part.gone is not None]
@@ -85,23 +85,25 @@ class KeyLookup:
             int(starts[-1]),
             np.concatenate([np.zeros(0, np.int64), *hits]),
             np.concatenate([np.zeros(0, np.int64), *(part.at for part in parts)]),
-            self._told_of([part.rows for part in parts if part.rows is not None]),
+            self._newer_rows([part.rows for part in parts if part.rows is not None]),
             np.concatenate(cut) if cut else None,
         )
 
-    def _told_of(self, parts: Sequence[pa.Table]) -> pa.Table | None:
+    def _newer_rows(self, parts: Sequence[pa.Table]) -> pa.Table | None:
         # Without any row of the file, only the columns matter.
         rows = joined(parts) if parts else no_rows(version_schema())
         is_older = self.since is not None and (rows[COMMIT].to_numpy() < self.since).all()
         return None if is_older else rows
 
     @property
-    def _told(self) -> list[str]:
+    def _columns_needed(self) -> list[str]:
         return [*VERSION, *([DELETED] if self.soft_delete else [])]
 
     def _in(self, rows: pa.Table) -> LookupResult:
-        hits, at = self.among(rows)
-        return LookupResult(len(rows), hits, at, rows.select(self._told).take(pa.array(hits)), self._gone(rows))
+        hits, at = self.search(rows)
+        return LookupResult(
+            len(rows), hits, at, rows.select(self._columns_needed).take(pa.array(hits)), self._gone(rows)
+        )
 
     def _gone(self, rows: pa.Table) -> Mask | None:
         if self.truncated is None:
@@ -160,9 +162,9 @@ def change_of(file: File, found: LookupResult, out: Mask, *, soft_delete: bool) 
         return FileChange(file, found.live, found.hits[out], found.at[out], marked if marked.any() else None)
     events = np.full(found.live, -1, np.int64)
     events[found.hits] = found.at
-    goes = cut.copy()
-    goes[found.hits[out]] = True
-    numbers = np.flatnonzero(goes)
+    is_out = cut.copy()
+    is_out[found.hits[out]] = True
+    numbers = np.flatnonzero(is_out)
     return FileChange(file, found.live, numbers, events[numbers], None)
 
 
@@ -174,7 +176,7 @@ def with_numbers(parts: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, slice]]:
         start += len(rows)
 
 
-def among(numbers: Numbers, here: slice) -> Numbers:
+def within_part(numbers: Numbers, here: slice) -> Numbers:
     """Return the rising numbers within a part, counted from the part's start."""
     low, high = np.searchsorted(numbers, (here.start, here.stop))
     within: Numbers = numbers[low:high] - here.start

@@ -89,7 +89,7 @@ class MirrorMemory:
         dead[known] = is_later(last.take(pa.array(at[known])), rows.take(pa.array(known)))
         return dead
 
-    def has_seen(self, row: pa.Table) -> bool:
+    def knows_deletion(self, row: pa.Table) -> bool:
         """Return whether a row's key was deleted at or after the row's place in the source."""
         if self.entries is None:
             return False

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, VERSION
 from airflow_lakestream.cdc.keys.guards import GuardCheck
-from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, in_order, those_with
+from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, find_keys, in_order
 from airflow_lakestream.cdc.merge.audited import Look
 from airflow_lakestream.cdc.merge.files import (
     PART_BYTES,
@@ -124,7 +124,7 @@ class BatchMerger:
         late = is_before(rows, memory.truncated) if memory.truncated is not None else np.zeros(len(rows), np.bool_)
         matched = np.zeros(len(rows), np.bool_)
         changes = self._changes(head, reached, found, late, matched) if head is not None else []
-        self._judged.check_others(memory)
+        self._judged.check_unanswered(memory)
         is_delete = is_gone(rows)
         new = np.flatnonzero(~matched & ~late & ~is_delete)
         late[new[memory.is_dead(rows.select([*self.key, *VERSION]).take(pa.array(new)))]] = True
@@ -134,12 +134,12 @@ class BatchMerger:
         incoming = self._incoming(values, np.flatnonzero(~late & ~is_delete), deletes)
         if self.look is not None:
             self.look(incoming.rows)
-        anew, in_place = self._ways(head, changes)
-        anew += self._small(head, held, changes) if head is not None else []
+        rewrites, in_place = self._ways(head, changes)
+        rewrites += self._small(head, held, changes) if head is not None else []
         entries = self._entries(values, deletes)
         if head is None:
             return MergeResult([], [], [], self._rows_of(self._packed(incoming.rest(self.key))), entries)
-        works = [self._rewriting(head, anew, incoming), self._deleting(head, in_place)]
+        works = [self._rewriting(head, rewrites, incoming), self._deleting(head, in_place)]
         rest = incoming.rest(self.key)
         # For executors the rows are pickled, which is one more copy of them.
         del incoming, values, old
@@ -148,7 +148,7 @@ class BatchMerger:
         works.append(MergeWork(RowWriteTask(head, self._rows_of), [*map(self._packed, in_parts(rest, size))], size))
         rewritten, deleted, added = self._write(works)
         emptied = list(zip((one.file for one in in_place), deleted, strict=True))
-        return MergeResult([one.file for one in anew], [*rewritten, *added], emptied, no_rows(rest.schema), entries)
+        return MergeResult([one.file for one in rewrites], [*rewritten, *added], emptied, no_rows(rest.schema), entries)
 
     def remember(self, merged: MergeResult) -> None:
         """Add the new entries to the memory; call this before the commit, see `MirrorMemory`."""
@@ -167,25 +167,25 @@ class BatchMerger:
         self, head: MirrorHead | None, held: Sequence[File]
     ) -> tuple[MirrorMemory, list[File], list[LookupResult]]:
         """Return the memory of the batch's keys, the files with possible rows, and the lookup result of each file."""
-        batch, among = self.batch, KeySearch(self.batch.rows, self.key)
+        batch, search = self.batch, KeySearch(self.batch.rows, self.key)
         opened = self.entries.open()
         works, reached = list[MergeWork](), list[File]()
         if head is not None:
-            lookup = KeyLookup(head, among, self.key, self.soft_delete, batch.truncated, self._since())
+            lookup = KeyLookup(head, search, self.key, self.soft_delete, batch.truncated, self._since())
             reached = lookup.reached(held)
             works.append(MergeWork(lookup, reached, sum(map(head.bytes_in, reached))))
         if opened is not None:
-            works.append(opened.wanted(self.key, among))
+            works.append(opened.wanted(self.key, search))
         done = self.hands.do(*works)
         entries = opened.joined(chain.from_iterable(done[-1])) if opened is not None else None
         return MirrorMemory(self.key, entries), reached, done[0] if head is not None else []
 
     def _changes(
-        self, head: MirrorHead, files: Sequence[File], founds: Sequence[LookupResult], late: Mask, matched: Mask
+        self, head: MirrorHead, files: Sequence[File], results: Sequence[LookupResult], late: Mask, matched: Mask
     ) -> list[FileChange]:
         """Return the changes of the head's files; note the events with a row, and late events."""
         changes, too_late = [], []
-        for file, found, later in zip(files, founds, self._later(founds), strict=True):
+        for file, found, later in zip(files, results, self._later(results), strict=True):
             # A marked row may be older than a truncation, like a late event: it stays.
             out = later & ~late[found.at] & ~self._judged.stay(head, file, found)
             matched[found.at] = True
@@ -197,16 +197,18 @@ class BatchMerger:
 
     def _since(self) -> int | None:
         """Return the first commit of the events, or None if versions of older rows are needed, too; see `KeyLookup`."""
-        tells = self.soft_delete or self.batch.guards or not len(self.batch.rows)
-        return None if tells else pc.min(self.batch.rows[COMMIT]).as_py()
+        needs_all = self.soft_delete or self.batch.guards or not len(self.batch.rows)
+        return None if needs_all else pc.min(self.batch.rows[COMMIT]).as_py()
 
-    def _later(self, founds: Sequence[LookupResult]) -> Sequence[Mask]:
+    def _later(self, results: Sequence[LookupResult]) -> Sequence[Mask]:
         """Return for each file's hits a mask of the events later than the row."""
-        later = [np.ones(len(one.at), np.bool_) for one in founds]
-        told = [(number, one.at, one.rows.select(VERSION)) for number, one in enumerate(founds) if one.rows is not None]
-        if told:
+        later = [np.ones(len(one.at), np.bool_) for one in results]
+        with_rows = [
+            (number, one.at, one.rows.select(VERSION)) for number, one in enumerate(results) if one.rows is not None
+        ]
+        if with_rows:
             # For all files at once: a call of Arrow for each file would take longer to begin than to be done.
-            numbers, at, rows = zip(*told, strict=True)
+            numbers, at, rows = zip(*with_rows, strict=True)
             events = self.batch.rows.select(VERSION).take(pa.array(np.concatenate(at)))
             of_each = np.split(is_later(events, joined(rows)), np.cumsum([len(one) for one in at])[:-1])
             for number, mask in zip(numbers, of_each, strict=True):
@@ -220,7 +222,7 @@ class BatchMerger:
         every = chain(self.batch.sources.values(), of_moved)
         wanted = {origin.key for source in every for origin in source.origins if origin.moved is None}
         needed |= {place for place, _ in self.batch.sources}
-        needed |= {at for at, _ in those_with(rows, self.key, wanted)}
+        needed |= {at for at, _ in find_keys(rows, self.key, wanted)}
         deletes = np.flatnonzero(is_delete & ~late).tolist()
         return needed | set(deletes if self.soft_delete else self.batch.befores)
 
@@ -242,8 +244,8 @@ class BatchMerger:
         if not self.soft_delete and not self.batch.sources and self.look is None:
             # The rows are complete, so they are copied once only: for the file that they go into.
             place_of[upserts] = upserts
-            rows, apart = self.batch.rows, self.batch.apart
-            return _IncomingRows(rows.drop_columns([OP]) if apart is None else apart.needed(rows, self.key), place_of)
+            rows, staged = self.batch.rows, self.batch.staged
+            return _IncomingRows(rows.drop_columns([OP]) if staged is None else staged.needed(rows, self.key), place_of)
         rows = values.complete(upserts)
         parts, events = [rows], [upserts]
         if self.soft_delete:
@@ -259,12 +261,12 @@ class BatchMerger:
         self, head: MirrorHead | None, changes: Sequence[FileChange]
     ) -> tuple[list[FileChange], list[FileChange]]:
         """Return the files to rewrite, and the files with rows to delete in place."""
-        anew: list[FileChange] = []
+        rewrites: list[FileChange] = []
         in_place: list[FileChange] = []
         for one in changes:
             assert head is not None, "it has the files"
-            (anew if self._is_rewritten(head, one) else in_place).append(one)
-        return anew, in_place
+            (rewrites if self._is_rewritten(head, one) else in_place).append(one)
+        return rewrites, in_place
 
     def _is_rewritten(self, head: MirrorHead, change: FileChange) -> bool:
         """Return whether a file is rewritten; otherwise rows are deleted in place."""
@@ -302,15 +304,15 @@ class BatchMerger:
 
     def _packed(self, rows: pa.Table) -> Any:
         """Return incoming rows in the form for the writing process; see `_rows_of`."""
-        return PackedRows(rows) if self.batch.apart is None else self.batch.apart.numbered(rows)
+        return PackedRows(rows) if self.batch.staged is None else self.batch.staged.numbered(rows)
 
     @property
     def _rows_of(self) -> RowsOf:
-        return rows_of if self.batch.apart is None else self.batch.apart.files
+        return rows_of if self.batch.staged is None else self.batch.staged.files
 
     def _size(self, rows: pa.Table) -> int:
         """Return the size of incoming rows in bytes, as written."""
-        return rows.nbytes if self.batch.apart is None else len(rows) * self.batch.apart.row_bytes
+        return rows.nbytes if self.batch.staged is None else len(rows) * self.batch.staged.row_bytes
 
     def _rewriting(self, head: MirrorHead, changes: Sequence[FileChange], incoming: _IncomingRows) -> MergeWork:
         """Return the work for rewriting files with the remaining rows and the new versions of changed rows."""

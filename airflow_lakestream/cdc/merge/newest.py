@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import OF_EVENTS, OFFSET, OP, PARTITION, VERSION
 from airflow_lakestream.cdc.events.apart import StagedEvents
 from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind
-from airflow_lakestream.cdc.keys.identity import Key, by_place, greatest_of_each, those_with
+from airflow_lakestream.cdc.keys.identity import Key, by_place, find_keys, greatest_of_each
 from airflow_lakestream.cdc.keys.order import settled
 from airflow_lakestream.cdc.keys.sent import sent_guards
 from airflow_lakestream.cdc.merge.left_out import ValueSource, befores, sources
@@ -49,7 +49,7 @@ class NewestEvents:
     `befores` has, for a deletion that ends a partition's events, the row's values that the next event may leave out.
     `snapshots` are the marks of snapshots that end here, see `cdc.merge.snapshots`; each counts as a truncation.
     `guards` are, by a row's index, the checks of the table's row of its key.
-    With `apart`, executors read the values of rows: `rows` have key, operation, version and place.
+    With `staged`, executors read the values of rows: `rows` have key, operation, version and place.
     """
 
     rows: pa.Table
@@ -60,7 +60,7 @@ class NewestEvents:
     snapshots: Sequence[Version] = ()
     guards: Mapping[int, Sequence[DeletionGuard]] = field(default_factory=dict)
     topic: str = ""
-    apart: StagedEvents | None = None
+    staged: StagedEvents | None = None
 
 
 def newest(
@@ -71,7 +71,7 @@ def newest(
     soft_delete: bool = False,
     topic: str = "",
     record_key: Sequence[str] = (),
-    apart: StagedEvents | None = None,
+    staged: StagedEvents | None = None,
 ) -> NewestEvents:
     """Reduce events to their result. Raises MirrorStopped, and ValuesApart.
 
@@ -97,11 +97,11 @@ def newest(
     found = _with_contents(rows, last, contents)
     lacking = sources(rows, found, contents, key)
     deletes = {place: int(last[place]) for place in _last_deletes(rows, last)}
-    before = befores(rows, deletes, key, rows.schema if apart is None else apart.columns)
-    others = [name for name in OF_EVENTS if name in found.column_names and name != OP]
+    before = befores(rows, deletes, key, rows.schema if staged is None else staged.columns)
+    unneeded = [name for name in OF_EVENTS if name in found.column_names and name != OP]
     at = rows.select(VERSION).take(pa.array(contents))
     guards = _guards(found, last, key, sent, in_order.guards, judge)
-    return NewestEvents(found.drop_columns(others), at, truncated, lacking, before, snapshots, guards, topic, apart)
+    return NewestEvents(found.drop_columns(unneeded), at, truncated, lacking, before, snapshots, guards, topic, staged)
 
 
 def _guards(
@@ -121,7 +121,7 @@ def _guards(
             if guard.kind is GuardKind.UNKNOWN:
                 raise judge.unknown(guard)
             guards.setdefault(places[at], []).append(guard)
-    for place, own in those_with(found, key, sent):
+    for place, own in find_keys(found, key, sent):
         guards.setdefault(place, []).append(sent[own])
     return guards
 

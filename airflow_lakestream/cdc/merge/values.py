@@ -141,18 +141,18 @@ class RowValues:
         """Yield the deleted rows to keep, with the last values from the batch or the table."""
         known, rows, key = self.old.table(), self.complete(deletes), self.key
         at = places(rows, known, key) if known is not None else np.full(len(rows), -1, np.int64)
-        theirs = np.flatnonzero(at >= 0)
-        if known is not None and len(theirs):
-            contents = self.batch.contents.take(pa.array(deletes[theirs]))
-            own = is_later(rows.take(pa.array(theirs)), contents)
-            theirs = theirs[~own | is_later(known.take(pa.array(at[theirs])), contents)]
-        mine = np.setdiff1d(np.arange(len(rows)), theirs)
+        of_table = np.flatnonzero(at >= 0)
+        if known is not None and len(of_table):
+            contents = self.batch.contents.take(pa.array(deletes[of_table]))
+            own = is_later(rows.take(pa.array(of_table)), contents)
+            of_table = of_table[~own | is_later(known.take(pa.array(at[of_table])), contents)]
+        mine = np.setdiff1d(np.arange(len(rows)), of_table)
         yield deletes[mine], with_deleted(rows.take(pa.array(mine)))
-        if known is not None and len(theirs):
-            held, own = known.take(pa.array(at[theirs])), rows.take(pa.array(theirs))
+        if known is not None and len(of_table):
+            held, own = known.take(pa.array(at[of_table])), rows.take(pa.array(of_table))
             for name in VERSION:
                 held = held.set_column(held.column_names.index(name), name, own[name])
-            yield deletes[theirs], with_deleted(held)
+            yield deletes[of_table], with_deleted(held)
 
     def row_before(self, at: int) -> bytes | None:
         """Return a deleted row's values for the next event, if the event may leave values out; or else None."""

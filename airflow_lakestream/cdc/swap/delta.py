@@ -35,7 +35,7 @@ from airflow_lakestream.delta.replace.takeout import remove_action
 from airflow_lakestream.delta.sink import OVERWRITE
 from airflow_lakestream.delta.storage import DeltaTableAccess
 from airflow_lakestream.delta.write.columns import delta_fields
-from airflow_lakestream.delta.write.files import Add, beside
+from airflow_lakestream.delta.write.files import Add, without_committed
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
 from airflow_lakestream.tables.schema.columns import fits, to_schema
@@ -88,7 +88,7 @@ class _DeltaSwapTable(DeltaMirror):
         return super()._target() if self._swapped is None else self._swapped
 
     def _exchange(self, swap: RowSwap, landing: Landing, reach: RangeSet) -> int:
-        target, kept = self._target(), list[Add]()
+        target, committed = self._target(), list[Add]()
 
         def make(head: DeltaTableHead | None) -> list[Action]:
             if head is None:
@@ -99,11 +99,13 @@ class _DeltaSwapTable(DeltaMirror):
                 raise LedgerConflict(self._name, more)
             mirror = DeltaHead(self._tables, head, head.schema)
             out = mirror.files()
-            kept[:] = swap.make(mirror)
-            files = [*(remove_action(add) for add in out), *({"add": dict(add)} for add in kept)]
+            committed[:] = swap.make(mirror)
+            files = [*(remove_action(add) for add in out), *({"add": dict(add)} for add in committed)]
             return self._actions(head, target, landing, files, OVERWRITE)
 
-        return self._drive_and_clean(landing, make, lambda done: beside(swap.written, kept if done else ()))
+        return self._drive_and_clean(
+            landing, make, lambda done: without_committed(swap.written, committed if done else ())
+        )
 
 
 def changed(head: DeltaTableHead, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, DeltaTarget]:

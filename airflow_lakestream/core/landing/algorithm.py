@@ -38,8 +38,15 @@ from airflow_lakestream.core.landing.plan import (
 from airflow_lakestream.core.landing.refusing import refuse_doubling
 from airflow_lakestream.core.landing.replacing import replace_landed
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import ReadProgress, some, tell_commit, tell_plan, tell_silent, tell_stale
-from airflow_lakestream.core.landing.streamed import refuse_beside
+from airflow_lakestream.core.landing.story import (
+    ReadProgress,
+    log_commit,
+    log_plan,
+    log_silent_columns,
+    log_stale_columns,
+    ranges_text,
+)
+from airflow_lakestream.core.landing.streamed import refuse_mixture
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Conflict, RecordDecoder, RowsNotWritable, TableState
@@ -91,13 +98,13 @@ def land(job: LandingJob) -> LandingReport:
         landed_before = len(report.snapshot_ids)
         try:
             plan = plan_of(job, table, entry, now, ends, pieces)
-            report.rows_beside = max(report.rows_beside, plan.rows_beside)
+            report.foreign_rows = max(report.foreign_rows, plan.foreign_rows)
             if not _drain(job, table, _cut(plan, job), pieces, report):
                 if _exhausted(job, report) or not _new_records_came(job, plan.state):
                     break
                 ends = None
         except (RowsNotWritable, DamagedBatch) as error:
-            job = job.despite(error)
+            job = job.with_loss(error)
             continue
         except Conflict as conflict:
             job.sink.discard()
@@ -134,10 +141,10 @@ def plan_of(
     check_log(after, now, job.table)
     plan = without(job.mode.plan(PlanningLook(job.table, after, state, job.source, job.on_data_loss)), job.unreadable)
     if not job.allow_group_overlap:
-        for other, ledger in table.others.items():
+        for other, ledger in table.other_ledgers.items():
             if taken := (plan.ranges | handed) & ledger.entry(now.identity).landed:
                 raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table, table.part)
-    refuse_beside(job.table, job.consumer_group, entry, plan)
+    refuse_mixture(job.table, job.consumer_group, entry, plan)
     return refuse_doubling(job, table, entry, plan, handed)
 
 
@@ -160,9 +167,9 @@ def _drain(job: LandingJob, table: TableState, plan: Plan, pieces: Sequence[Shar
     Returns whether a commit was made. Without a table, a schema and a record no commit is possible.
     """
     if pieces:
-        log.info("%s pieces were handed over: %s", len(pieces), some(union(piece.ranges for piece in pieces)))
+        log.info("%s pieces were handed over: %s", len(pieces), ranges_text(union(piece.ranges for piece in pieces)))
     if not _exhausted(job, report):
-        tell_plan(job.table, plan, job.mode.interval)
+        log_plan(job.table, plan, job.mode.interval)
     if not (plan.changes_the_ledger or pieces) or _exhausted(job, report):
         return False
     batch = Batch(plan, early=not report.snapshot_ids)
@@ -170,25 +177,25 @@ def _drain(job: LandingJob, table: TableState, plan: Plan, pieces: Sequence[Shar
         job.shared.adopt(piece.files)
         batch.take(piece)
     decoder = job.decoders(table.schema, None)
-    by_crew = job.crew is not None and job.crew.takes(job, plan)
+    by_crew = job.crew is not None and job.crew.can_read(job, plan)
     shared = by_crew or is_worth_sharing(job, plan)
     if decoder is None and shared:
-        decoder = _foresee(job, plan) or _read_first(job, batch, report)
+        decoder = _use_foreseen_columns(job, plan) or _read_first(job, batch, report)
     if not shared:
         decoder, batch = _read_here(job, decoder, batch, report)
     elif decoder is not None:
         batch = (_read_by_crew if by_crew else _read_by_children)(job, batch, report)
     report.lacks_columns = decoder is None
     if decoder is None:
-        _leave(job, batch)
+        _postpone(job, batch)
         return False
-    is_last = _left(job, report) is None or batch.records < (_left(job, report) or 0)
+    is_last = _records_left(job, report) is None or batch.records < (_records_left(job, report) or 0)
     if batch.changes_the_ledger or (is_last and plan.covered):
         _commit(job, batch, report, is_last=is_last)
     return True
 
 
-def _foresee(job: LandingJob, plan: Plan) -> RecordDecoder | None:
+def _use_foreseen_columns(job: LandingJob, plan: Plan) -> RecordDecoder | None:
     """Give a new table's columns to the sink and return the decoder; None if the records decide the columns."""
     foreseen = None if job.foresee is None else job.foresee(plan.state.identity.topic)
     if foreseen is None:
@@ -203,11 +210,11 @@ def _read_first(job: LandingJob, batch: Batch, report: LandingReport) -> RecordD
 
     Returns None if no record shows the columns.
     """
-    whole = batch.plan.ranges
-    widest = max((whole.of_partition(*key) for key in whole.partitions), key=lambda one: one.width, default=whole)
-    for ranges in (at_most_offsets(widest, FIRST_OFFSETS), whole):
+    planned = batch.plan.ranges
+    widest = max((planned.of_partition(*key) for key in planned.partitions), key=lambda one: one.width, default=planned)
+    for ranges in (at_most_offsets(widest, FIRST_OFFSETS), planned):
         plan = replace(batch.plan, ranges=ranges - batch.covered)
-        with closing(read_first(job, plan, _left_beside(job, batch, report))) as results:
+        with closing(read_first(job, plan, _records_left_after(job, batch, report))) as results:
             for decoder, chunk in results:
                 take(job, batch, chunk)
                 check_bad(job, batch.records, batch.bad, report)
@@ -219,7 +226,7 @@ def _read_first(job: LandingJob, batch: Batch, report: LandingReport) -> RecordD
 def _read_here(
     job: LandingJob, decoder: RecordDecoder | None, batch: Batch, report: LandingReport
 ) -> tuple[RecordDecoder | None, Batch]:
-    left = _left(job, report)
+    left = _records_left(job, report)
     progress = ReadProgress(batch.plan.state.identity.topic, batch.plan.ranges.width, left)
     with closing(read_rows(job, batch.plan, decoder, left)) as results:
         for decoder, chunk in results:
@@ -234,8 +241,8 @@ def _read_here(
 
 def _read_by_crew(job: LandingJob, batch: Batch, report: LandingReport) -> Batch:
     """Read the rest of the plan by Spark's executors, for a single commit."""
-    assert job.crew is not None, "`crew.takes` was asked before"
-    for piece in job.crew.read(job, batch.plan, batch.covered, _left_beside(job, batch, report)):
+    assert job.crew is not None, "`crew.can_read` was asked before"
+    for piece in job.crew.read(job, batch.plan, batch.covered, _records_left_after(job, batch, report)):
         batch.take(piece)
     return batch
 
@@ -247,7 +254,7 @@ def _read_by_children(job: LandingJob, batch: Batch, report: LandingReport) -> B
         check_bad(job, batch.records + read, batch.bad + bad, report)
         return batch.is_due(job.limits, size, read)
 
-    left = _left_beside(job, batch, report)
+    left = _records_left_after(job, batch, report)
     with closing(read_by_children(job, batch.plan, batch.covered, left, is_due)) as rounds:
         for pieces, is_last in rounds:
             for piece in pieces:
@@ -269,33 +276,33 @@ def _commit(job: LandingJob, batch: Batch, report: LandingReport, *, is_last: bo
     snapshot_id = job.sink.commit(landing)
     seconds = time.monotonic() - started
     report.add(snapshot_id, landing)
-    job.tell(snapshot_id, landing, seconds)
+    job.report_commit(snapshot_id, landing, seconds)
     job.handed.take(batch.pieces)
     left = (batch.plan.ranges - report.entry.landed).width
-    tell_commit(job.table, snapshot_id, counts, batch.bad, landing.topics[identity].landed, seconds, left)
-    tell_silent(job.table, landing.silent)
-    tell_stale(job.table, landing.types)
+    log_commit(job.table, snapshot_id, counts, batch.bad, landing.topics[identity].landed, seconds, left)
+    log_silent_columns(job.table, landing.silent)
+    log_stale_columns(job.table, landing.types)
     return batch.next()
 
 
-def _left(job: LandingJob, report: LandingReport) -> int | None:
+def _records_left(job: LandingJob, report: LandingReport) -> int | None:
     """Return the number of records left to the run, or None without a limit."""
     if job.limits.max_records is None:
         return None
     return max(0, job.limits.max_records - report.counts.read)
 
 
-def _left_beside(job: LandingJob, batch: Batch, report: LandingReport) -> int | None:
+def _records_left_after(job: LandingJob, batch: Batch, report: LandingReport) -> int | None:
     """Return the number of records left to the run after the batch, or None without a limit."""
-    left = _left(job, report)
+    left = _records_left(job, report)
     return None if left is None else max(0, left - batch.records)
 
 
 def _exhausted(job: LandingJob, report: LandingReport) -> bool:
-    return _left(job, report) == 0
+    return _records_left(job, report) == 0
 
 
-def _leave(job: LandingJob, batch: Batch) -> None:
+def _postpone(job: LandingJob, batch: Batch) -> None:
     """Leave all offsets to a later run, since no record shows the columns of a new table.
 
     Raises InvalidArgument if a later run needs facts of this run: they can't be written without a table.
@@ -304,16 +311,16 @@ def _leave(job: LandingJob, batch: Batch) -> None:
     at_low = all(plan.origin.get(p, 0) <= marks.low for p, marks in plan.state.marks.items())
     start_is_fixed = isinstance(job.mode, ResumeMode) and not job.mode.start_moves and at_low
     if plan.lost or plan.covered or (plan.origin and not start_is_fixed):
-        what = "the time that is now covered has" if plan.covered else "the offsets where the group begins have"
+        fact = "the time that is now covered has" if plan.covered else "the offsets where the group begins have"
         raise InvalidArgument(
             "schema",
-            f"{job.table} does not exist, no record tells its columns, and {what} to be written into "
+            f"{job.table} does not exist, no record shows its columns, and {fact} to be written into "
             "the table so that the next run loses no record.",
             'Give a schema, such as schema="id bigint, name string".',
         )
     if batch.records:
-        said = "%s records do not tell the columns of %s: they are left for the first run with one that does."
-        log.info(said, batch.records, job.table)
+        text = "%s records do not show the columns of %s: they are left for the first run with a record that does."
+        log.info(text, batch.records, job.table)
 
 
 def _new_records_came(job: LandingJob, ends: TopicState) -> bool:

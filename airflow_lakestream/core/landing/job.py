@@ -44,7 +44,7 @@ from airflow_lakestream.core.sharing.pieces import HandedPieces, SharePiece
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.runtime.processes import ChildProcesses
 from airflow_lakestream.runtime.readahead import ReadAhead
-from airflow_lakestream.runtime.turns import short_turns
+from airflow_lakestream.runtime.turns import shorten_turns
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class NewTableColumns(Protocol):
 class RemoteReaders(Protocol):
     """Remote readers of a whole plan for a landing: the executors of Spark."""
 
-    def takes(self, job: LandingJob, plan: Plan) -> bool:
+    def can_read(self, job: LandingJob, plan: Plan) -> bool:
         """Return whether the executors can and should read the plan."""
 
     def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
@@ -133,17 +133,17 @@ class LandingJob:
         """Return whether the offsets of a damaged batch are recorded as lost."""
         return damaged.is_refused and self.on_data_loss is OnDataLoss.RECORD
 
-    def despite(self, error: RowsNotWritable | DamagedBatch) -> LandingJob:
-        """Return the job to go on with after an error; see `carefully`. Raises the error if no job can."""
+    def with_loss(self, error: RowsNotWritable | DamagedBatch) -> LandingJob:
+        """Return the job to go on with after an error; see `with_trials`. Raises the error if no job can."""
         if isinstance(error, RowsNotWritable):
-            return self.carefully(error)
+            return self.with_trials(error)
         self.sink.discard()
         if not self.gives_up(error):
             raise error
         log.warning("%s They are recorded as lost.", error)
         return replace(self, unreadable=self.unreadable | error.ranges)
 
-    def carefully(self, error: RowsNotWritable) -> LandingJob:
+    def with_trials(self, error: RowsNotWritable) -> LandingJob:
         """Return the job with a trial of each chunk's rows before the sink. Raises the error if a trial can't help.
 
         The careful job reads in this process alone, since trying is slow and few records are to be tried.
@@ -152,10 +152,10 @@ class LandingJob:
         if self.careful or error.trial is None:
             raise error
         log.warning("%s. What is not committed is read again, trying each record, which takes longer.", error)
-        return replace(self, careful=True, decoders=self.decoders.trying(error.trial))
+        return replace(self, careful=True, decoders=self.decoders.with_trial(error.trial))
 
     @property
-    def taking(self) -> HandoverSink:
+    def handover_sink(self) -> HandoverSink:
         """The sink, with the methods for files of the run's child processes."""
         assert isinstance(self.sink, HandoverSink), "those of all tables are"
         return self.sink
@@ -173,7 +173,7 @@ class LandingJob:
         """Return the handed pieces still fit for a commit, for a group with `held` offsets of the topic."""
         return self.handed.usable(identity, held, lambda files: self.shared.misfit(files))
 
-    def tell(self, snapshot_id: int, landing: Landing, seconds: float) -> None:
+    def report_commit(self, snapshot_id: int, landing: Landing, seconds: float) -> None:
         """Report a commit to `committed`."""
         if self.committed is not None:
             self.committed(CommittedLanding(self.table, snapshot_id, landing, seconds))
@@ -215,9 +215,9 @@ def check_bad(
 
 def check_still_there(job: LandingJob, identity: TopicIdentity) -> None:
     """Refuse the records read if the topic was created again meanwhile. Raises TopicReplaced."""
-    found = job.source.identity()
-    if found != identity:
-        raise TopicReplaced(identity, found, job.consumer_group, job.table)
+    current = job.source.identity()
+    if current != identity:
+        raise TopicReplaced(identity, current, job.consumer_group, job.table)
 
 
 def read_rows(
@@ -227,7 +227,7 @@ def read_rows(
 
     Raises Stopped.
     """
-    with short_turns(), ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
+    with shorten_turns(), ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
         begin = _ChunkDecoding(job, plan, decoder, most_records, pool)
         with ReadAhead(begin, CHUNKS_AHEAD, job.stop, _ChunkDecoding.weigh) as decoding:
             for _, future in decoding:
@@ -258,7 +258,7 @@ def read_first(
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for read in chunks:
             decoder, chunk = _begin(job, read, most_records)
-            if decoder is None and job.decoders.waits(chunk.batch):
+            if decoder is None and job.decoders.keeps_for_later(chunk.batch):
                 continue
             yield _decode(decoder, chunk)
             if decoder is not None:
@@ -300,7 +300,7 @@ class _ChunkDecoding:
                 if decoder is None:
                     # The table gives no schema: infer it from the first records.
                     decoder, chunk = _begin(self.job, read, left)
-                    if decoder is None and self.job.decoders.waits(chunk.batch):
+                    if decoder is None and self.job.decoders.keeps_for_later(chunk.batch):
                         waiting.append(chunk)
                         continue
                 else:

@@ -157,8 +157,8 @@ class IntervalMode:
     def plan(self, look: PlanningLook) -> Plan:
         """Return the plan of the missing offsets in the covered time around the interval."""
         entry, state, source = look.entry, look.state, look.source
-        whole = coalesce([*entry.covered, (self.start_ms, self.end_ms)])
-        start, end = next(part for part in whole if part[0] <= self.start_ms < part[1])
+        periods = coalesce([*entry.covered, (self.start_ms, self.end_ms)])
+        start, end = next(part for part in periods if part[0] <= self.start_ms < part[1])
         lows, highs = source.boundaries(state, start), source.boundaries(state, end)
         own_highs = highs if end == self.end_ms else source.boundaries(state, self.end_ms)
         # Records that the log has lost were not from before 1970.

@@ -10,7 +10,9 @@ from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-ANOTHER_REPLICA = "If another replica has it whole, let that one lead the partition (kafka-leader-election.sh)."
+ANOTHER_REPLICA = (
+    "If another replica has the whole batch, let that replica lead the partition (kafka-leader-election.sh)."
+)
 # Remedy for an engine that reads a topic by itself, since it begins at one offset of each partition.
 BEHIND_DAMAGE = (
     f"{ANOTHER_REPLICA} Else give these offsets up: `lakestream ledger forget --damaged` writes a receipt of exactly "
@@ -43,9 +45,9 @@ class Plan:
     `epochs` are the leader epochs to write. `known_epochs` are the ledger's: with them the reader lets Kafka notice
     that offsets were used again after an unclean leader election. They hold up to the ledger's end, `known_until`,
     since another leader may have written the offsets above. `covered` is the time that is covered once the whole plan
-    has landed. `completes`: all records of the run's interval are landed. `rows_beside` counts the topic's rows without
-    a ledger that the plan does not double. `streamed` is the plan's batch of a streaming query, which is written even
-    without records.
+    has landed. `completes`: all records of the run's interval are landed. `foreign_rows` counts the topic's rows
+    without a ledger that the plan does not double. `streamed` is the plan's batch of a streaming query, which is
+    written even without records.
     """
 
     state: TopicState
@@ -57,7 +59,7 @@ class Plan:
     known_until: Mapping[int, int] = field(default_factory=dict)
     covered: Interval | None = None
     completes: bool = False
-    rows_beside: int = 0
+    foreign_rows: int = 0
     streamed: StreamBatch | None = None
 
     def known_epoch(self, partition: int, offset: int) -> int | None:
@@ -120,7 +122,8 @@ class BeginningGone(RangesGone):
 class DamagedBatch(LakestreamError, Terminal):
     """A damaged batch of records; `ranges` are the unreadable offsets.
 
-    `what` names the batch and the damage. `is_refused`: the broker itself can't read the batch, and sends nothing.
+    `description` names the batch and the damage. `is_refused`: the broker itself can't read the batch, and sends
+    nothing.
     """
 
     def __init__(
@@ -129,12 +132,12 @@ class DamagedBatch(LakestreamError, Terminal):
         self.ranges = RangeSet.of(topic, partition, first, end)
         self.is_refused = is_refused
         place = f"{topic}[{partition}] [{first},{end})"
-        self.what = f"{place}: the batch of records at offset {first} is damaged in Kafka: {problem}"
+        self.description = f"{place}: the batch of records at offset {first} is damaged in Kafka: {problem}"
         recorded = ', or by runs with on_data_loss="record"' if is_refused else ""
         super().__init__(
-            f"{self.what}. What was not committed yet was discarded, and a retry meets it again. {ANOTHER_REPLICA} "
-            f"Else give these offsets up by `lakestream ledger forget --damaged`{recorded}: a receipt of exactly "
-            "these is written into the ledger, and the next run goes on behind them."
+            f"{self.description}. What was not committed yet was discarded, and a retry meets it again. "
+            f"{ANOTHER_REPLICA} Else give these offsets up by `lakestream ledger forget --damaged`{recorded}: a "
+            "receipt of exactly these is written into the ledger, and the next run goes on behind them."
         )
 
 
@@ -143,11 +146,11 @@ class TopicReplaced(LakestreamError, Terminal):
 
     def __init__(self, known: TopicIdentity, found: TopicIdentity, consumer_group: str, table: str) -> None:
         self.known, self.found = known, found
-        what = "the topic was deleted and created again"
+        cause = "the topic was deleted and created again"
         if known.cluster_id != found.cluster_id:
-            what = "the connection leads to another Kafka cluster"
+            cause = "the connection leads to another Kafka cluster"
         super().__init__(
-            f"{found.topic}: {what}. {table} holds records of topic id {known.topic_id or '(none)'} in cluster "
+            f"{found.topic}: {cause}. {table} holds records of topic id {known.topic_id or '(none)'} in cluster "
             f"{known.cluster_id}; found was topic id {found.topic_id or '(none)'} in cluster {found.cluster_id}. Their "
             f"offsets mean different records, so nothing was landed. To land the new topic into the same table, "
             f"use another consumer_group than {consumer_group!r}; else correct the connection, or use another table."
@@ -182,7 +185,7 @@ class LandedByAnotherGroup(LakestreamError, Terminal):
 
 def check_identity(ledger: Ledger, identity: TopicIdentity, table: str) -> None:
     """Refuse a topic with another identity in the ledger. Raises TopicReplaced."""
-    for known in ledger.others_of(identity.topic, identity):
+    for known in ledger.other_incarnations(identity.topic, identity):
         raise TopicReplaced(known, identity, ledger.consumer_group, table)
 
 

@@ -18,16 +18,16 @@ log = logging.getLogger(__name__)
 
 
 def refuse_doubling(job: LandingJob, table: TableState, entry: TopicEntry, plan: Plan, handed: RangeSet) -> Plan:
-    """Return the plan with `rows_beside` set. Raises RowsUnaccounted if the plan would double rows.
+    """Return the plan with `foreign_rows` set. Raises RowsUnaccounted if the plan would double rows.
 
     Checks only if the group lands or resumes the topic for the first time: later rows are in its ledger.
     """
     is_first = not entry.landed or bool(plan.origin)
     if not is_first or not (plan.changes_the_ledger or handed):
         return plan
-    asked = what_to_ask(job.mode, entry, plan, handed, [table.ledger, *table.others.values()])
+    asked = what_to_ask(job.mode, entry, plan, handed, [table.ledger, *table.other_ledgers.values()])
     rows = look(table.look_for_rows, asked, job.table, job.consumer_group)
-    return replace(plan, rows_beside=rows)
+    return replace(plan, foreign_rows=rows)
 
 
 def what_to_ask(
@@ -45,16 +45,17 @@ def what_to_ask(
 
 def look(look_for_rows: LookForRows, asked: ForeignRowQuery, table: str, consumer_group: str) -> int:
     """Return the number of foreign rows outside the offsets to land. Raises RowsUnaccounted."""
-    found = look_for_rows(asked)
-    if found.in_the_way:
-        raise RowsUnaccounted(table, consumer_group, asked.topic, found.in_the_way)
-    if found.beside:
+    rows = look_for_rows(asked)
+    if rows.in_the_way:
+        raise RowsUnaccounted(table, consumer_group, asked.topic, rows.in_the_way)
+    if rows.outside:
         log.warning(
-            "%s holds %s rows of %s that no ledger accounts for, beside what %r lands; they stay as they are: %s",
+            "%s holds %s rows of %s that no ledger accounts for, outside the offsets that %r lands; they stay as they "
+            "are: %s",
             table,
-            found.rows_beside,
+            rows.foreign_rows,
             asked.topic,
             consumer_group,
-            texts(found.beside, asked.topic),
+            texts(rows.outside, asked.topic),
         )
-    return found.rows_beside
+    return rows.foreign_rows

@@ -13,7 +13,7 @@ from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention
 from airflow_lakestream.core.landing.job import LandingJob, check_bad, check_still_there, entry_of, read_rows, take
 from airflow_lakestream.core.landing.modes import PlanningLook, reading_plan
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.landing.story import ReadProgress, tell_commit, tell_plan, tell_silent
+from airflow_lakestream.core.landing.story import ReadProgress, log_commit, log_plan, log_silent_columns
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import Conflict, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
@@ -36,11 +36,11 @@ def replace_landed(job: LandingJob) -> tuple[int, Landing] | None:
         if not ranges:
             return None
         plan = reading_plan(look, ranges)
-        tell_plan(job.table, plan, job.mode.interval, again=True)
+        log_plan(job.table, plan, job.mode.interval, again=True)
         try:
             return _by_plan(job, table, plan)
         except RowsNotWritable as error:
-            return replace_landed(job.carefully(error))
+            return replace_landed(job.with_trials(error))
         except Conflict as conflict:
             job.sink.discard()
             last = conflict
@@ -54,7 +54,7 @@ def replace_landed(job: LandingJob) -> tuple[int, Landing] | None:
 
 def _by_plan(job: LandingJob, table: TableState, plan: Plan) -> tuple[int, Landing]:
     identity, batch = plan.state.identity, Batch(plan)
-    if job.crew is not None and job.crew.takes(job, plan):
+    if job.crew is not None and job.crew.can_read(job, plan):
         for piece in job.crew.read(job, plan, RangeSet(), None):
             batch.take(piece)
     else:
@@ -72,9 +72,9 @@ def _by_plan(job: LandingJob, table: TableState, plan: Plan) -> tuple[int, Landi
     started = time.monotonic()
     snapshot_id, replaced = job.sink.replace(replace(landing, topics={identity: change}))
     seconds = time.monotonic() - started
-    job.tell(snapshot_id, replaced, seconds)
-    tell_commit(job.table, snapshot_id, read.counts, batch.bad, plan.ranges, seconds)
-    tell_silent(job.table, landing.silent)
+    job.report_commit(snapshot_id, replaced, seconds)
+    log_commit(job.table, snapshot_id, read.counts, batch.bad, plan.ranges, seconds)
+    log_silent_columns(job.table, landing.silent)
     return snapshot_id, replaced
 
 

@@ -23,7 +23,7 @@ class LandingReport:
     `remaining_lag` counts the offsets that the group still lacks, holes in the log included; for a group that never
     resumed, the offsets that the run left. `schema_changes` describes the changes of the table's schema. `interval` is
     in milliseconds since the epoch; `completes`: all its records are landed and no more can come. `bad` are the records
-    rejected or skipped as bad. `rows_beside` counts the rows of other tools that the first landing found and did not
+    rejected or skipped as bad. `foreign_rows` counts the rows of other tools that the first landing found and did not
     double. `lacks_columns`: there is no table, and no record read shows its columns. `made` counts rows that a function
     made of records, which count as filtered. `silent` are the columns without a value in any landing of the run that
     should have got one, see `core.column_use`; None before a landing with rows. `types` are the source's columns by the
@@ -42,7 +42,7 @@ class LandingReport:
     recovered: int = 0
     by_partition: dict[int, Counts] = field(default_factory=dict)
     schema_changes: list[str] = field(default_factory=list)
-    rows_beside: int = 0
+    foreign_rows: int = 0
     lacks_columns: bool = False
     made: int = 0
     silent: Mapping[str, str] | None = None
@@ -112,7 +112,7 @@ class LandingReport:
             "interval": self.interval and [iso(at) for at in self.interval],
             "complete": self.completes,
             "schema_changes": list(self.schema_changes),
-            "rows_beside": self.rows_beside,
+            "rows_beside": self.foreign_rows,
             "silent_columns": silent_texts(self.silent or {}),
             "stale_columns": self.types.stale,
         }

@@ -16,12 +16,12 @@ from airflow_lakestream.core.source_types import SourceType
 
 log = logging.getLogger(__name__)
 
-TELL_INTERVAL = 30.0
+LOG_INTERVAL = 30.0
 # More ranges than these would hide the rest of the line.
 _SHOWN = 16
 
 
-def tell_plan(table: str, plan: Plan, interval: Interval | None, *, again: bool = False) -> None:
+def log_plan(table: str, plan: Plan, interval: Interval | None, *, again: bool = False) -> None:
     """Log the offsets to land, and the lost offsets.
 
     :param again: landed offsets are read again to replace their rows.
@@ -29,29 +29,29 @@ def tell_plan(table: str, plan: Plan, interval: Interval | None, *, again: bool 
     if plan.lost:
         log.warning("Lost to retention, recorded in the ledger of %s: %s", table, plan.lost)
     if plan.ranges:
-        what = "To land anew" if again else "To land"
+        heading = "To land again" if again else "To land"
         topic = plan.state.identity.topic
-        log.info("%s: %s%s into %s, %s.", what, topic, period(interval), table, offsets(plan.ranges))
+        log.info("%s: %s%s into %s, %s.", heading, topic, period_text(interval), table, offsets_text(plan.ranges))
 
 
-def tell_commit(
+def log_commit(
     table: str, snapshot_id: int, counts: Counts, bad: BadRecords, landed: RangeSet, seconds: float, left: int = 0
 ) -> None:
     """Log a commit. `seconds` is the duration; `left` counts the plan's offsets still to land."""
     log.info(
         "Committed %s to %s in snapshot %s (%.2f s): %s.%s",
-        told(counts),
+        counts_text(counts),
         table,
         snapshot_id,
         seconds,
-        some(landed),
+        ranges_text(landed),
         f" Of the plan {left:,} offsets are left." if left else "",
     )
     if bad.count:
         log.warning("%s of these records are bad: %s", f"{bad.count:,}", bad.reasons)
 
 
-def tell_silent(table: str, silent: Mapping[str, str]) -> None:
+def log_silent_columns(table: str, silent: Mapping[str, str]) -> None:
     """Log the columns without an expected value in a commit."""
     if not silent:
         return
@@ -60,7 +60,7 @@ def tell_silent(table: str, silent: Mapping[str, str]) -> None:
     log.log(level, "%s: silent columns, without a value in this commit: %s", table, "; ".join(silent_texts(silent)))
 
 
-def tell_stale(table: str, changed: Mapping[str, SourceType]) -> None:
+def log_stale_columns(table: str, changed: Mapping[str, SourceType]) -> None:
     """Log the columns found dropped and added again by a commit."""
     if columns := [path for path, one in sorted(changed.items()) if one.stale]:
         log.warning("%s: stale columns, %s.", table, stale_text(columns))
@@ -88,16 +88,16 @@ class ReadProgress:
         self._width = width
         self._most = most
         self._offsets = self._records = 0
-        self._began = self._told = time.monotonic()
+        self._began = self._logged_at = time.monotonic()
 
     def add(self, covers: OffsetRange, records: int) -> None:
         """Count offsets and records, and log at each interval."""
         self._offsets += covers.until_offset - covers.from_offset
         self._records += records
         now = time.monotonic()
-        if now - self._told < TELL_INTERVAL:
+        if now - self._logged_at < LOG_INTERVAL:
             return
-        self._told, took = now, now - self._began
+        self._logged_at, took = now, now - self._began
         share = max(self._offsets / max(self._width, 1), self._records / self._most if self._most else 0.0)
         log.info(
             "Reading %s: %.0f%% of it, %s records, %s a second, some %s left.",
@@ -109,23 +109,23 @@ class ReadProgress:
         )
 
 
-def told(counts: Counts) -> str:
+def counts_text(counts: Counts) -> str:
     """Return counts as text: the rows, and the records with another outcome."""
-    others = {"rejected": counts.rejected, "skipped": counts.skipped, "filtered": counts.filtered}
-    return ", ".join([f"{counts.written:,} rows", *(f"{count:,} {name}" for name, count in others.items() if count)])
+    outcomes = {"rejected": counts.rejected, "skipped": counts.skipped, "filtered": counts.filtered}
+    return ", ".join([f"{counts.written:,} rows", *(f"{count:,} {name}" for name, count in outcomes.items() if count)])
 
 
-def period(interval: Interval | None) -> str:
+def period_text(interval: Interval | None) -> str:
     """Return a run's interval as text after a blank, or an empty text."""
     return f" from {iso(interval[0])} to {iso(interval[1])}" if interval else ""
 
 
-def offsets(ranges: RangeSet) -> str:
+def offsets_text(ranges: RangeSet) -> str:
     """Return a text with the number of offsets and the first ranges."""
-    return f"{ranges.width:,} offsets: {some(ranges)}"
+    return f"{ranges.width:,} offsets: {ranges_text(ranges)}"
 
 
-def some(ranges: RangeSet) -> str:
+def ranges_text(ranges: RangeSet) -> str:
     """Return a text with the first ranges and the number of further ranges."""
     known = [str(one) for one in ranges]
     more = len(known) - _SHOWN

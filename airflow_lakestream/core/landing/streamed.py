@@ -17,7 +17,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 WAYS_OUT = (
     "Put the checkpoint back that belongs to it; or drop the table, or roll it back to before the first batch, and "
-    "begin anew with an empty checkpoint_location; or land into another table."
+    "start again with an empty checkpoint_location; or land into another table."
 )
 
 
@@ -34,17 +34,17 @@ class StreamRolledBack(LakestreamError, Transient):
 class StreamReplaced(LakestreamError, Terminal):
     """The table's batches are of another query, and do not fit this query's state."""
 
-    def __init__(self, table: str, what: str, last: StreamBatch) -> None:
+    def __init__(self, table: str, problem: str, last: StreamBatch) -> None:
         super().__init__(
-            f"{table} holds {last}, {what} Nothing was landed: it could double rows, or lose some. {WAYS_OUT}"
+            f"{table} holds {last}, {problem} Nothing was landed: it could double rows, or lose some. {WAYS_OUT}"
         )
 
 
 class LandedBesideStream(LakestreamError, Terminal):
     """A group has landings by a streaming query and by another way, and both need the group's offsets."""
 
-    def __init__(self, table: str, consumer_group: str, what: str) -> None:
-        super().__init__(f"{table}: {what} Nothing was landed. Use another consumer_group than {consumer_group!r}.")
+    def __init__(self, table: str, consumer_group: str, problem: str) -> None:
+        super().__init__(f"{table}: {problem} Nothing was landed. Use another consumer_group than {consumer_group!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class StreamBatchMode:
             raise StreamReplaced(look.table, f"and the checkpoint is at {streamed}.", last)
         if (-1 if last is None else last.batch_id) + 1 < streamed.batch_id:
             raise StreamRolledBack(look.table, streamed, last)
-        if beside := (entry.held if last is None else self.ranges & entry.held):
-            what = f"offsets that {streamed} has were landed by another way: {beside}."
-            raise LandedBesideStream(look.table, self.consumer_group, what)
+        if landed_otherwise := (entry.held if last is None else self.ranges & entry.held):
+            problem = f"offsets that {streamed} has were landed by another way: {landed_otherwise}."
+            raise LandedBesideStream(look.table, self.consumer_group, problem)
         return Plan(
             state=look.state,
             ranges=self.ranges,
@@ -96,8 +96,8 @@ class StreamBatchMode:
         return RangeSet()
 
 
-def refuse_beside(table: str, consumer_group: str, entry: TopicEntry, plan: Plan) -> None:
+def refuse_mixture(table: str, consumer_group: str, entry: TopicEntry, plan: Plan) -> None:
     """Refuse records from outside the streaming query of the group's rows. Raises LandedBesideStream."""
     if entry.streamed is not None and plan.streamed is None and (plan.ranges or plan.lost):
-        what = f"its rows are made by a streaming query ({entry.streamed}), whose state would lack what is landed."
-        raise LandedBesideStream(table, consumer_group, what)
+        problem = f"its rows are made by a streaming query ({entry.streamed}), whose state would lack what is landed."
+        raise LandedBesideStream(table, consumer_group, problem)

@@ -95,7 +95,7 @@ class UnaccountedRows:
     """Rows without a ledger: at offsets to land (in the way), and at different offsets."""
 
     in_the_way: tuple[RowBounds, ...] = ()
-    beside: tuple[RowBounds, ...] = ()
+    outside: tuple[RowBounds, ...] = ()
 
     @classmethod
     def of(cls, boxes: Iterable[tuple[RowFate, RowBounds]]) -> UnaccountedRows:
@@ -111,9 +111,9 @@ class UnaccountedRows:
         return cls(kinds[RowFate.IN_THE_WAY], kinds[RowFate.BESIDE])
 
     @property
-    def rows_beside(self) -> int:
+    def foreign_rows(self) -> int:
         """The number of rows at offsets outside the landing."""
-        return sum(box.rows for box in self.beside)
+        return sum(box.rows for box in self.outside)
 
 
 # Queries the table in the state in which its ledger was read.
@@ -148,6 +148,6 @@ def _way_out(table: str, consumer_group: str, topic: str) -> str:
     conn = "--storage-conn" if TableFormat.of(table) is TableFormat.DELTA else "--iceberg-conn"
     return (
         f"Stop the other tool, then give its rows a ledger: `lakestream adopt --table {table} --group {consumer_group} "
-        f"--topic {topic} --from rows` (with --kafka-conn and {conn} where they differ from the defaults) says what it "
-        "would write, and with --yes does; the next run lands what the rows lack. Or land into another table."
+        f"--topic {topic} --from rows` (with --kafka-conn and {conn} if they differ from the defaults) shows what it "
+        "would write, and writes it with --yes; the next run lands what the rows lack. Or land into another table."
     )

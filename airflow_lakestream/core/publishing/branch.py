@@ -116,7 +116,9 @@ class NewSnapshots:
 class BranchSink(Sink, Protocol):
     """The sink of a table with branches."""
 
-    def news(self, branch: str, marker: PublicationMarker | None, positions: EnginePositions) -> NewSnapshots | None:
+    def new_snapshots(
+        self, branch: str, marker: PublicationMarker | None, positions: EnginePositions
+    ) -> NewSnapshots | None:
         """Return the branch's new snapshots since the marker; None without a branch.
 
         As of the last `load`. Raises the refusals of a branch that can't be published.

@@ -30,7 +30,7 @@ from airflow_lakestream.core.landing.plan import (
 )
 from airflow_lakestream.core.landing.refusing import look
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import tell_commit
+from airflow_lakestream.core.landing.story import log_commit
 from airflow_lakestream.core.landing.streamed import LandedBesideStream
 from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery
 from airflow_lakestream.core.ledger import Landing, LandingEngine, TopicEntry, union
@@ -108,25 +108,25 @@ def begin(job: PublicationJob) -> dict[int, int]:
     The start is the first offset that the group lacks. A group without an origin gets its origin here, in a landing
     without rows, which creates the table if it is missing. Raises the errors of a landing.
     """
-    starts = _begin(job, is_anew=False)
+    starts = _begin(job, begins_again=False)
     job.sink.open_branch(job.branch)
     return starts
 
 
-def _begin(job: PublicationJob, is_anew: bool) -> dict[int, int]:
+def _begin(job: PublicationJob, begins_again: bool) -> dict[int, int]:
     """Prepare the table. Offsets lost by the log are a loss at the beginning of the group or of the engine."""
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
         entry = _entry_of(job, table, now)
-        if entry.origin and not is_anew:
+        if entry.origin and not begins_again:
             break
         starts = {} if entry.origin else job.source.starts(now)
         plan = resume_plan(entry, now, starts, job.on_data_loss, job.table)
         if not (plan.origin or plan.lost):
             break
         claim = EngineClaim(now, entry, entry.origin or plan.origin, {})
-        _refuse_others(job, table, claim, RangeSet())
+        _refuse_foreign_rows(job, table, claim, RangeSet())
         try:
             _commit(job, claim, PublicationOutcome(lost=plan.lost), None, None)
         except Conflict as conflict:
@@ -134,7 +134,7 @@ def _begin(job: PublicationJob, is_anew: bool) -> dict[int, int]:
     return {p: first_hole(entry, now.identity, p) for p in now.marks}
 
 
-def begin_anew(job: PublicationJob, note: Callable[[Mapping[int, int]], None] | None = None) -> dict[int, int]:
+def begin_again(job: PublicationJob, note: Callable[[Mapping[int, int]], None] | None = None) -> dict[int, int]:
     """Prepare table and branch for an engine without a state, to read again all offsets missing on main.
 
     The branch begins again at main's head: what it had beyond that is read again. Raises LandedAhead if the ledger has
@@ -143,7 +143,7 @@ def begin_anew(job: PublicationJob, note: Callable[[Mapping[int, int]], None] | 
     :param note: writes down the beginning of another `Line`. From then on the branch's contents do not count, even if
         we die before the branch is set back. None if no record is ever filtered.
     """
-    starts = _begin(job, is_anew=True)
+    starts = _begin(job, begins_again=True)
     entry = job.sink.load(job.run_id).ledger.entry(job.source.identity())
     ahead = union(
         RangeSet.of(topic, p, max(start, starts.get(p, 0)), end)
@@ -203,10 +203,10 @@ def _take_step(
 ) -> bool:
     """Publish the next snapshots; return False without further snapshots."""
     marker = entry.published.get(job.branch)
-    news = job.sink.news(job.branch, marker, job.positions)
-    if news is None:
+    new_snapshots = job.sink.new_snapshots(job.branch, marker, job.positions)
+    if new_snapshots is None:
         return False
-    steps, ends = _next_steps(job, news.steps)
+    steps, ends = _next_steps(job, new_snapshots.steps)
     if ends is None:
         return False
     before = {} if marker is None else dict(marker.ends)
@@ -222,11 +222,11 @@ def _take_step(
     shown = job.log.shown(rowless, now, job.stop) if (rowless := claim.new - rows.positions) else None
     line = job.positions.line if job.rowless is RowlessMeaning.FILTERED else None
     if job.rowless is RowlessMeaning.FILTERED and shown is not None:
-        check_left_out(claim, line, news, shown, job.table, job.branch)
+        check_left_out(claim, line, new_snapshots, shown, job.table, job.branch)
     reckoning = reckon(claim, rows, shown, line, job.on_data_loss, job.table)
     if not (reckoning.changes_the_ledger or rows.files):
         return False
-    _refuse_others(job, table, claim, reckoning.landed)
+    _refuse_foreign_rows(job, table, claim, reckoning.landed)
     job.sink.take_files(rows.files, now.identity)
     unproven = rows.positions if looked is None else rows.positions - looked.equal
     _commit(job, claim, replace(reckoning, unproven=unproven), steps[-1] if steps else None, report)
@@ -264,25 +264,27 @@ def _check_seen(job: PublicationJob, rows: BranchRows, seen: RangeSet) -> None:
     )
 
 
-def _next_steps(job: PublicationJob, news: Sequence[BranchStep]) -> tuple[Sequence[BranchStep], dict[int, int] | None]:
+def _next_steps(
+    job: PublicationJob, new_snapshots: Sequence[BranchStep]
+) -> tuple[Sequence[BranchStep], dict[int, int] | None]:
     """Return the oldest steps to publish together, and the engine's ends after the last step.
 
     Raises PositionsUnknown if there are files and no position of the engine is known.
     """
     known: tuple[Sequence[BranchStep], dict[int, int]] | None = None
     rows = 0
-    for number, step in enumerate(news, 1):
+    for number, step in enumerate(new_snapshots, 1):
         rows += step.rows
         if known is not None and rows > job.most_rows:
             return known
         ends = job.positions.at(step.snapshot) if step.snapshot.summary else None
         if ends is not None:
-            known = news[:number], dict(ends)
+            known = new_snapshots[:number], dict(ends)
     beyond = job.positions.beyond()
     if beyond is not None:
-        return news, dict(beyond)
-    if known is None and any(step.files for step in news):
-        raise PositionsUnknown(job.table, job.branch, news[-1].snapshot.snapshot_id)
+        return new_snapshots, dict(beyond)
+    if known is None and any(step.files for step in new_snapshots):
+        raise PositionsUnknown(job.table, job.branch, new_snapshots[-1].snapshot.snapshot_id)
     return known or ((), None)
 
 
@@ -291,20 +293,22 @@ def _entry_of(job: PublicationJob, table: TableState, now: TopicState) -> TopicE
     entry = table.ledger.entry(now.identity)
     check_log(entry, now, job.table)
     if entry.streamed is not None:
-        what = f"its rows are made by a streaming query ({entry.streamed}), whose state would lack what is published."
-        raise LandedBesideStream(job.table, job.consumer_group, what)
+        problem = (
+            f"its rows are made by a streaming query ({entry.streamed}), whose state would lack what is published."
+        )
+        raise LandedBesideStream(job.table, job.consumer_group, problem)
     return entry
 
 
-def _refuse_others(job: PublicationJob, table: TableState, claim: EngineClaim, landed: RangeSet) -> None:
+def _refuse_foreign_rows(job: PublicationJob, table: TableState, claim: EngineClaim, landed: RangeSet) -> None:
     """Refuse offsets landed by another group, and rows on main without a ledger."""
     identity = claim.state.identity
-    for other, ledger in table.others.items():
+    for other, ledger in table.other_ledgers.items():
         if taken := landed & ledger.entry(identity).landed:
             raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table, table.part)
     if claim.entry.landed and claim.entry.origin:
         return
-    ledgers = (table.ledger, *table.others.values())
+    ledgers = (table.ledger, *table.other_ledgers.values())
     known = union(one.landed for of in ledgers for key, one in of.topics.items() if key.topic == identity.topic)
     look(table.look_for_rows, ForeignRowQuery(identity.topic, known, claim.begins), job.table, job.consumer_group)
 
@@ -317,8 +321,8 @@ def _commit(
     report: LandingReport | None,
 ) -> None:
     identity = claim.state.identity
-    if (found := job.source.identity()) != identity:
-        raise TopicReplaced(identity, found, job.consumer_group, job.table)
+    if (current := job.source.identity()) != identity:
+        raise TopicReplaced(identity, current, job.consumer_group, job.table)
     entry = TopicEntry(
         landed=reckoning.landed,
         lost=reckoning.lost,
@@ -338,7 +342,7 @@ def _commit(
         report.add(snapshot_id, landing)
     if job.committed is not None:
         job.committed(CommittedLanding(job.table, snapshot_id, landing, seconds))
-    tell_commit(job.table, snapshot_id, reckoning.total, reckoning.bad, reckoning.landed, seconds, 0)
+    log_commit(job.table, snapshot_id, reckoning.total, reckoning.bad, reckoning.landed, seconds, 0)
     if reckoning.missing:
         log.warning(
             "%s: the branch %r has no row of %s, which Kafka still shows. They stay to be landed: the next run of "

@@ -51,7 +51,7 @@ class EngineClaim:
     before: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def whole(self) -> RangeSet:
+    def read_in_total(self) -> RangeSet:
         """All offsets read by the engine since the group began."""
         topic = self.state.identity.topic
         return union(RangeSet.of(topic, p, self.begins.get(p, 0), end) for p, end in self.ends.items())
@@ -60,7 +60,7 @@ class EngineClaim:
     def read(self) -> RangeSet:
         """The offsets read since the last publication, landed or not."""
         topic = self.state.identity.topic
-        return self.whole - union(RangeSet.of(topic, p, 0, end) for p, end in self.before.items())
+        return self.read_in_total - union(RangeSet.of(topic, p, 0, end) for p, end in self.before.items())
 
     @property
     def new(self) -> RangeSet:
@@ -132,26 +132,26 @@ def check_rows(
 
     Raises RowsWithoutPosition, RowsTwice, RowsOnMain, RowsUnproven, BranchHistoryLost, ColumnsMoved.
     """
-    topic, whole, held = claim.state.identity.topic, claim.whole, claim.held
+    topic, read_in_total, held = claim.state.identity.topic, claim.read_in_total, claim.held
     positions, twice = RangeSet(), 0
     files: list[BranchFile] = []
     places: list[str] = []
     for step in steps:
         for file in step.files:
-            found = sink.positions_of(file, claim.state.identity)
-            if _is_on_main(step, file, found, held, table, branch):
+            file_rows = sink.positions_of(file, claim.state.identity)
+            if _is_on_main(step, file, file_rows, held, table, branch):
                 continue
-            if found.strange:
-                raise RowsWithoutPosition(table, branch, topic, file.path, found.strange)
-            again = found.positions & positions
-            if repeated := found.repeated + again.width:
+            if file_rows.strange:
+                raise RowsWithoutPosition(table, branch, topic, file.path, file_rows.strange)
+            again = file_rows.positions & positions
+            if repeated := file_rows.repeated + again.width:
                 twice += repeated
                 places.append(str(again) if again else file.path)
-            positions |= found.positions
+            positions |= file_rows.positions
             files.append(file)
     if twice:
         raise RowsTwice(table, branch, twice, "; ".join(places[:5]))
-    if unproven := positions - whole:
+    if unproven := positions - read_in_total:
         raise RowsUnproven(table, branch, unproven)
     return BranchRows(positions, files)
 
@@ -185,7 +185,12 @@ class LostOrLeftOut(DataLoss):
 
 
 def check_left_out(
-    claim: EngineClaim, line: EngineJobLine | None, news: NewSnapshots, shown: LogContents, table: str, branch: str
+    claim: EngineClaim,
+    line: EngineJobLine | None,
+    new_snapshots: NewSnapshots,
+    shown: LogContents,
+    table: str,
+    branch: str,
 ) -> None:
     """Refuse omissions without proof: records perhaps unread by the engine, or rows perhaps lost by the branch.
 
@@ -194,15 +199,15 @@ def check_left_out(
     Raises LeftOutUnproven.
     """
     there = shown.values | shown.tombstones
-    if line is None or news.unproven:
+    if line is None or new_snapshots.unproven:
         if doubtful := there if line is None else there | (shown.gone & line.passed):
-            why = news.unproven or "what its jobs have read is not noted"
-            raise LeftOutUnproven(table, branch, doubtful, why)
+            reason = new_snapshots.unproven or "what its jobs have read is not noted"
+            raise LeftOutUnproven(table, branch, doubtful, reason)
         return
     topic = claim.state.identity.topic
     if unread := there & union(RangeSet.of(topic, p, 0, at) for p, at in line.begins.items()):
-        why = "the engine's job began behind them. Main was rolled back to before that"
-        raise LeftOutUnproven(table, branch, unread, why)
+        reason = "the engine's job began behind them. Main was rolled back to before that"
+        raise LeftOutUnproven(table, branch, unread, reason)
 
 
 def reckon(

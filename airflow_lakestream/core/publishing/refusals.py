@@ -13,7 +13,7 @@ ANEW = (
     "job without state, which begins where the ledger ends; or let KafkaExtractOperator go on with the same group."
 )
 CHECKED_AGAIN = (
-    "Loosen the check, and run the task again (clear it): the branch is checked anew, and published. Or mend what "
+    "Loosen the check, and run the task again (clear it): the branch is checked again, and published. Or mend what "
     "writes the records, stop the engine's job, drop the branch (ALTER TABLE ... DROP BRANCH), and run the task again: "
     "it begins where the ledger ends. A changed statement of Flink's needs no dropping."
 )
@@ -26,9 +26,9 @@ BY_THE_EXTRACT = (
 class PublicationRefused(LakestreamError, Terminal):
     """The branch contradicts the ledger, or the engine's own account; main is unchanged."""
 
-    def __init__(self, table: str, branch: str, what: str, remedy: str = ANEW) -> None:
+    def __init__(self, table: str, branch: str, problem: str, remedy: str = ANEW) -> None:
         self.table, self.branch = table, branch
-        super().__init__(f"{table}: the branch {branch!r} can't be published: {what} Main is unchanged. {remedy}")
+        super().__init__(f"{table}: the branch {branch!r} can't be published: {problem} Main is unchanged. {remedy}")
 
 
 class RowsOnMain(PublicationRefused):
@@ -36,15 +36,15 @@ class RowsOnMain(PublicationRefused):
 
     def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
         self.ranges = ranges
-        what = (
+        problem = (
             f"its new files have rows of {ranges}, which the ledger has already. The engine began again at an older "
             "checkpoint or savepoint, or at offsets that were set back; or another run landed these meanwhile."
         )
         remedy = (
-            "Stop what else writes to the branch, and run this task again: the branch begins anew, and the engine "
-            "where the ledger ends."
+            "Stop every other writer of the branch, and run this task again: the branch begins again at main, and the "
+            "engine begins where the ledger ends."
         )
-        super().__init__(table, branch, what, remedy)
+        super().__init__(table, branch, problem, remedy)
 
 
 class RowsTwice(PublicationRefused):
@@ -52,11 +52,11 @@ class RowsTwice(PublicationRefused):
 
     def __init__(self, table: str, branch: str, rows: int, where: str) -> None:
         self.rows = rows
-        what = (
+        problem = (
             f"its new files have {rows} rows of records that they have already ({where}). Two jobs write to the "
             "branch, or one began again at an older checkpoint; or its program makes several rows of a record."
         )
-        super().__init__(table, branch, what)
+        super().__init__(table, branch, problem)
 
 
 class RowsUnproven(PublicationRefused):
@@ -64,23 +64,23 @@ class RowsUnproven(PublicationRefused):
 
     def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
         self.ranges = ranges
-        what = (
-            f"its new files have rows of {ranges}, which lie below where the group began, or beyond what the engine "
-            "had read when it wrote them. Two jobs write to the branch, or it reads another topic than it says."
+        problem = (
+            f"its new files have rows of {ranges}, which are below the group's first offset, or beyond what the engine "
+            "had read when it wrote them. Two jobs write to the branch, or it reads another topic than it reports."
         )
-        super().__init__(table, branch, what)
+        super().__init__(table, branch, problem)
 
 
 class RowsWithoutPosition(PublicationRefused):
     """Rows have no position in the topic."""
 
     def __init__(self, table: str, branch: str, topic: str, path: str, rows: int) -> None:
-        what = (
+        problem = (
             f"{rows} rows of {path} have no _kafka_topic, _kafka_partition and _kafka_offset, or those of another "
             f"topic than {topic}."
         )
         remedy = "Let the engine write these columns; a topic of its own needs a branch, and a group, of its own."
-        super().__init__(table, branch, what, remedy)
+        super().__init__(table, branch, problem, remedy)
 
 
 class RowsUnseen(PublicationRefused):
@@ -88,23 +88,23 @@ class RowsUnseen(PublicationRefused):
 
     def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
         self.ranges = ranges
-        what = f"the records at {ranges} have left Kafka, so that nobody can tell whether its rows of them are right."
+        problem = f"the records at {ranges} have left Kafka, so that the branch's rows of them can't be checked."
         remedy = (
             'Take the rows as they are: prove="off", or on_data_loss="record" of Flink. Publish more often, or keep '
             "the records longer."
         )
-        super().__init__(table, branch, what, remedy)
+        super().__init__(table, branch, problem, remedy)
 
 
 class RecordDoubted(PublicationRefused):
     """The engine has read a record rejected by our decoder: the engine's rows may be wrong."""
 
     def __init__(self, table: str, branch: str, bad: BadRecord) -> None:
-        what = (
-            f"{bad}. The engine has read over that, and what it made of this record, or of those behind it, may be "
-            "wrong."
+        problem = (
+            f"{bad}. The engine has not failed on it, and the engine's rows of this record, or of later records, may "
+            "be wrong."
         )
-        super().__init__(table, branch, what, BY_THE_EXTRACT)
+        super().__init__(table, branch, problem, BY_THE_EXTRACT)
 
 
 class RowsDiffer(PublicationRefused):
@@ -115,17 +115,17 @@ class RowsDiffer(PublicationRefused):
         count, first = ranges.width, "; ".join(map(str, named))
         rows = "1 row has" if count == 1 else f"{count} rows have"
         more = f"; all of them: {ranges}" if count > len(named) else ""
-        what = f"{rows} other values than the extract makes of the records ({first}{more})."
-        remedy = f'{BY_THE_EXTRACT} To take the values as the engine makes them, say prove="off".'
-        super().__init__(table, branch, what, remedy)
+        problem = f"{rows} other values than the extract makes of the records ({first}{more})."
+        remedy = f'{BY_THE_EXTRACT} To take the values as the engine makes them, set prove="off".'
+        super().__init__(table, branch, problem, remedy)
 
 
 class BranchRewritten(PublicationRefused):
     """The branch was changed by more than the engine's appends."""
 
-    def __init__(self, table: str, branch: str, snapshot_id: int, what: str) -> None:
-        told = f"snapshot {snapshot_id} of it {what}. Only appends of the one engine can be published."
-        super().__init__(table, branch, told)
+    def __init__(self, table: str, branch: str, snapshot_id: int, problem: str) -> None:
+        problem = f"its snapshot {snapshot_id} {problem}. Only appends of the one engine can be published."
+        super().__init__(table, branch, problem)
 
 
 class BranchCut(PublicationRefused):
@@ -133,40 +133,42 @@ class BranchCut(PublicationRefused):
 
     def __init__(self, table: str, branch: str, snapshot_id: int) -> None:
         self.snapshot_id = snapshot_id
-        what = f"snapshot {snapshot_id}, which the engine has made there, is not in its history any more. The branch "
-        super().__init__(table, branch, f"{what}was dropped, set back or replaced.")
+        problem = f"snapshot {snapshot_id} of the engine is not in the branch's history any more. The branch "
+        super().__init__(table, branch, f"{problem}was dropped, set back or replaced.")
 
 
 class LeftOutUnproven(PublicationRefused):
     """Records have no row, without proof of an omission by the engine."""
 
-    def __init__(self, table: str, branch: str, ranges: RangeSet, why: str) -> None:
+    def __init__(self, table: str, branch: str, ranges: RangeSet, reason: str) -> None:
         self.ranges = ranges
-        what = f"it has no rows of {ranges}, and nothing shows that sql has left these records out: {why}."
-        super().__init__(table, branch, what)
+        problem = f"it has no rows of {ranges}, and nothing shows that sql has left these records out: {reason}."
+        super().__init__(table, branch, problem)
 
 
 class MainHasBranch(PublicationRefused):
     """Main was set to the branch by hand, past the ledger."""
 
     def __init__(self, table: str, branch: str, snapshot_id: int) -> None:
-        what = f"main has snapshot {snapshot_id} of it in its own history: somebody set main to the branch by hand."
+        problem = (
+            f"main has snapshot {snapshot_id} of the branch in its history: somebody set main to the branch by hand."
+        )
         remedy = (
             "Roll main back to before that, and publish. Or keep the rows, and make the ledger from them: "
             "`lakestream ledger rebuild`."
         )
-        super().__init__(table, branch, what, remedy)
+        super().__init__(table, branch, problem, remedy)
 
 
 class BranchHistoryLost(PublicationRefused):
     """Snapshots between the last publication and the branch's oldest snapshot have expired."""
 
     def __init__(self, table: str, branch: str, path: str) -> None:
-        what = (
+        problem = (
             f"the snapshot that added {path} has expired before it was published, and some of the file's rows are on "
             "main."
         )
-        super().__init__(table, branch, what)
+        super().__init__(table, branch, problem)
 
 
 class ColumnsMoved(PublicationRefused):
@@ -174,27 +176,29 @@ class ColumnsMoved(PublicationRefused):
 
     def __init__(self, table: str, branch: str, path: str, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)
-        self.what = (
+        self.problem = (
             f"{path} has {shown([repr(name) for name in columns], 5, 'columns')} of before. These were dropped and "
-            "added again, or renamed and their names given to others, while the engine wrote them: what it meant for "
-            "the columns of today would be in others, or nowhere."
+            "added again, or renamed and their names given to other columns, while the engine wrote them: values meant "
+            "for the present columns would be in other columns, or nowhere."
         )
-        super().__init__(table, branch, self.what)
+        super().__init__(table, branch, self.problem)
 
 
 class BranchFileGone(PublicationRefused):
     """A file of the branch is gone."""
 
     def __init__(self, table: str, branch: str, path: str) -> None:
-        super().__init__(table, branch, f"{path} is gone, which the branch's head still has.")
+        super().__init__(table, branch, f"{path} is gone, and the branch's head still has it.")
 
 
 class BeyondTheLog(PublicationRefused):
     """The engine reports offsets beyond the log's end."""
 
     def __init__(self, table: str, branch: str, where: str) -> None:
-        what = f"the engine says that it has read beyond the log's end: {where}. It reads another topic, or another"
-        super().__init__(table, branch, f"{what} cluster; or records of transactions that are still open.")
+        problem = (
+            f"the engine reports that it has read beyond the log's end: {where}. It reads another topic, or another"
+        )
+        super().__init__(table, branch, f"{problem} cluster; or records of transactions that are still open.")
 
 
 class PositionsUnknown(LakestreamError, Transient):

@@ -22,7 +22,7 @@ from airflow_lakestream.core.landing.job import LandingJob, Stopped, check_still
 from airflow_lakestream.core.landing.modes import IntervalMode
 from airflow_lakestream.core.landing.plan import DamagedBatch, Plan
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import ReadProgress, offsets
+from airflow_lakestream.core.landing.story import ReadProgress, offsets_text
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import Conflict, OffsetsGone, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
@@ -105,7 +105,7 @@ def read_share(job: LandingJob, share: PlanShare, folder: str) -> list[SharePiec
         pieces = _read_pieces(job, table, plan)
         check_still_there(job, share.identity)
     except RowsNotWritable as error:
-        return read_share(job.carefully(error), share, folder)
+        return read_share(job.with_trials(error), share, folder)
     except BaseException:
         job.sink.discard()
         raise
@@ -149,13 +149,13 @@ def _shares(job: LandingJob, table: TableState, plan: Plan, most: int, least_wid
     identity = plan.state.identity
     shares = [PlanShare.of(plan, part) for part in split(ranges, most, least_width)]
     for number, share in enumerate(shares):
-        log.info("Share %s to land: %s.", number, offsets(share.ranges))
+        log.info("Share %s to land: %s.", number, offsets_text(share.ranges))
     return SharedPlan(identity, shares, _bounds(job, plan.ranges, ranges))
 
 
-def _bounds(job: LandingJob, whole: RangeSet, ranges: RangeSet) -> RangeSet | None:
+def _bounds(job: LandingJob, plan_ranges: RangeSet, ranges: RangeSet) -> RangeSet | None:
     """Return the bounds of the commit; None for a whole interval, since the commit may have to close seams."""
-    return None if isinstance(job.mode, IntervalMode) and ranges == whole else ranges
+    return None if isinstance(job.mode, IntervalMode) and ranges == plan_ranges else ranges
 
 
 def _found(job: LandingJob, table: TableState, plan: Plan) -> bool:

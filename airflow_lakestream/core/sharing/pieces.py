@@ -144,22 +144,22 @@ class HandedPieces:
         :param held: offsets that no longer need landing; a piece that overlaps them was landed by another run.
         :param misfit: returns the reason why files can't go into the table as it is now, or None.
         """
-        found: list[SharePiece] = []
+        usable_pieces: list[SharePiece] = []
         for number, piece in enumerate(self._pieces):
-            why = self._why_not(piece, identity, held, misfit)
-            if why is None:
-                found.append(piece)
+            reason = self._unfit_reason(piece, identity, held, misfit)
+            if reason is None:
+                usable_pieces.append(piece)
                 held |= piece.ranges
             elif number not in self._taken:
-                log.warning("Files of %s are not used: %s.", piece.ranges, why)
-        return found
+                log.warning("Files of %s are not used: %s.", piece.ranges, reason)
+        return usable_pieces
 
     def take(self, pieces: Iterable[SharePiece]) -> None:
         """Mark pieces as committed."""
         taken = set(map(id, pieces))
         self._taken |= {number for number, piece in enumerate(self._pieces) if id(piece) in taken}
 
-    def _why_not(
+    def _unfit_reason(
         self, piece: SharePiece, identity: TopicIdentity, held: RangeSet, misfit: Callable[[Files], str | None]
     ) -> str | None:
         if piece.identity != identity:
@@ -216,13 +216,13 @@ def ranges_from_dict(data: Mapping[str, Any]) -> RangeSet:
 
 
 def _beginning(ranges: RangeSet, width: int) -> RangeSet:
-    kept = []
+    taken = []
     for r in ranges:
         if width > 0:
             until = min(r.until_offset, r.from_offset + width)
-            kept.append(OffsetRange(r.topic, r.partition, r.from_offset, until))
+            taken.append(OffsetRange(r.topic, r.partition, r.from_offset, until))
             width -= until - r.from_offset
-    return RangeSet(kept)
+    return RangeSet(taken)
 
 
 def _heading(identity: TopicIdentity, ranges: RangeSet) -> dict[str, Any]:

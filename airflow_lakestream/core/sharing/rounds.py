@@ -89,7 +89,7 @@ def read_in_rounds(
                 _note(brought, item, place)
         due = _in_order(brought, asked - done - left)
         if not done and not due:
-            raise AssertionError(f"the workers read nothing of {asked}, and asked for no decision")
+            raise AssertionError(f"the workers read no record of {asked}, and asked for no decision")
         if due:
             decide(due)
         pieces += new

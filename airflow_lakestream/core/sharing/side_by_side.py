@@ -252,7 +252,7 @@ class ReaderProcess:
             try:
                 self._child.send(answer)
             except OSError:
-                log.debug("Nobody is there to hear %s", answer)
+                log.debug("No process receives %s any more", answer)
 
     def _hear(self, message: object) -> bool:
         if isinstance(message, ReadOrder):
@@ -263,10 +263,10 @@ class ReaderProcess:
         return True
 
     def _read(self, order: ReadOrder) -> None:
-        kept = _RejectBuffer()
-        job = replace(self._make_job(order, self._stop), rejects=kept)
+        rejects = _RejectBuffer()
+        job = replace(self._make_job(order, self._stop), rejects=rejects)
         try:
-            self._read_share(job, order, kept)
+            self._read_share(job, order, rejects)
         except BaseException:
             job.sink.discard()
             raise

@@ -28,7 +28,7 @@ def read_items(
     rows, live = np.arange(len(lanes)), lanes.take(np.arange(len(lanes)))
     while True:
         counts = _block_header(live, width(node) == 0, path)
-        more = (counts > 0) & (live.why == 0)
+        more = (counts > 0) & (live.failure == 0)
         lanes.put(rows[~more], live.take(~more))
         rows, live, counts = rows[more], live.take(more), counts[more]
         if not len(rows):
@@ -40,7 +40,7 @@ def read_items(
 
 def _block_header(lanes: ByteLanes, empty: bool, path: str) -> Integers:
     counts = lanes.zigzags(path)
-    sized = np.flatnonzero((counts < 0) & (lanes.why == 0))
+    sized = np.flatnonzero((counts < 0) & (lanes.failure == 0))
     if len(sized):
         counts = counts.copy()
         counts[sized] = -counts[sized]
@@ -79,7 +79,7 @@ class _ItemReader:
             self._read(rows[active], current)
             left -= 1
             rounds += 1
-            stay = (left > 0) & (current.why == 0)
+            stay = (left > 0) & (current.failure == 0)
             if not stay.all():
                 live.put(active[~stay], current.take(~stay))
                 active, left, current = active[stay], left[stay], current.take(stay)
@@ -96,7 +96,7 @@ class _ItemReader:
         counts = np.where(fits, counts, 0)
         starts = np.repeat(live.pos, counts) + _within(counts) * width
         self._read_at(rows, live, counts, starts)
-        live.skip(np.where(live.why == 0, counts * width, 0), self._path)
+        live.skip(np.where(live.failure == 0, counts * width, 0), self._path)
 
     def _walk(self, rows: Integers, live: ByteLanes, counts: Integers) -> None:
         data = memoryview(live.data.data)
@@ -113,19 +113,19 @@ class _ItemReader:
             except Malformed:
                 del starts[first:]
                 wrong[lane] = True
-        live.fail(wrong, f"{self._path}: the value ends early, or is no value of its type")
+        live.fail(wrong, f"{self._path}: the value ends early, or is not a value of its type")
         self._read_at(rows, live, found, np.array(starts, np.int64))
-        live.pos = np.where(live.why == 0, behind, 0)
+        live.pos = np.where(live.failure == 0, behind, 0)
 
     def _read_at(self, rows: Integers, live: ByteLanes, counts: Integers, starts: Integers) -> None:
         lanes = np.repeat(np.arange(len(live)), counts)
         items = live.take(lanes)
         items.pos = starts
         self._read(rows[lanes], items)
-        failed = items.why != 0
+        failed = items.failure != 0
         if failed.any():
             hit = lanes[failed]
-            live.why[hit] = items.why[failed]
+            live.failure[hit] = items.failure[failed]
             live.pos[hit] = live.end[hit] = 0
 
 
@@ -158,7 +158,7 @@ def skip_all(node: Node, lanes: ByteLanes, path: str, depth: int = 0) -> None:
 def _skip_union(node: AvroUnion, lanes: ByteLanes, path: str, depth: int) -> None:
     chosen = lanes.zigzags(path)
     lanes.fail((chosen < 0) | (chosen >= len(node.branches)), f"{path}: a type that the union does not have")
-    live = lanes.why == 0
+    live = lanes.failure == 0
     for index, branch in enumerate(node.branches):
         rows = np.flatnonzero(live & (chosen == index))
         if len(rows):

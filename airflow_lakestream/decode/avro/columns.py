@@ -129,11 +129,11 @@ class AvroCompiler:
         if not (t.is_list(kind) or t.is_large_list(kind)):
             raise Unfit(f"{path}: an array can't become {kind}")
         item = self.field(node.items, kind.value_field, f"{path}[]")
-        whole = leaves.plain(kind)
+        plain_type = leaves.plain(kind)
 
         def read(lanes: ByteLanes) -> pa.Array:
             parts, order, lengths = read_items(lanes, item, node.items, path)
-            return list_array(merged(parts, order, whole.value_type), lengths, whole)
+            return list_array(merged(parts, order, plain_type.value_type), lengths, plain_type)
 
         return read
 
@@ -143,7 +143,7 @@ class AvroCompiler:
         key = _primitive(AvroPrimitive("string"), pa.string(), f"{path}{{}}", self._finer)
         item = self.field(node.values, kind.item_field, f"{path}{{}}")
         entry = pa.struct([pa.field("key", pa.string(), False), leaves.plain(kind).item_field.with_name("value")])
-        both, whole = entry_of(node), leaves.plain(kind)
+        both, plain_type = entry_of(node), leaves.plain(kind)
 
         def read_entry(lanes: ByteLanes) -> pa.Array:
             return pa.StructArray.from_arrays([key(lanes), item(lanes)], fields=list(entry))
@@ -151,7 +151,7 @@ class AvroCompiler:
         def read(lanes: ByteLanes) -> pa.Array:
             parts, order, lengths = read_items(lanes, read_entry, both, path)
             entries, lengths = last_of_each_key(merged(parts, order, entry), lengths)
-            return map_array(entries, lengths, whole)
+            return map_array(entries, lengths, plain_type)
 
         return read
 
@@ -159,12 +159,12 @@ class AvroCompiler:
         branches: list[Read | Unfit | None] = [None] * len(node.branches)
         columns = [field.name for field in kind] if t.is_struct(kind) else []
         names = {index: self._branch_column(branch, columns) for index, branch in node.values}
-        apart = t.is_struct(kind) and len(names) > 1 and set(columns) <= set(names.values())
-        self._naming.has_gaps |= bool(columns) and len(names) > 1 and not apart
+        by_branch = t.is_struct(kind) and len(names) > 1 and set(columns) <= set(names.values())
+        self._naming.has_gaps |= bool(columns) and len(names) > 1 and not by_branch
         for index, branch in node.values:
             try:
                 branches[index] = (
-                    self._branch(branch, names[index], kind, path) if apart else self.value(branch, kind, path)
+                    self._branch(branch, names[index], kind, path) if by_branch else self.value(branch, kind, path)
                 )
             except Unfit as unfit:
                 branches[index] = unfit
@@ -206,9 +206,9 @@ def _inner(path: str, name: str) -> str:
 
 def _read_union(lanes: ByteLanes, branches: list[Read | Unfit | None], kind: pa.DataType, path: str) -> pa.Array:
     chosen = lanes.zigzags(path)
-    what = f"{path or 'the value'}: a type that the union does not have"
-    lanes.fail((chosen < 0) | (chosen >= len(branches)), what)
-    live = lanes.why == 0
+    problem = f"{path or 'the value'}: a type that the union does not have"
+    lanes.fail((chosen < 0) | (chosen >= len(branches)), problem)
+    live = lanes.failure == 0
     parts, places = [], np.full(len(lanes), -1, np.int64)
     done = 0
     for index, branch in enumerate(branches):

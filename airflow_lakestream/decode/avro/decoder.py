@@ -31,7 +31,7 @@ class AvroDecoder(FramedDecoder):
 
     :param registry: source of the schemas of Confluent's wire format.
     :param schemas: schemas of single-object encoding, as JSON text; a record names a schema by its fingerprint.
-    :param whole: the schema has a single column, for the value as a whole, which need not be a record.
+    :param to_end: the schema has a single column, for the value as a whole, which need not be a record.
     :param ignored: fields of the whole record that are not unknown, though they have no column.
     """
 
@@ -44,11 +44,11 @@ class AvroDecoder(FramedDecoder):
         registry: SchemaSource | None = None,
         finer: TimestampsFiner = TimestampsFiner.REJECT,
         schemas: Sequence[str] = (),
-        whole: bool = False,
+        to_end: bool = False,
         ignored: Sequence[str] = (),
     ) -> None:
         super().__init__(schema, unknown_fields, registry, finer)
-        self._whole = whole
+        self._to_end = to_end
         self._ignored = frozenset(ignored)
         self._schemas = tuple(schemas)
         self._by_fingerprint = {fingerprint(text): text for text in self._schemas}
@@ -60,7 +60,7 @@ class AvroDecoder(FramedDecoder):
             self.registry,
             self.finer,
             self._schemas,
-            self._whole,
+            self._to_end,
             tuple(self._ignored),
         )
 
@@ -77,7 +77,7 @@ class AvroDecoder(FramedDecoder):
             for value, rows in confluent.groups(prints, single):
                 yield ("fingerprint", value % 2**64), None, rows
         ids = confluent.schema_ids(lanes, framed)
-        for schema_id, rows in confluent.groups(ids, framed & (lanes.why == 0)):
+        for schema_id, rows in confluent.groups(ids, framed & (lanes.failure == 0)):
             yield schema_id, schema_id, rows
 
     def _compile(self, key: Hashable) -> Read:
@@ -95,15 +95,15 @@ class AvroDecoder(FramedDecoder):
         given = [node, *avro_schema.parse_all(self._schemas)]
         read = self._by_names(columns_by, lambda versions: avro_names(given, versions))
 
-        def whole(lanes: ByteLanes) -> list[pa.Array]:
+        def to_end(lanes: ByteLanes) -> list[pa.Array]:
             columns = read(lanes)
             lanes.fail(lanes.pos != lanes.end, "bytes are left over behind the value")
             return columns
 
-        return whole
+        return to_end
 
     def _columns(self, compiler: AvroCompiler, node: Node) -> Read:
-        if self._whole:
+        if self._to_end:
             one = compiler.field(node, self.schema.field(0), self.schema.field(0).name)
             return lambda lanes: [one(lanes)]
         if isinstance(node, AvroUnion):

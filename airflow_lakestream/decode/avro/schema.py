@@ -181,7 +181,7 @@ class _AvroParser:
     def _union(self, schema: list[Any], namespace: str) -> AvroUnion:
         branches = tuple(self.node(branch, namespace) for branch in schema)
         if not branches or any(isinstance(branch, AvroUnion) for branch in branches):
-            raise SchemaRefused("A union in an Avro schema is empty, or stands right inside another one.")
+            raise SchemaRefused("A union in an Avro schema is empty, or is directly inside another union.")
         return AvroUnion(branches)
 
     def _named(self, name: str, namespace: str) -> Node:

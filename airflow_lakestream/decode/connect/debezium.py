@@ -45,10 +45,10 @@ KNOWN_MEMBERS = tuple(EVENT_COLUMNS.values())
 
 # Only events of MongoDB's connector have this member.
 _MONGO = "updateDescription"
-NO_EVENT = "op: null or missing, so the value is no change event of Debezium"
+NO_EVENT = "op: null or missing, so the value is not a change event of Debezium"
 FLATTENED = (
-    "Has the transform ExtractNewRecordState flattened them? A mirror needs whole events, which say where they stand "
-    "in the log and what was deleted: take the transform out of the connector, and begin a new topic. Without a "
+    "Has the transform ExtractNewRecordState flattened them? A mirror needs whole events, with their place in the "
+    "log and the deleted row: take the transform out of the connector, and begin a new topic. Without a "
     "mirror, KafkaExtractOperator lands flattened ones as they are."
 )
 _MESSAGE = "op: 'm', so the value is a message and no change of a row"
@@ -60,11 +60,11 @@ _HAS_ROW = ("c", "u", "r")
 class EventNaming:
     """Names of the row's columns, and of the columns for parts of the event.
 
-    :param beside: columns for parts of the event, with the event's member for each.
+    :param parts: columns for parts of the event, with the event's member for each.
     :param renamed: the row's columns by their names in the database, as far as the names differ.
     """
 
-    beside: Mapping[str, str] = dataclasses.field(default_factory=lambda: EVENT_COLUMNS)
+    parts: Mapping[str, str] = dataclasses.field(default_factory=lambda: EVENT_COLUMNS)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def source(self, column: str) -> str:
@@ -95,7 +95,7 @@ def row_of(event: pa.Schema) -> list[pa.Field]:
         remedy = "Let Debezium's transform ExtractNewDocumentState send documents as records, and leave envelope out."
         raise InvalidArgument("envelope", problem, remedy)
     if not is_event(event):
-        problem = f"records with the fields {', '.join(event.names)} are no change events of Debezium."
+        problem = f"records with the fields {', '.join(event.names)} are not change events of Debezium."
         raise InvalidArgument("envelope", problem, f"{FLATTENED} Or leave envelope out, or give the columns as schema.")
     return _merged([list(field.type) for field in _images(event)])
 
@@ -117,16 +117,16 @@ def flattened(event: pa.Schema, notes: bool = False) -> pa.Schema:
             f"the database's table has a column {', '.join(taken)}, a name that a part of the change event has here.",
             "Give the columns as schema, without it; or let the connector leave it out (column.exclude.list).",
         )
-    beside = []
+    parts = []
     for name in _DEFAULT:
         member = EVENT_COLUMNS[name]
         if member == "before":
-            beside.append(pa.field(name, pa.struct(row)))
+            parts.append(pa.field(name, pa.struct(row)))
         elif member in event.names:
-            beside.append(pa.field(name, event.field(member).type))
+            parts.append(pa.field(name, event.field(member).type))
     if notes:
-        beside.append(pa.field(NOTE, pa.list_(pa.string())))
-    return pa.schema([*row, *beside])
+        parts.append(pa.field(NOTE, pa.list_(pa.string())))
+    return pa.schema([*row, *parts])
 
 
 def _merged(groups: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
@@ -143,9 +143,9 @@ def _merged(groups: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
 
 def event_schema(schema: pa.Schema, naming: EventNaming = USUAL) -> pa.Schema:
     """Return the columns for decoding events, for a table with these columns. Raises InvalidArgument."""
-    images = [naming.in_source(field for field in schema if field.name not in naming.beside)]
+    images = [naming.in_source(field for field in schema if field.name not in naming.parts)]
     for field in schema:
-        if naming.beside.get(field.name) in IMAGES:
+        if naming.parts.get(field.name) in IMAGES:
             if not t.is_struct(field.type):
                 problem = f"{field.name} can't be {field.type}: it is the row."
                 raise InvalidArgument("schema", problem, "Make it a struct.")
@@ -157,14 +157,14 @@ def event_schema(schema: pa.Schema, naming: EventNaming = USUAL) -> pa.Schema:
         "op": pa.field("op", pa.string()),
     }
     for field in schema:
-        member = naming.beside.get(field.name)
+        member = naming.parts.get(field.name)
         if member is not None and member not in members:
             members[member] = pa.field(member, field.type)
     return pa.schema(list(members.values()))
 
 
 class DebeziumDecoder:
-    """Decoder of change events into rows, with the columns of `EventNaming.beside`.
+    """Decoder of change events into rows, with the columns of `EventNaming.parts`.
 
     :param schema: the table's columns.
     :param make: returns a decoder for the columns of the events.
@@ -196,7 +196,7 @@ class DebeziumDecoder:
         self._look_at_events(batch, events, places, wrong)
         found = self._unavailable.without_note(self.schema)
         columns = [self._column(field, events) for field in found]
-        columns = self._unavailable.settled(self.schema, columns, self._naming.beside, wrong)
+        columns = self._unavailable.settled(self.schema, columns, self._naming.parts, wrong)
         for field, column in zip(self.schema, columns, strict=True):
             for row in () if field.nullable else _true(column.is_null()):
                 wrong.setdefault(row, f"{field.name}: null, and the column is required")
@@ -214,10 +214,10 @@ class DebeziumDecoder:
             wrong[row] = f"after: null, in an event whose op is {op[row].as_py()!r}"
         has_none = pc.and_(_member(events, "before").is_null(), _member(events, "after").is_null())
         for row in _true(pc.and_(pc.fill_null(pc.equal(op, "d"), False), has_none)):
-            wrong[row] = "before: null, in an event whose op is 'd', so it does not say which row was deleted"
+            wrong[row] = "before: null, in an event whose op is 'd', so it does not show which row was deleted"
 
     def _column(self, field: pa.Field, events: pa.Table) -> pa.Array:
-        member = self._naming.beside.get(field.name)
+        member = self._naming.parts.get(field.name)
         if member in ("before", "after"):
             column = _narrowed(_member(events, str(member)), field.type, self._naming)
         elif member is not None:

@@ -218,8 +218,8 @@ class ConnectJsonDecoder:
         self._readers: dict[str | None, Sequence[_PayloadReader]] = {None: [plain]}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        said = (self._out_of_range, self._bare, self._is_event, self._finer)
-        return type(self), (self.schema, self._unknown_fields, *said)
+        settings = (self._out_of_range, self._bare, self._is_event, self._finer)
+        return type(self), (self.schema, self._unknown_fields, *settings)
 
     def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""

@@ -38,18 +38,18 @@ class UnavailablePolicy:
         return pa.schema([field for field in schema if field.name != NOTE])
 
     def settled(
-        self, schema: pa.Schema, columns: Sequence[pa.Array], beside: Mapping[str, str], wrong: dict[int, str]
+        self, schema: pa.Schema, columns: Sequence[pa.Array], parts: Mapping[str, str], wrong: dict[int, str]
     ) -> list[pa.Array]:
         """Return all columns with left-out values replaced by the policy, and note the bad events.
 
         :param columns: the columns of `without_note`.
-        :param beside: columns for parts of the event, with the event's member for each.
+        :param parts: columns for parts of the event, with the event's member for each.
         :param wrong: reasons by row; new reasons are added.
         """
         found: dict[str, pa.Array] = {}
         named: dict[int, list[str]] = {}
         for field, column in zip(self.without_note(schema), columns, strict=True):
-            if (member := beside.get(field.name)) is None:
+            if (member := parts.get(field.name)) is None:
                 column = self._settled(field.name, column, named, wrong)
             elif member in ("before", "after"):
                 column = self._image(field.name, column, wrong)

@@ -38,7 +38,7 @@ class ConnectType:
     @property
     def with_numbers(self) -> ConnectType:
         """Shape with decimals as JSON's numbers, as written with `decimal.format=NUMERIC`."""
-        if self.logical is not None and self.logical.what == "decimal":
+        if self.logical is not None and self.logical.meaning == "decimal":
             return replace(self, kind=NUMBER, name="")
         inner = {name: one.with_numbers for name, one in self.fields.items()}
         return replace(self, fields=inner, items=self.items and self.items.with_numbers)
@@ -48,7 +48,7 @@ class ConnectType:
 class LogicalType:
     """Logical type of a number: "date", "time", "timestamp" or "decimal", with the unit."""
 
-    what: str
+    meaning: str
     nanos: int = 0
     zoned: bool = False
 
@@ -138,11 +138,11 @@ def arrow_field(name: str, shape: ConnectType, path: str) -> pa.Field:
 
 
 def _logical_type(shape: ConnectType, logical: LogicalType) -> pa.DataType:
-    if logical.what == "decimal":
+    if logical.meaning == "decimal":
         return column_type(shape.precision, shape.scale)
-    if logical.what == "timestamp":
+    if logical.meaning == "timestamp":
         return pa.timestamp("us", "UTC" if logical.zoned else None)
-    return pa.date32() if logical.what == "date" else pa.time64("us")
+    return pa.date32() if logical.meaning == "date" else pa.time64("us")
 
 
 # A struct of an unscaled number and a scale, which differs from value to value.

@@ -36,10 +36,10 @@ _MINUS = -9_223_372_036_832_400_000
 
 def infinite(values: Integers, logical: LogicalType) -> tuple[Mask, Mask]:
     """Return masks of the numbers for infinity (also after an overflow), and of the numbers for -infinity."""
-    if logical.what == "date":
+    if logical.meaning == "date":
         plus, minus = (np.isin(values, list(numbers)) for numbers in _DATES)
         return plus, minus
-    if logical.what != "timestamp":
+    if logical.meaning != "timestamp":
         nothing = np.zeros(len(values), np.bool_)
         return nothing, nothing
     scale = 1000 // max(logical.nanos // 1000, 1) if logical.nanos >= 1000 else 1000 * 1000
@@ -67,15 +67,15 @@ def replaced(
     if policy is OutOfRange.REJECT or not (t.is_timestamp(column.type) or t.is_time(column.type)):
         return column
     # A number of milliseconds can't express the last microsecond of the column's range.
-    last = MICROS_PER_DAY - 1 if logical.what == "time" else MAX_MICROS
+    last = MICROS_PER_DAY - 1 if logical.meaning == "time" else MAX_MICROS
     latest = moved & (settled == _bounds(logical)[1])
     return pc.if_else(pa.array(latest), pa.scalar(last).cast(column.type), column)
 
 
 def _bounds(logical: LogicalType) -> tuple[int, int]:
-    if logical.what == "date":
+    if logical.meaning == "date":
         return MIN_DAY, MAX_DAY
-    low, high = (0, MICROS_PER_DAY - 1) if logical.what == "time" else (MIN_MICROS, MAX_MICROS)
+    low, high = (0, MICROS_PER_DAY - 1) if logical.meaning == "time" else (MIN_MICROS, MAX_MICROS)
     if logical.nanos == 1:
         return max(low * 1000, -(2**63)), min(high * 1000, 2**63 - 1)
     unit = logical.nanos // 1000
@@ -93,7 +93,7 @@ def fitted(
         texts = [None if one is None else decimal_text(one["value"], one["scale"]) for one in values.to_pylist()]
         return pa.array(texts, kind) if t.is_string(kind) else _decimals(texts, kind, path, owners, reasons)
     assert shape.logical is not None, "only values of logical types are written otherwise"
-    if shape.logical.what == "decimal":
+    if shape.logical.meaning == "decimal":
         texts = [None if one is None else decimal_text(one, shape.scale) for one in values.to_pylist()]
         return pa.array(texts, kind)
     return pa.array(times(values, shape.logical), kind, mask=values.is_null().to_numpy(zero_copy_only=False))
@@ -106,7 +106,7 @@ def plain(numbers: pa.Array, kind: pa.DataType, path: str, owners: Integers, rea
         is_number = text is None or _NUMBER.fullmatch(text)
         made.append(f"{Decimal(text):f}" if text is not None and is_number else None)
         if not is_number:
-            reasons.setdefault(owner, f"{path}: {quoted(text)} is no decimal")
+            reasons.setdefault(owner, f"{path}: {quoted(text)} is not a decimal")
     return pa.array(made, kind)
 
 
@@ -128,12 +128,12 @@ def _decimals(
 def times(values: pa.Array, logical: LogicalType) -> Any:
     """Return dates, times or timestamps in ISO 8601; a time may be 24:00, and a timestamp infinite."""
     numbers = values.fill_null(0).to_numpy()
-    if logical.what == "date":
+    if logical.meaning == "date":
         texts = np.datetime_as_string(numbers.astype("M8[D]")).astype(object)
     else:
         unit = {1: "ns", 1_000: "us", 1_000_000: "ms"}[logical.nanos]
         moments = np.datetime_as_string(numbers.astype(f"M8[{unit}]")).astype(object)
-        if logical.what == "timestamp":
+        if logical.meaning == "timestamp":
             texts = np.array([f"{one}Z" for one in moments], object) if logical.zoned else moments
         else:
             end = MICROS_PER_DAY * 1000 // logical.nanos

@@ -102,19 +102,19 @@ def may_be_left_out(kind: pa.DataType) -> bool:
 
 def left_out(column: pa.Array | pa.ChunkedArray, placeholder: ValuePlaceholder = USUAL) -> Mask:
     """Return a mask of the left-out values of a column."""
-    whole = one_array(column) if isinstance(column, pa.ChunkedArray) else column
-    kind = whole.type
+    array = one_array(column) if isinstance(column, pa.ChunkedArray) else column
+    kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        return left_out(whole.storage, placeholder)
+        return left_out(array.storage, placeholder)
     if t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind):
-        return _left_out_of_many(whole, placeholder)
+        return _left_out_of_many(array, placeholder)
     if _is_text(kind):
-        return _is_in(whole, pa.array(placeholder.texts, kind))
+        return _is_in(array, pa.array(placeholder.texts, kind))
     if _is_bytes(kind):
-        return _is_in(whole, pa.array([placeholder.octets], kind))
+        return _is_in(array, pa.array([placeholder.octets], kind))
     if _is_uuid(kind):
-        return _is_in(whole, pa.array([placeholder.uuid.bytes], kind))
-    return np.zeros(len(whole), np.bool_)
+        return _is_in(array, pa.array([placeholder.uuid.bytes], kind))
+    return np.zeros(len(array), np.bool_)
 
 
 def _left_out_of_many(column: pa.Array, placeholder: ValuePlaceholder) -> Mask:

@@ -60,11 +60,11 @@ def written_field(shape: ConnectType | None, field: pa.Field) -> pa.Field:
 
 
 def _written_as(logical: LogicalType, kind: pa.DataType) -> pa.DataType:
-    if logical.what == "decimal" and (t.is_decimal128(kind) or t.is_string(kind)):
+    if logical.meaning == "decimal" and (t.is_decimal128(kind) or t.is_string(kind)):
         return pa.binary()
     if t.is_string(kind):
         return pa.int64()
-    meant = {"date": t.is_date32, "time": t.is_time64, "timestamp": t.is_timestamp}.get(logical.what)
+    meant = {"date": t.is_date32, "time": t.is_time64, "timestamp": t.is_timestamp}.get(logical.meaning)
     return pa.int64() if meant is not None and meant(kind) else kind
 
 
@@ -123,14 +123,14 @@ def _fitted_leaf(
     count = len(dense)
     lanes = ByteLanes(_NO_BYTES, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64), [""])
     fit = _fit(logical, shape, kind, path, rows.finer)
-    if logical.what == "decimal":
+    if logical.meaning == "decimal":
         made = fit(lanes, dense)
     else:
         numbers = dense.to_numpy()
         in_range = settled(numbers, logical, rows.out_of_range)
         made = replaced(fit(lanes, in_range), numbers, in_range, logical, rows.out_of_range)
-    for lane in np.flatnonzero(lanes.why).tolist():
-        reason = lanes.reasons[lanes.why[lane]]
+    for lane in np.flatnonzero(lanes.failure).tolist():
+        reason = lanes.reasons[lanes.failure[lane]]
         if is_time_out_of_range(reason):
             reason = f"{reason}: {connect_texts.times(dense.slice(lane, 1), logical)[0]}"
         rows.reasons.setdefault(int(places[lane]), reason)
@@ -138,11 +138,11 @@ def _fitted_leaf(
 
 
 def _fit(logical: LogicalType, shape: ConnectType, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Fit:
-    if logical.what == "decimal":
+    if logical.meaning == "decimal":
         return leaves.decimals(kind, path, shape.scale)
-    if logical.what == "date":
+    if logical.meaning == "date":
         return leaves.dates(kind, path)
-    if logical.what == "time":
+    if logical.meaning == "time":
         return leaves.times(kind, path, logical.nanos, finer=finer)
     return leaves.timestamps(kind, path, logical.nanos, zoned=logical.zoned, finer=finer)
 

@@ -115,7 +115,7 @@ class BulkParser:
         # A single block: the reader splits at newlines only, but this way nothing depends on the splitting.
         read = pa_json.ReadOptions(use_threads=False, block_size=joined.size + 1)
         if self._within and _has_odd_number(joined.to_pybytes()):
-            raise NotInBulk("a number that is none in a member that nobody looks into")
+            raise NotInBulk("an invalid number in a member that is not read")
         for index, options in enumerate(self._options):
             # The first try accepts no unknown field, so nothing goes unread. The reader does not check skipped parts.
             if index and not _skippable(joined, values):
@@ -171,8 +171,8 @@ def _as_lines(lines: pa.Array) -> pa.Buffer | None:
 
 
 def _one_text(lines: pa.Array) -> pa.Buffer:
-    whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
-    return pc.binary_join(whole, b"\n")[0].as_buffer()
+    joined = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
+    return pc.binary_join(joined, b"\n")[0].as_buffer()
 
 
 def _pieces(lines: pa.Array) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 log = logging.getLogger(__name__)
 
 # Number of fields without a column that the warning names.
-_TOLD = 5
+_REASONS_SHOWN = 5
 _EMPTY = "nothing in it can be a column: "
 _INT64 = pa.int64()
 _FLOAT64 = pa.float64()
@@ -59,7 +59,7 @@ def infer_schema(
         raise first_bad
     names = NewColumnNames(rules)
     fields = seen.struct(names, ())
-    refused = "; ".join(f"{quoted(path)}: {reason}" for path, reason in list(names.refused.items())[:_TOLD])
+    refused = "; ".join(f"{quoted(path)}: {reason}" for path, reason in list(names.refused.items())[:_REASONS_SHOWN])
     if not fields:
         problem = f"it can't be inferred: the first records hold no field{' but ' + refused if refused else ''}."
         raise InvalidArgument("schema", problem, "Give a schema.")

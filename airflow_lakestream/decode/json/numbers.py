@@ -77,12 +77,12 @@ def _doubles(texts: TextBuffer, starts: Integers, stops: Integers) -> tuple[npt.
     wholes, sizes = points - starts, stops - points - 1
     has_point = sizes >= 0
     sizes = np.maximum(sizes, 0)
-    whole, good = _digits(texts, points, wholes, _MOST_DIGITS)
+    integer_part, good = _digits(texts, points, wholes, _MOST_DIGITS)
     good &= (wholes == 1) | ((wholes > 1) & (texts.bytes[starts] != _ZERO))
     fraction, is_fraction = _digits(texts, stops, sizes, _MOST_DIGITS)
     good &= is_fraction & (has_point == (sizes > 0)) & (wholes + sizes <= _MOST_DIGITS)
     powers = _POWERS[np.where(good, sizes, 0)]
-    return (whole * powers + fraction) / powers, good
+    return (integer_part * powers + fraction) / powers, good
 
 
 def _behind_sign(texts: TextBuffer, starts: Integers) -> tuple[Integers, Mask | None]:

@@ -114,9 +114,9 @@ def _integers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return decimals with at most the digits of the type; Arrow's cast makes 0 of a number with 300 zeros."""
-    whole = f"|[1-9][0-9]{{0,{kind.precision - kind.scale - 1}}}" if kind.precision > kind.scale else ""
+    integer_part = f"|[1-9][0-9]{{0,{kind.precision - kind.scale - 1}}}" if kind.precision > kind.scale else ""
     fraction = rf"(?:\.[0-9]{{1,{kind.scale}}})?" if kind.scale > 0 else ""
-    _require(pc.match_substring_regex(texts, rf"\A-?(?:0{whole}){fraction}\z"))
+    _require(pc.match_substring_regex(texts, rf"\A-?(?:0{integer_part}){fraction}\z"))
     return fit(texts.cast(kind), kind)
 
 

@@ -217,7 +217,7 @@ def _types(schema: dict[str, Any], where: str) -> frozenset[str]:
     if (given := schema.get("type")) is not None:
         names = [str(name) for name in (given if isinstance(given, list) else [given])]
         if unknown := [name for name in names if name not in _TYPES]:
-            raise SchemaRefused(f"{where}: {unknown[0]} is no type of JSON Schema: {_GIVE}.")
+            raise SchemaRefused(f"{where}: {unknown[0]} is not a type of JSON Schema: {_GIVE}.")
         return frozenset[str]().union(*(_TYPES[name] for name in names))
     values = [schema["const"]] if "const" in schema else _get(schema, "enum", [])
     return frozenset(map(_type_of, values)) or _ANY

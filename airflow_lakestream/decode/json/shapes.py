@@ -44,10 +44,10 @@ class LayoutDocuments:
     text: TextBuffer
     is_plain: bool = False
 
-    def texts(self, slot: int, which: Mask | None = None) -> pa.Array:
+    def texts(self, slot: int, mask: Mask | None = None) -> pa.Array:
         """Return the scalars of a slot as written, of all documents or of a selection."""
         starts, stops = self.spans[slot]
-        return self.text.cut(starts, stops) if which is None else self.text.cut(starts[which], stops[which])
+        return self.text.cut(starts, stops) if mask is None else self.text.cut(starts[mask], stops[mask])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class _DocumentGroup:
     starts: Integers
     stops: Integers
 
-    def pick(self, which: Mask | slice) -> _DocumentGroup:
+    def pick(self, selection: Mask | slice) -> _DocumentGroup:
         """Return a part of the selection."""
-        return _DocumentGroup(self.rows[which], self.starts[which], self.stops[which])
+        return _DocumentGroup(self.rows[selection], self.starts[selection], self.stops[selection])
 
 
 class LayoutSorter:
@@ -163,9 +163,9 @@ class _LayoutMatch:
         """Return the matching documents with the scalars; the result may be empty."""
         layout, pivot = self._layout, self._known.pivot
         first, last = layout.literals[0], layout.literals[-1]
-        self._keep(self._stands(self._front, first))
+        self._keep(self._is_at(self._front, first))
         self._front = self._front + len(first)
-        fits = self._stands(self._back - len(last), last)
+        fits = self._is_at(self._back - len(last), last)
         self._back = self._back - len(last)
         self._keep(fits)
         self._keep(self._front <= self._back)
@@ -181,11 +181,11 @@ class _LayoutMatch:
         literal = self._layout.literals[slot + 1]
         size = self._known.sizes[slot]
         stops = self._front + size if size is not None else self._end(slot, self._front, self._back)
-        fits = self._stands(stops, literal)
+        fits = self._is_at(stops, literal)
         if size is not None and fits is not None:
             rest = np.flatnonzero(~fits)
             stops[rest] = self._end(slot, self._front[rest], self._back[rest])
-            fits = self._stands(stops, literal)
+            fits = self._is_at(stops, literal)
         starts, self._front = self._front, stops + len(literal)
         self._take(slot, starts, stops, fits)
 
@@ -199,18 +199,18 @@ class _LayoutMatch:
         literal = self._layout.literals[slot]
         size = self._known.sizes[slot]
         starts = self._back - size if size is not None else self._begin(slot, self._back, self._front)
-        fits = self._stands(starts - len(literal), literal)
+        fits = self._is_at(starts - len(literal), literal)
         if size is not None and fits is not None:
             rest = np.flatnonzero(~fits)
             starts[rest] = self._begin(slot, self._back[rest], self._front[rest])
-            fits = self._stands(starts - len(literal), literal)
+            fits = self._is_at(starts - len(literal), literal)
         stops, self._back = self._back, starts - len(literal)
         self._take(slot, starts, stops, fits)
 
     def _begin(self, slot: int, stops: Integers, limit: Integers) -> Integers:
         return self._text.behind_last(stops, limit, self._layout.literals[slot][-1])
 
-    def _stands(self, at: Integers, literal: bytes) -> Mask | None:
+    def _is_at(self, at: Integers, literal: bytes) -> Mask | None:
         """Return a mask of the positions with the literal, or None if all positions have the literal."""
         try:
             return self._text.equal(at, literal)
@@ -229,7 +229,7 @@ class _LayoutMatch:
             # A text, an object or an array in place of a number or the like: the document has another layout.
             self._keep(_BEGINS[self._text.bytes[span[0]]])
 
-    def _keep(self, which: Mask | None) -> None:
-        if which is not None and not np.logical_and.reduce(which):
-            self._rows, self._front, self._back = self._rows[which], self._front[which], self._back[which]
-            self._spans = [span and (span[0][which], span[1][which]) for span in self._spans]
+    def _keep(self, fits: Mask | None) -> None:
+        if fits is not None and not np.logical_and.reduce(fits):
+            self._rows, self._front, self._back = self._rows[fits], self._front[fits], self._back[fits]
+            self._spans = [span and (span[0][fits], span[1][fits]) for span in self._spans]

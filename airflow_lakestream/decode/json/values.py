@@ -64,7 +64,7 @@ def fields_coercer(
     special = others or {}
     for index, field in enumerate(fields):
         if field.name in {other.name for other in fields[:index]}:
-            raise InvalidArgument("schema", f"{path}{field.name} stands twice.")
+            raise InvalidArgument("schema", f"{path}{field.name} is listed twice.")
     parts = [
         (name, field_coercer(field, fail_unknown=fail_unknown, path=path + name, scalars=special.get(name, scalars)))
         for name, field in ((field.name, field) for field in fields)

@@ -16,7 +16,7 @@ def schema_ids(lanes: ByteLanes, framed: Mask) -> Integers:
     words = lanes.words[lanes.pos]
     ids = (words >> np.uint64(8)).astype(np.uint32).byteswap().astype(np.int64)
     lanes.fail(framed & (lanes.end - lanes.pos < HEADER), "the value ends within its first 5 bytes: no schema id")
-    lanes.pos = lanes.pos + np.where(framed & (lanes.why == 0), HEADER, 0)
+    lanes.pos = lanes.pos + np.where(framed & (lanes.failure == 0), HEADER, 0)
     return ids
 
 

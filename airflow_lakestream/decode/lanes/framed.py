@@ -51,7 +51,7 @@ class FramedDecoder(SchemaDecoder, ABC):
         self._readers: dict[Hashable, Read | str] = {}
         self._topic = ""
         # The fields already logged as having a column of another name.
-        self._told: set[str] = set()
+        self._fields_warned: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, str(self.unknown_fields), self.registry, self.finer)
@@ -84,7 +84,8 @@ class FramedDecoder(SchemaDecoder, ABC):
         for key, schema_id, found in sorted(self._split(lanes), key=lambda part: -len(part[2])):
             yield from self._read(key, schema_id, lanes.take(found), rows[found], first, bad)
         bad.extend(
-            BadRow(first + int(rows[lane]), lanes.reasons[lanes.why[lane]]) for lane in np.flatnonzero(lanes.why)
+            BadRow(first + int(rows[lane]), lanes.reasons[lanes.failure[lane]])
+            for lane in np.flatnonzero(lanes.failure)
         )
 
     def _tombstones(self, rows: Integers, first: int, bad: list[BadRow]) -> Iterator[tuple[pa.Table, Integers]]:
@@ -103,9 +104,9 @@ class FramedDecoder(SchemaDecoder, ABC):
             bad.extend(BadRow(first + row, read, schema_id) for row in rows.tolist())
             return
         columns = read(lanes)
-        good = lanes.why == 0
+        good = lanes.failure == 0
         for row in np.flatnonzero(~good):
-            bad.append(BadRow(first + int(rows[row]), lanes.reasons[lanes.why[row]], schema_id))
+            bad.append(BadRow(first + int(rows[row]), lanes.reasons[lanes.failure[row]], schema_id))
         if good.any():
             if not good.all():
                 columns = [column.filter(pa.array(good)) for column in columns]
@@ -161,8 +162,8 @@ class FramedDecoder(SchemaDecoder, ABC):
             assert refused is not None, "it is compiled, or it is not"
             raise refused
         for field, column in naming.found.items():
-            if field not in self._told:
-                self._told.add(field)
+            if field not in self._fields_warned:
+                self._fields_warned.add(field)
                 log.info("%s: the field %s goes into the column %s, another name of it.", self._topic, field, column)
         return read
 

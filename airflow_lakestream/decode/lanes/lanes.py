@@ -33,20 +33,20 @@ _STEPS = (
 
 
 class ByteLanes:
-    """Positions in a buffer, by lane; `why` is 0 or the index of a failed lane's reason in `reasons`.
+    """Positions in a buffer, by lane; `failure` is 0 or the index of a failed lane's reason in `reasons`.
 
     A failed lane is empty and at position 0: values read from it have no meaning, and do no harm.
     """
 
-    __slots__ = ("data", "end", "pos", "reasons", "why", "words")
+    __slots__ = ("data", "end", "failure", "pos", "reasons", "words")
 
-    def __init__(self, data: Bytes, pos: Integers, end: Integers, why: Integers, reasons: list[str]) -> None:
+    def __init__(self, data: Bytes, pos: Integers, end: Integers, failure: Integers, reasons: list[str]) -> None:
         self.data = data
         # Eight bytes at every position, aligned or not, without a copy.
         self.words = np.ndarray((len(data) - 8,), np.dtype("<u8"), data, strides=(1,))
         self.pos = pos
         self.end = end
-        self.why = why
+        self.failure = failure
         self.reasons = reasons
 
     @classmethod
@@ -66,22 +66,22 @@ class ByteLanes:
 
     def take(self, rows: Integers | Mask) -> ByteLanes:
         """Return a selection of the lanes; the progress of the selection is not visible here before `put`."""
-        return self._with(self.pos[rows], self.end[rows], self.why[rows])
+        return self._with(self.pos[rows], self.end[rows], self.failure[rows])
 
     def put(self, rows: Integers | Mask, lanes: ByteLanes) -> None:
         """Continue at the positions of `lanes`, taken from these rows."""
         self.pos[rows] = lanes.pos
         self.end[rows] = lanes.end
-        self.why[rows] = lanes.why
+        self.failure[rows] = lanes.failure
 
     def inside(self, starts: Integers, lengths: Integers) -> ByteLanes:
         """Return lanes over the given part of each lane."""
-        return self._with(starts.copy(), starts + lengths, self.why.copy())
+        return self._with(starts.copy(), starts + lengths, self.failure.copy())
 
-    def _with(self, pos: Integers, end: Integers, why: Integers) -> ByteLanes:
+    def _with(self, pos: Integers, end: Integers, failure: Integers) -> ByteLanes:
         part = ByteLanes.__new__(ByteLanes)
         part.data, part.words, part.reasons = self.data, self.words, self.reasons
-        part.pos, part.end, part.why = pos, end, why
+        part.pos, part.end, part.failure = pos, end, failure
         return part
 
     def fail(self, hit: Mask, reason: str) -> None:
@@ -90,7 +90,7 @@ class ByteLanes:
             return
         if reason not in self.reasons:
             self.reasons.append(reason)
-        self.why[hit & (self.why == 0)] = self.reasons.index(reason)
+        self.failure[hit & (self.failure == 0)] = self.reasons.index(reason)
         self.pos[hit] = 0
         self.end[hit] = 0
 
@@ -98,13 +98,13 @@ class ByteLanes:
         """Replace the reason of a lane's failure; an empty reason removes the failure."""
         if reason not in self.reasons:
             self.reasons.append(reason)
-        self.why[lane] = self.reasons.index(reason)
+        self.failure[lane] = self.reasons.index(reason)
 
     def fail_with(self, other: ByteLanes) -> None:
         """Mark the failed lanes of `other`, of the same length, as failed here."""
-        failed = other.why != 0
+        failed = other.failure != 0
         if failed.any():
-            self.why[failed & (self.why == 0)] = other.why[failed & (self.why == 0)]
+            self.failure[failed & (self.failure == 0)] = other.failure[failed & (self.failure == 0)]
             self.pos[failed] = 0
             self.end[failed] = 0
 

@@ -84,7 +84,7 @@ def _integers_as_decimals(kind: pa.DataType, out_of_range: str) -> Fit:
             lanes.fail(values >= np.uint64(min(limit, 2**64 - 1)), out_of_range) if limit < 2**64 else None
         elif limit < 2**63:
             lanes.fail((values <= -limit) | (values >= limit), out_of_range)
-        values = np.where(lanes.why == 0, values, values.dtype.type(0))
+        values = np.where(lanes.failure == 0, values, values.dtype.type(0))
         low = values.view(np.int64)
         sign = np.zeros_like(low) if values.dtype == np.uint64 else low >> 63
         exact = _decimals(low, sign, pa.decimal128(38, 0))
@@ -190,7 +190,7 @@ def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Fit:
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         micros = np.zeros(len(values), np.int64)
         for row, value in enumerate(values.to_pylist()):
-            if lanes.why[row]:
+            if lanes.failure[row]:
                 continue
             try:
                 micros[row] = iso8601.micros(value.decode(), zoned=True, cuts=finer is TimestampsFiner.TRUNCATE)
@@ -309,7 +309,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
     if not 0 <= scale <= DECIMAL_DIGITS:
         return _odd_decimals(kind, path, scale)
     # More fraction digits than the number has always fit; whole digits are counted below.
-    whole = kind.precision - kind.scale
+    integer_digits = kind.precision - kind.scale
     out_of_range = f"{path}: out of range for {kind}"
 
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
@@ -323,7 +323,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
         low, high = _twos_complement(values, np.minimum(lengths, 16))
         too_large = _beyond(low, high, min(kind.precision - kind.scale + scale, 38))
         lanes.fail(too_large, out_of_range)
-        low, high = np.where(lanes.why == 0, low, 0), np.where(lanes.why == 0, high, 0)
+        low, high = np.where(lanes.failure == 0, low, 0), np.where(lanes.failure == 0, high, 0)
         if scale == kind.scale:
             return _decimals(low, high, kind)
         if scale > kind.scale:
@@ -332,7 +332,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
             low, high = np.where(lost, 0, low), np.where(lost, 0, high)
         return _rescaled(low, high, scale, kind)
 
-    if whole + scale < 0:
+    if integer_digits + scale < 0:
         raise Unfit(out_of_range)
     return fit
 

@@ -84,20 +84,20 @@ class ProtobufMessageReader:
         tags, small, last, rounds = self._next_tags(lanes), 0, _DONE, 0
         while len(tags) and (tag := tags.min()) != _DONE:
             hit = tags == tag
-            whole = bool(hit.all())
-            rows = run.everyone if whole else np.flatnonzero(hit)
+            is_all = bool(hit.all())
+            rows = run.everyone if is_all else np.flatnonzero(hit)
             rounds = rounds + 1 if tag == last else 0
             last = tag
             small += len(rows) < _SMALL
             if small > _MOST_SMALL_STEPS and not self._compiler.patient:
                 lanes.fail(tags != _DONE, f"{self._name}: too many different fields")
                 break
-            part = lanes if whole else lanes.take(rows)
+            part = lanes if is_all else lanes.take(rows)
             if rounds >= _ROUNDS and len(rows) < _FEW:
                 self._walk(int(tag), part, rows, run, depth)
             else:
                 self._step(int(tag), part, rows, run, depth)
-            if whole:
+            if is_all:
                 tags = self._next_tags(part)
             else:
                 tags[rows] = self._next_tags(part)
@@ -108,14 +108,14 @@ class ProtobufMessageReader:
         more = lanes.pos < lanes.end
         if more.all():
             found = np.minimum(lanes.varints(self._name), _MOST_TAG)
-            return found if not lanes.why.any() else np.where(lanes.why == 0, found, _DONE)
+            return found if not lanes.failure.any() else np.where(lanes.failure == 0, found, _DONE)
         tags = np.full(len(lanes), _DONE)
         rows = np.flatnonzero(more)
         if len(rows):
             part = lanes.take(rows)
             found = part.varints(self._name)
             # No tag is this large; a tag must not be taken for _DONE.
-            tags[rows] = np.where(part.why == 0, np.minimum(found, _MOST_TAG), _DONE)
+            tags[rows] = np.where(part.failure == 0, np.minimum(found, _MOST_TAG), _DONE)
             lanes.put(rows, part)
         return tags
 
@@ -140,10 +140,10 @@ class ProtobufMessageReader:
         items = part.take(lanes)
         items.pos = starts
         self._step(tag, items, rows[lanes], run, depth)
-        failed = items.why != 0
+        failed = items.failure != 0
         part.pos = behind
         if failed.any():
-            part.why[lanes[failed]] = items.why[failed]
+            part.failure[lanes[failed]] = items.failure[failed]
             part.pos[lanes[failed]] = part.end[lanes[failed]] = 0
 
     def _finished(self, run: protobuf_fields.FieldValues, lanes: ByteLanes) -> list[pa.Array]:

@@ -30,7 +30,7 @@ class ProtobufDecoder(FramedDecoder):
         framed = confluent.is_framed(lanes)
         lanes.fail(~framed, "the value does not begin as Confluent's wire format does, with a zero")
         ids = confluent.schema_ids(lanes, framed)
-        for schema_id, rows in confluent.groups(ids, lanes.why == 0):
+        for schema_id, rows in confluent.groups(ids, lanes.failure == 0):
             part = lanes.take(rows)
             messages = _messages(part)
             lanes.put(rows, part)
@@ -60,7 +60,7 @@ def _messages(lanes: ByteLanes) -> list[tuple[tuple[int, ...], Integers]]:
     """Move the lanes behind the message indexes; return the lanes of each message of the schema."""
     counts = lanes.zigzags("message indexes")
     lanes.fail((counts < 0) | (counts > _MOST_INDEXES), "message indexes: too many")
-    live = lanes.why == 0
+    live = lanes.failure == 0
     if live.all() and not counts.any():
         return [((0,), np.arange(len(lanes)))]
     rows = np.flatnonzero(live & (counts > 0))
@@ -69,7 +69,7 @@ def _messages(lanes: ByteLanes) -> list[tuple[tuple[int, ...], Integers]]:
     if len(rows):
         part, left = lanes.take(rows), counts[rows]
         paths: list[list[int]] = [[] for _ in rows]
-        while (more := np.flatnonzero((left > 0) & (part.why == 0))).size:
+        while (more := np.flatnonzero((left > 0) & (part.failure == 0))).size:
             some = part.take(more)
             for lane, index in zip(more.tolist(), some.zigzags("message indexes").tolist(), strict=True):
                 paths[lane].append(index)
@@ -77,7 +77,7 @@ def _messages(lanes: ByteLanes) -> list[tuple[tuple[int, ...], Integers]]:
             left[more] -= 1
         lanes.put(rows, part)
         by_path: dict[tuple[int, ...], list[int]] = {}
-        for lane, path in zip(np.flatnonzero(part.why == 0).tolist(), _of(paths, part), strict=True):
+        for lane, path in zip(np.flatnonzero(part.failure == 0).tolist(), _of(paths, part), strict=True):
             by_path.setdefault(tuple(path), []).append(int(rows[lane]))
         for message, its in by_path.items():
             found[message] = np.concatenate([found.get(message, np.zeros(0, np.int64)), np.array(its, np.int64)])
@@ -85,7 +85,7 @@ def _messages(lanes: ByteLanes) -> list[tuple[tuple[int, ...], Integers]]:
 
 
 def _of(paths: list[list[int]], lanes: ByteLanes) -> list[list[int]]:
-    return [path for path, why in zip(paths, lanes.why.tolist(), strict=True) if not why]
+    return [path for path, failure in zip(paths, lanes.failure.tolist(), strict=True) if not failure]
 
 
 class _RetryingReader:
@@ -106,7 +106,7 @@ class _RetryingReader:
     def read(self, lanes: ByteLanes) -> list[pa.Array]:
         starts, ends = lanes.pos.copy(), lanes.end.copy()
         columns = self._reader.read(lanes)
-        failed = np.flatnonzero(lanes.why)
+        failed = np.flatnonzero(lanes.failure)
         if not len(failed):
             return columns
         rewritten: dict[int, bytes] = {}
@@ -126,7 +126,7 @@ class _RetryingReader:
             self._compiler.patient = False
         places = np.arange(len(lanes))
         for place, lane in enumerate(rewritten):
-            lanes.blame(lane, again.reasons[again.why[place]])
+            lanes.blame(lane, again.reasons[again.failure[place]])
             places[lane] = len(lanes) + place
         both = [pa.concat_arrays([column, other]) for column, other in zip(columns, better, strict=True)]
         return [column.take(pa.array(places)) for column in both]

@@ -96,8 +96,8 @@ class MessageColumn(ABC):
         items = part.take(owners)
         items.pos, items.end = places, (starts + lengths)[owners]
         run.add(self.number, rows[owners], self._read(items, depth), self._oneof)
-        failed = items.why != 0
-        part.why[owners[failed]] = items.why[failed]
+        failed = items.failure != 0
+        part.failure[owners[failed]] = items.failure[failed]
         part.pos[owners[failed]] = part.end[owners[failed]] = 0
 
     @abstractmethod

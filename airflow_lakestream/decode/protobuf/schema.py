@@ -123,8 +123,8 @@ def _run_protoc(folder: Path) -> bytes:
     except subprocess.TimeoutExpired:
         raise CompilerTimedOut from None
     if done.returncode != 0 or not output.exists():
-        said = re.sub(r"\s+", " ", done.stderr.replace(str(folder), "").replace(f"{_MAIN}:", "line ")).strip()
-        raise SchemaRefused(f"The Protobuf schema does not compile: {said[:300]}")
+        errors = re.sub(r"\s+", " ", done.stderr.replace(str(folder), "").replace(f"{_MAIN}:", "line ")).strip()
+        raise SchemaRefused(f"The Protobuf schema does not compile: {errors[:300]}")
     return output.read_bytes()
 
 

@@ -76,7 +76,7 @@ def scalar(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | N
 def _default(make: Callable[[ByteLanes], pa.Array]) -> pa.Array | None:
     lanes = ByteLanes.over(pa.array([b""]))
     value = make(lanes)
-    return None if lanes.why.any() else value
+    return None if lanes.failure.any() else value
 
 
 def _converter(field: Any, kind: pa.DataType, path: str) -> leaves.Fit:

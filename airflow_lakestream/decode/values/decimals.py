@@ -40,6 +40,6 @@ def fitting_decimal(unscaled: bytes, scale: int, most_digits: int, most_fraction
     """Return a decimal, or None without bytes, or with more digits than the column allows."""
     exact = Decimal(int.from_bytes(unscaled, "big", signed=True)).scaleb(-scale, _EXACT)
     units = exact.scaleb(most_fraction, _EXACT)
-    whole = int(units)
-    fits = unscaled and whole == units and abs(whole) < 10**most_digits
-    return Decimal(whole).scaleb(-most_fraction, _EXACT) if fits else None
+    unscaled_value = int(units)
+    fits = unscaled and unscaled_value == units and abs(unscaled_value) < 10**most_digits
+    return Decimal(unscaled_value).scaleb(-most_fraction, _EXACT) if fits else None

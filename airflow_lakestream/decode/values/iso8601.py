@@ -39,11 +39,11 @@ _UNITS = {10: EpochUnit.SECONDS, 13: EpochUnit.MILLISECONDS, 16: EpochUnit.MICRO
 def epoch_unit(text: str) -> EpochUnit | None:
     """Return the likely unit of a number as a time since the epoch, by the integer part, or None."""
     # Java writes the exponent of a large double.
-    whole = (f"{Decimal(text):f}" if _WITH_EXPONENT.fullmatch(text) else text).partition(".")[0]
-    unit = _UNITS.get(len(whole))
-    if unit is None or not (whole.isascii() and whole.isdecimal()):
+    digits = (f"{Decimal(text):f}" if _WITH_EXPONENT.fullmatch(text) else text).partition(".")[0]
+    unit = _UNITS.get(len(digits))
+    if unit is None or not (digits.isascii() and digits.isdecimal()):
         return None
-    return unit if int(whole) // unit.per_second in _EPOCH_S else None
+    return unit if int(digits) // unit.per_second in _EPOCH_S else None
 
 
 def epoch_hint(text: str) -> str:
@@ -90,7 +90,7 @@ def micros(text: str, *, zoned: bool, cuts: bool = False) -> int:
         raise Misfit(f"{quoted(text)} is not an ISO 8601 date-time{epoch_hint(text)}")
     year, month, day, hour, minute, second, fraction, zone, *offset = match.groups()
     if zoned and zone is None:
-        remedy = "in schema, \"timestamp at time zone 'UTC'\" or another says which one is meant"
+        remedy = "in schema, \"timestamp at time zone 'UTC'\" or another specifies which one is meant"
         raise Misfit(f"{quoted(text)} has no zone, and the column needs an offset or Z ({remedy})")
     if zone is not None and not zoned:
         raise Misfit(f"{quoted(text)} has a zone, and the column has none")
@@ -115,12 +115,12 @@ def _clock(text: str, hour: str, minute: str | None, second: str | None, fractio
     hours, minutes, seconds = int(hour), int(minute or 0), int(second or 0)
     if hours > 23 or minutes > 59 or seconds > 59:
         raise Misfit(f"{quoted(text)} is not between 00:00:00 and 23:59:59 (no leap seconds, no 24:00)")
-    whole = ((hours * 60 + minutes) * 60 + seconds) * MICROS_PER_SECOND
+    micros_of_seconds = ((hours * 60 + minutes) * 60 + seconds) * MICROS_PER_SECOND
     if fraction is None:
-        return whole
+        return micros_of_seconds
     if fraction[6:].strip("0") and not cuts:
         raise Misfit(f"{quoted(text)} is {FINER_TEXT}")
-    return whole + int(fraction[:6].ljust(6, "0"))
+    return micros_of_seconds + int(fraction[:6].ljust(6, "0"))
 
 
 def _offset(text: str, sign: str, hour: str, minute: str | None) -> int:

@@ -73,10 +73,10 @@ def excerpt(value: object, limit: int = 100) -> str:
     return shorten(printable(text), limit)
 
 
-def near_name(name: str, others: Iterable[str]) -> str | None:
-    """Return the first of `others` that differs in case, `_` or `-` only, or None."""
+def near_name(name: str, names: Iterable[str]) -> str | None:
+    """Return the first of `names` that differs in case, `_` or `-` only, or None."""
     wanted = _folded(name)
-    return next((other for other in others if _folded(other) == wanted), None)
+    return next((other for other in names if _folded(other) == wanted), None)
 
 
 def _folded(name: str) -> str:
@@ -118,7 +118,7 @@ class DecoderResult:
     def without(cls, reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema) -> DecoderResult:
         """Return the columns as rows, with the records in `reasons` as bad records."""
         if reasons:
-            kept = pa.array(good_ones(len(columns[0]), reasons))
+            kept = pa.array(good_mask(len(columns[0]), reasons))
             columns = [column.filter(kept) for column in columns]
         rows = pa.Table.from_arrays(columns, schema=schema)
         return cls(rows, [BadRow(index, reasons[index]) for index in sorted(reasons)])
@@ -141,7 +141,7 @@ class DecoderResult:
         return self.rows
 
 
-def good_ones(count: int, bad: Iterable[int]) -> npt.NDArray[np.bool_]:
+def good_mask(count: int, bad: Iterable[int]) -> npt.NDArray[np.bool_]:
     """Return a mask of the good records among `count` records."""
     good = np.ones(count, np.bool_)
     good[list(bad)] = False

@@ -32,7 +32,7 @@ class DeltaCommitUnknown(LakestreamError, Transient):
 
     def __init__(self, table: str, cause: BaseException) -> None:
         super().__init__(
-            f"{table}: the store did not say whether the last commit was written ({cause!r}), at any try. "
+            f"{table}: the store did not report whether the last commit was written ({cause!r}), at any try. "
             "Its data files were left in place, since the commit may still land. A retry finds out: "
             "the ledger is in the same commit as the rows, so nothing is doubled or lost."
         )
@@ -86,7 +86,7 @@ class DeltaCommitter:
                 # The store's client may raise any error: raised if nothing was sent; else the outcome is looked up.
                 if not self._open:
                     raise
-                log.warning("%s: the store did not say whether the commit was written: %r", self._table, e)
+                log.warning("%s: the store did not report whether the commit was written: %r", self._table, e)
                 unknown = e
             else:
                 if version is not None:

@@ -70,26 +70,26 @@ def find_damage(store: Any, table: str, error: str = "") -> DamagedLog | None:
     base = max(log.checkpoints, default=-1)
     for file in log.checkpoints.get(base, ()):
         if not _is_whole(store, file):
-            return DamagedLog(table, file, "is no whole checkpoint: it was cut, or damaged", _hint(log, base))
+            return DamagedLog(table, file, "is not a whole checkpoint: it was cut, or damaged", _hint(log, base))
     for version in range(base + 1, log.newest + 1):
         if version not in log.commits:
             return DamagedLog(table, _commit(version), "is missing", _of_commit(version))
         if not _is_whole(store, _commit(version)):
             return DamagedLog(table, _commit(version), "was cut, or damaged", _of_commit(version))
     if any(text in error for text in ("No table metadata", "No protocol")):
-        what = "has no version that tells the table's columns, or none that tells its protocol"
-        return DamagedLog(table, LOG, what, f"{_BACKUP} {_ELSEWHERE}")
+        problem = "has no version with the table's columns, or none with its protocol"
+        return DamagedLog(table, LOG, problem, f"{_BACKUP} {_ELSEWHERE}")
     return None
 
 
 def _hint(log: _LogFiles, base: int) -> str:
-    others = [other for other in log.checkpoints if other < base]
-    if any(log.is_whole_from(other) for other in (*others, -1)):
+    older = [other for other in log.checkpoints if other < base]
+    if any(log.is_whole_from(other) for other in (*older, -1)):
         return (
             f"Delete {_LAST}, and what is there of the checkpoint of version {base}: the log has all versions without "
             "it, and the next checkpoint is written in time."
         )
-    return f"{_BACKUP} The versions that it stands for are no longer there. {_ELSEWHERE}"
+    return f"{_BACKUP} The versions that it replaces are no longer there. {_ELSEWHERE}"
 
 
 def _of_commit(version: int) -> str:

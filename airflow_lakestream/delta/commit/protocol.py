@@ -41,8 +41,8 @@ _COLUMN_RULES = ("delta.generationExpression", "delta.identity.start", "delta.in
 class UnfitTable(LakestreamError, Terminal):
     """Delta table with a writer feature unsupported here."""
 
-    def __init__(self, table: str, what: str, remedy: str) -> None:
-        super().__init__(f"{table}: {what}. Nothing was written. {remedy}")
+    def __init__(self, table: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{table}: {problem}. Nothing was written. {remedy}")
 
 
 def unreadable(table: str, error: str) -> UnfitTable:
@@ -58,24 +58,24 @@ def unreadable(table: str, error: str) -> UnfitTable:
     if found := re.search(r"Unsupported: (.*)", error):
         return UnfitTable(table, f"delta-rs can't read it: {found[1]}", "Drop it: ALTER TABLE ... DROP FEATURE.")
     # A stack trace may follow.
-    said = " ".join(re.split(r"\n\s*(?:\d+: |stack backtrace)", error)[0].split())[:_LONGEST]
-    return UnfitTable(table, f"delta-rs can't read it: {said}", "Correct what is named; or land in another table.")
+    text = " ".join(re.split(r"\n\s*(?:\d+: |stack backtrace)", error)[0].split())[:_LONGEST]
+    return UnfitTable(table, f"delta-rs can't read it: {text}", "Correct what is named; or land in another table.")
 
 
 def check_writable(head: DeltaTableHead) -> None:
     """Refuse a table with rules that a plain append would break. Raises UnfitTable."""
     unknown = sorted(head.features - _HARMLESS) if head.writer_version == 7 else []
     if unknown or head.writer_version > 7:
-        what = f"table features {', '.join(unknown)}" if unknown else f"writer version {head.writer_version}"
-        raise UnfitTable(head.table, f"it has {what}, unknown here", "Drop them: ALTER TABLE ... DROP FEATURE.")
+        problem = f"table features {', '.join(unknown)}" if unknown else f"writer version {head.writer_version}"
+        raise UnfitTable(head.table, f"it has {problem}, unknown here", "Drop them: ALTER TABLE ... DROP FEATURE.")
     if head.properties.get("delta.columnMapping.mode", "none") != "none":
         raise UnfitTable(head.table, "it maps columns (delta.columnMapping.mode)", "Land in a table without it.")
     if rules := [key for key in head.properties if key.startswith("delta.constraints.")]:
         raise UnfitTable(head.table, f"it has the constraint {rules[0]}", "Drop it: it would not be checked here.")
     for column in head.fields:
         if rules := [key for key in _COLUMN_RULES if key in column.get("metadata", {})]:
-            what = f"column {column['name']!r} has {rules[0]}"
-            raise UnfitTable(head.table, what, "Land in a table whose columns are plain ones.")
+            problem = f"column {column['name']!r} has {rules[0]}"
+            raise UnfitTable(head.table, problem, "Land in a table whose columns are plain ones.")
 
 
 def protocol_of(head: DeltaTableHead | None, fields: Sequence[Mapping[str, Any]]) -> list[Action]:
@@ -106,12 +106,12 @@ def _named(features: Mapping[int, Sequence[str]], version: int) -> Iterator[str]
 
 def check_removable(head: DeltaTableHead) -> None:
     """Refuse a table if removing rows is not supported here. Raises UnfitTable, CannotReplace."""
-    for key, what in (
+    for key, feature in (
         ("delta.appendOnly", "it is append-only"),
         ("delta.enableChangeDataFeed", "its change data feed would show rows as changed that only move"),
     ):
         if head.properties.get(key, "").lower() == "true":
-            raise UnfitTable(head.table, f"{what} ({key})", f"Unset {key}, or do without replace.")
+            raise UnfitTable(head.table, f"{feature} ({key})", f"Unset {key}, or do without replace.")
     check_no_dead_rows(head)
 
 

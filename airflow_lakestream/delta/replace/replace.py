@@ -16,7 +16,7 @@ from airflow_lakestream.delta.commit.protocol import check_removable
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.replace.takeout import DeltaFiles, Finder, Takeout, remove_action
 from airflow_lakestream.delta.write.files import Add
-from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, rows_landed, what_it_replaces
+from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, replaced_ranges, rows_landed
 
 
 @dataclass
@@ -45,7 +45,7 @@ class DeltaReplacement:
         """Return the actions for a head. Raises Conflict, ReplacedMeanwhile, CannotReplace, UnfitTable."""
         if head is None:
             raise StaleFiles(self.table, "the table was dropped")
-        _, ranges = what_it_replaces(self.landing)
+        _, ranges = replaced_ranges(self.landing)
         if replaced := replaced_by_others(self._landings_since(head, ranges), ranges, self.own):
             raise ReplacedMeanwhile(self.table, replaced)
         check_fit(head, self.target, self.table)
@@ -71,7 +71,7 @@ class DeltaReplacement:
             item = ledger_store.landing_at(self.store, at, self.consumer_group)
             if item is None:
                 raise CannotReplace(
-                    f"{self.table}: its log no longer has version {at}, so it can't be told whether another run "
+                    f"{self.table}: its log no longer has version {at}, so it is unknown whether another run "
                     f"replaced {ranges} meanwhile. Nothing was changed. Run it again, or keep the log longer."
                 )
             landing, at = item

@@ -93,7 +93,7 @@ def bounds_of(add: Add, name: str) -> tuple[Any, Any] | None:
     if (text := add["partitionValues"].get(name)) is not None:
         value = text if name == TOPIC else int(text)
         return value, value
-    low, high = (add["stats"][which].get(name) for which in ("minValues", "maxValues"))
+    low, high = (add["stats"][bound].get(name) for bound in ("minValues", "maxValues"))
     return None if low is None or high is None else (low, high)
 
 

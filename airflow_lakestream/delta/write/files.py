@@ -106,9 +106,9 @@ def delete_files(store: Any, adds: Iterable[Add]) -> list[str]:
     return left
 
 
-def beside(written: Iterable[Add], kept: Iterable[Add]) -> list[Add]:
-    """Return the written files except the kept files."""
-    names = {add["path"] for add in kept}
+def without_committed(written: Iterable[Add], committed: Iterable[Add]) -> list[Add]:
+    """Return the written files except the committed files."""
+    names = {add["path"] for add in committed}
     return [add for add in written if add["path"] not in names]
 
 
@@ -232,7 +232,7 @@ def _milliseconds(at: datetime) -> str:
 
 
 # Largest difference between the clocks of a store and a writer.
-CLOCKS_APART_MS = 3_600_000
+CLOCK_DIFFERENCE_MS = 3_600_000
 
 
 def delete_unreferenced(store: Any, head: DeltaTableHead | None, folder: str) -> tuple[int, int]:
@@ -254,7 +254,7 @@ def delete_unreferenced(store: Any, head: DeltaTableHead | None, folder: str) ->
         if actions is None:
             return 0, 0
         added |= {unquote(action["add"]["path"]) for action in actions if "add" in action}
-        if info_of(actions).get("timestamp", 0) < min(there.values()) - CLOCKS_APART_MS:
+        if info_of(actions).get("timestamp", 0) < min(there.values()) - CLOCK_DIFFERENCE_MS:
             break
     unused = [{"path": quote(path)} for path in there if path not in added]
     left = delete_files(store, unused)

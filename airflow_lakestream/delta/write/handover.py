@@ -53,7 +53,7 @@ def outline(tables: DeltaTableAccess, table: str, target: DeltaTarget, schema: p
     return DeltaOutline(table, dict(tables.options), _id(target), schema, target.fields, target.partitions)
 
 
-def beside(tables: DeltaTableAccess, table: str, columns: pa.Schema) -> DeltaOutline:
+def staging_outline(tables: DeltaTableAccess, table: str, columns: pa.Schema) -> DeltaOutline:
     """Return the outline of a staging table, with files below the folder of `table`."""
     assert isinstance(tables, DeltaStorage), "the driver has the table itself"
     return DeltaOutline(table, dict(tables.options), "", columns, delta_fields(columns), ())

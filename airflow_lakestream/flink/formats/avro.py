@@ -63,71 +63,71 @@ class AvroEncodings:
 
 def ways_of(columns: Schema, schemas: Iterable[RegisteredSchema]) -> AvroEncodings:
     """Return the ways of the columns in all these schemas. Raises WayRefused, SchemaRefused for malformed schemas."""
-    found = AvroEncodings()
+    encodings = AvroEncodings()
     for schema in schemas:
         if schema.kind != "AVRO":
             raise WayRefused(f"schema {schema.id} is of type {schema.kind}, not AVRO")
         node = parse(schema.text, [needed.text for _, needed in schema.all_references()])
         if not isinstance(node, Record):
             raise WayRefused(f"schema {schema.id} is of type {node.name}, not a record")
-        _fields(node, columns.fields, "", found)
-    return found
+        _fields(node, columns.fields, "", encodings)
+    return encodings
 
 
-def _fields(record: Record, fields: Iterable[iceberg.NestedField], path: str, found: AvroEncodings) -> None:
+def _fields(record: Record, fields: Iterable[iceberg.NestedField], path: str, encodings: AvroEncodings) -> None:
     written = dict(record.fields)
     for one in fields:
         # A field that a schema lacks is NULL, as in the extract.
         if one.name in written:
             place = f"{path}.{one.name}" if path else one.name
-            _take(one.field_type, written[one.name], place, found)
+            _take(one.field_type, written[one.name], place, encodings)
 
 
-def _take(kind: IcebergType, node: Node, place: str, found: AvroEncodings) -> None:
+def _take(kind: IcebergType, node: Node, place: str, encodings: AvroEncodings) -> None:
     if isinstance(node, AvroUnion):
         if len(node.values) != 1:
             raise WayRefused(f"{place} is a union of several types")
         node = node.values[0][1]
-    _way(kind, node, place, found)
+    _way(kind, node, place, encodings)
 
 
 @singledispatch
-def _way(kind: IcebergType, node: Node, place: str, found: AvroEncodings) -> None:
-    way = _of_enum(node, found) if isinstance(node, AvroEnum) and isinstance(kind, iceberg.StringType) else None
+def _way(kind: IcebergType, node: Node, place: str, encodings: AvroEncodings) -> None:
+    way = _of_enum(node, encodings) if isinstance(node, AvroEnum) and isinstance(kind, iceberg.StringType) else None
     if way is None and isinstance(node, AvroPrimitive):
         way = _of_primitive(kind, node)
     if way is None:
         written = f"{node.name} ({node.logical})" if isinstance(node, AvroPrimitive) and node.logical else node.name
-        raise WayRefused(f"{place} is written as {written}, of which Flink makes no {kind} as the extract does")
-    found.add(place, way)
+        raise WayRefused(f"{place} is written as {written}, which Flink does not convert to {kind} as the extract does")
+    encodings.add(place, way)
 
 
 @_way.register
-def _(kind: iceberg.ListType, node: Node, place: str, found: AvroEncodings) -> None:
+def _(kind: iceberg.ListType, node: Node, place: str, encodings: AvroEncodings) -> None:
     if not isinstance(node, AvroArray):
         raise WayRefused(f"{place} is written as {node.name}, and the column is a list")
-    found.add(place, WHOLE)
-    _take(kind.element_type, node.items, place + ITEM, found)
+    encodings.add(place, WHOLE)
+    _take(kind.element_type, node.items, place + ITEM, encodings)
 
 
 @_way.register
-def _(kind: iceberg.MapType, node: Node, place: str, found: AvroEncodings) -> None:
+def _(kind: iceberg.MapType, node: Node, place: str, encodings: AvroEncodings) -> None:
     if not isinstance(node, AvroMap) or not isinstance(kind.key_type, iceberg.StringType):
         raise WayRefused(f"{place} is written as {node.name}, and the column is {kind}")
-    found.add(place, WHOLE)
-    _take(kind.value_type, node.values, place + VALUE, found)
+    encodings.add(place, WHOLE)
+    _take(kind.value_type, node.values, place + VALUE, encodings)
 
 
 @_way.register
-def _(kind: iceberg.StructType, node: Node, place: str, found: AvroEncodings) -> None:
+def _(kind: iceberg.StructType, node: Node, place: str, encodings: AvroEncodings) -> None:
     if not isinstance(node, Record):
         raise WayRefused(f"{place} is written as {node.name}, and the column is a struct")
-    found.add(place, WHOLE)
-    _fields(node, kind.fields, place, found)
+    encodings.add(place, WHOLE)
+    _fields(node, kind.fields, place, encodings)
 
 
-def _of_enum(node: AvroEnum, found: AvroEncodings) -> str:
-    known = found.symbols.setdefault(node.name, [])
+def _of_enum(node: AvroEnum, encodings: AvroEncodings) -> str:
+    known = encodings.symbols.setdefault(node.name, [])
     known.extend(symbol for symbol in node.symbols if symbol not in known)
     return f"{_ENUM}{node.name}"
 

@@ -63,17 +63,17 @@ class _ReaderSchema:
         self._enums: set[str] = set()
 
     def reading(self, columns: Schema, registry: RegistryConfig) -> FormatReading:
-        found = {one.name: self._field(one.field_type, one.name) for one in columns.fields}
-        read = {name: one for name, one in found.items() if one is not None}
-        if not read:
+        fields = {one.name: self._field(one.field_type, one.name) for one in columns.fields}
+        filled = {name: one for name, one in fields.items() if one is not None}
+        if not filled:
             raise WayRefused("no schema of the topic has any of the columns")
-        made = {
-            one.name: _value(found[one.name], f"{quoted('r')}.{quoted(one.name)}", type_of(one.field_type, one.name))
+        expressions = {
+            one.name: _value(fields[one.name], f"{quoted('r')}.{quoted(one.name)}", type_of(one.field_type, one.name))
             for one in columns.fields
         }
-        schema = {"type": "record", "name": "lakestream_row", "fields": _members(read)}
+        schema = {"type": "record", "name": "lakestream_row", "fields": _members(filled)}
         options = {"format": _FORMAT, f"{_FORMAT}.schema": json.dumps(schema), **_registry_options(registry)}
-        return FormatReading({name: one.flink for name, one in read.items()}, options, made)
+        return FormatReading({name: one.flink for name, one in filled.items()}, options, expressions)
 
     def _field(self, kind: IcebergType, place: str) -> _ReaderField | None:
         """Return the reader's field of a place; None if no schema has the place."""
@@ -101,26 +101,26 @@ class _ReaderSchema:
 
     def _plain(self, kind: IcebergType, place: str) -> _ReaderField:
         """Return the field of a list's items or a map's values, without an SQL expression. Raises WayRefused."""
-        found = self._field(kind, place)
-        assert found is not None, "who has the list has its items"
-        if found.make is not None:
+        field = self._field(kind, place)
+        assert field is not None, "a list or map has items"
+        if field.make is not None:
             raise WayRefused(
                 f"{place} has timestamps in a list or map, or fields that no schema has; bigint takes them"
             )
-        return found
+        return field
 
     def _struct(self, kind: iceberg.StructType, place: str) -> _ReaderField:
         self._records += 1
         name = f"lakestream_{self._records}"
-        found = {one.name: self._field(one.field_type, f"{place}.{one.name}") for one in kind.fields}
-        read = {field: one for field, one in found.items() if one is not None}
-        if not read:
+        fields = {one.name: self._field(one.field_type, f"{place}.{one.name}") for one in kind.fields}
+        filled = {field: one for field, one in fields.items() if one is not None}
+        if not filled:
             raise WayRefused(f"no schema of the topic has any field of {place}")
-        schema = {"type": "record", "name": name, "fields": _members(read)}
-        flink = f"ROW<{', '.join(f'{quoted(field)} {one.flink}' for field, one in read.items())}>"
-        if len(read) == len(found) and all(one.make is None for one in read.values()):
+        schema = {"type": "record", "name": name, "fields": _members(filled)}
+        flink = f"ROW<{', '.join(f'{quoted(field)} {one.flink}' for field, one in filled.items())}>"
+        if len(filled) == len(fields) and all(one.make is None for one in filled.values()):
             return _ReaderField(schema, flink)
-        return _ReaderField(schema, flink, partial(_row, found, kind, type_of(kind, place)))
+        return _ReaderField(schema, flink, partial(_row, fields, kind, type_of(kind, place)))
 
     def _enum(self, name: str) -> Any:
         # A name is defined at its first use.
@@ -145,9 +145,9 @@ def _value(field: _ReaderField | None, reference: str, kind: str) -> str:
     return reference if field.make is None else field.make(reference)
 
 
-def _row(found: Mapping[str, _ReaderField | None], kind: iceberg.StructType, flink: str, reference: str) -> str:
+def _row(fields: Mapping[str, _ReaderField | None], kind: iceberg.StructType, flink: str, reference: str) -> str:
     values = (
-        _value(found[one.name], f"{reference}.{quoted(one.name)}", type_of(one.field_type, one.name))
+        _value(fields[one.name], f"{reference}.{quoted(one.name)}", type_of(one.field_type, one.name))
         for one in kind.fields
     )
     row = f"CAST(ROW({', '.join(values)}) AS {flink})"
@@ -168,16 +168,16 @@ def _time(way: str, kind: str, reference: str) -> str:
 
 def _registry_options(registry: RegistryConfig) -> dict[str, str]:
     """Return the options of the registry. Flink masks options of these names."""
-    found = {f"{_FORMAT}.url": registry.url.rstrip("/")}
+    options = {f"{_FORMAT}.url": registry.url.rstrip("/")}
     if registry.ca_file:
-        found |= {f"{_TRUST}.type": "PEM", f"{_TRUST}.certificates": _text_of(registry.ca_file)}
+        options |= {f"{_TRUST}.type": "PEM", f"{_TRUST}.certificates": _text_of(registry.ca_file)}
     if registry.token:
-        found |= {f"{_FORMAT}.bearer-auth.credentials-source": "STATIC_TOKEN"}
-        found |= {f"{_FORMAT}.bearer-auth.token": registry.token}
+        options |= {f"{_FORMAT}.bearer-auth.credentials-source": "STATIC_TOKEN"}
+        options |= {f"{_FORMAT}.bearer-auth.token": registry.token}
     elif registry.username is not None:
-        found |= {f"{_FORMAT}.basic-auth.credentials-source": "USER_INFO"}
-        found |= {f"{_FORMAT}.basic-auth.user-info": f"{registry.username}:{registry.password}"}
-    return found
+        options |= {f"{_FORMAT}.basic-auth.credentials-source": "USER_INFO"}
+        options |= {f"{_FORMAT}.basic-auth.user-info": f"{registry.username}:{registry.password}"}
+    return options
 
 
 def _text_of(file: str) -> str:

@@ -9,11 +9,11 @@ FORMATS = ("json", "avro", "raw")
 # Formats with a decoder in Flink that is not used, and the reasons.
 _REFUSED = {
     "csv": (
-        "is not read by Flink's landing: Flink's own makes NULL of an empty text in quotes (or a text of an empty "
+        "is not read by Flink's landing: Flink's decoder makes NULL of an empty text in quotes (or a text of an empty "
         "field), `false` of any word for a boolean, and 7 of 007."
     ),
     "json_schema": "is not read by Flink's landing: Flink has no decoder for it.",
-    "protobuf": "is not read by Flink's landing: Flink's own reads messages without a registry's framing only.",
+    "protobuf": "is not read by Flink's landing: Flink's decoder reads messages without a registry's framing only.",
 }
 
 
@@ -21,7 +21,9 @@ def check_format(argument: str, value: object) -> None:
     """Refuse a format that Flink does not read as the extract does. Raises InvalidArgument."""
     if value in FORMATS:
         return
-    if why := _REFUSED.get(str(value)):
+    if reason := _REFUSED.get(str(value)):
         known = ", ".join(f'"{name}"' for name in FORMATS)
-        raise InvalidArgument(argument, f"{str(value)!r} {why}", f"There are {known}; the extract and Spark read all.")
+        raise InvalidArgument(
+            argument, f"{str(value)!r} {reason}", f"There are {known}; the extract and Spark read all."
+        )
     raise UnknownValue(argument, str(value), FORMATS)

@@ -40,10 +40,10 @@ MakeReader = Callable[..., RecordReader]
 class SchemaMoved(JobSpoilt):
     """Error of records with a schema unknown at the job's submit: the job may have misread them."""
 
-    def __init__(self, schema_id: int, why: str) -> None:
+    def __init__(self, schema_id: int, difference: str) -> None:
         super().__init__(
-            f"Records have schema {schema_id} of the registry: {why}. What the job has made of them is not published; "
-            "a new job begins where the ledger ends. Where that does not help, the schema is no version of the topic's "
+            f"Records have schema {schema_id} of the registry: {difference}. Their rows are not published; a new job "
+            "begins where the ledger ends. If that does not help, the schema is not a version of the topic's "
             "subject: register it there."
         )
 
@@ -146,14 +146,14 @@ class _CheckedRegistry:
 
     def schema(self, schema_id: int) -> RegisteredSchema:
         """Return the schema of this id. Raises SchemaMoved, and the registry's errors."""
-        found = self._registry.schema(schema_id)
+        schema = self._registry.schema(schema_id)
         try:
-            why = self._ways.lacks(ways_of(self._columns, [found]))
+            difference = self._ways.lacks(ways_of(self._columns, [schema]))
         except SchemaRefused:
             # The decoder reports the schema's fault.
-            return found
+            return schema
         except WayRefused as refused:
-            why = str(refused)
-        if why:
-            raise SchemaMoved(schema_id, why)
-        return found
+            difference = str(refused)
+        if difference:
+            raise SchemaMoved(schema_id, difference)
+        return schema

@@ -20,21 +20,21 @@ class FormatReading:
 
     :param fields: the types that the format fills, by name.
     :param options: options of the table; secrets included.
-    :param made: by column, the expression of its value from the fields; None if the fields are the columns.
+    :param expressions: by column, the expression of its value from the fields; None if the fields are the columns.
     """
 
     fields: Mapping[str, str]
     options: Mapping[str, str]
-    made: Mapping[str, str] | None = field(default=None)
+    expressions: Mapping[str, str] | None = field(default=None)
 
 
-def json_reading(columns: Schema, *, passes: bool = False) -> FormatReading:
+def json_reading(columns: Schema, *, skips_bad_records: bool = False) -> FormatReading:
     """Return the reading of JSON.
 
-    :param passes: a value unfit for its column is NULL, a record that is not JSON has no row; the extract lands these
-        records. Otherwise they fail the job, and no record is left out.
+    :param skips_bad_records: a value unfit for its column is NULL, a record that is not JSON has no row; the extract
+        lands these records. Otherwise they fail the job, and no record is left out.
     """
-    ignored = "true" if passes else "false"
+    ignored = "true" if skips_bad_records else "false"
     return FormatReading(
         {one.name: type_of(one.field_type, one.name) for one in columns.fields},
         {"format": "json", "json.ignore-parse-errors": ignored, "json.timestamp-format.standard": "ISO-8601"},

@@ -22,8 +22,8 @@ class JarReplaced(LakestreamError, Transient):
 def check_jar(path: str) -> None:
     """Refuse a path without the name of a jar. Raises InvalidArgument."""
     if not _NAME.fullmatch(Path(path).name):
-        remedy = "Write the path of a .jar file on the workers; its name has letters, digits and . _ - + alone."
-        raise InvalidArgument("jar", f"{path!r} is no name of a jar.", remedy)
+        remedy = "Write the path of a .jar file on the workers; its name has only letters, digits, spaces and . _ - +"
+        raise InvalidArgument("jar", f"{path!r} is not the name of a jar.", remedy)
 
 
 def read_jar(path: str) -> bytes:

@@ -28,11 +28,11 @@ class StateLost(LakestreamError, Terminal):
 class ScriptAtDamage(LakestreamError, Terminal):
     """Error of a job at an unreadable batch of records, after Flink's own retries."""
 
-    def __init__(self, job: str, told: JavaDamage) -> None:
+    def __init__(self, job: str, damage: JavaDamage) -> None:
         super().__init__(
-            f"Flink's job {job} failed: a batch of records of {told.topic}[{told.partition}] is damaged in Kafka: "
-            f"{told.line}. {ANOTHER_REPLICA} Else let the job begin behind the batch, whose end kafka-dump-log.sh "
-            "tells: give another checkpoint_location, and the script's source scan.startup.mode = 'specific-offsets'."
+            f"Flink's job {job} failed: a batch of records of {damage.topic}[{damage.partition}] is damaged in Kafka: "
+            f"{damage.line}. {ANOTHER_REPLICA} Else let the job begin behind the batch, whose end kafka-dump-log.sh "
+            "shows: give another checkpoint_location, and the script's source scan.startup.mode = 'specific-offsets'."
         )
 
 
@@ -60,27 +60,27 @@ class ScriptStream(JobStream):
         self._check_script()
         super().run()
 
-    def moved(self, job: str, checkpoint: int) -> bool:
+    def note_checkpoint(self, job: str, checkpoint: int) -> bool:
         """Note that a state exists, without which no job may begin from now on."""
         note = self.jobs.note()
         if note is not None and not note.moved:
             self.jobs.write(replace(note, moved="yes"))
         return True
 
-    def ended(self, job: str, state: FlinkJobState) -> None:
+    def handle_end(self, job: str, state: FlinkJobState) -> None:
         """Note a job as finished at the end of bounded sources. Raises JobEnded for any other end."""
         if state is not FlinkJobState.FINISHED:
-            raise self.why(job, state)
+            raise self.error_of(job, state)
         note = self.jobs.note()
         if note is not None:
             self.jobs.write(replace(note, finished="yes"))
         log.info("Job %s has finished.", job)
 
-    def why(self, job: str, state: FlinkJobState) -> LakestreamError:
+    def error_of(self, job: str, state: FlinkJobState) -> LakestreamError:
         """Return the error of an ended job; at a damaged batch a terminal error."""
-        told = JavaDamage.of("\n".join(self.jobs.manager.causes(job)))
+        damage = JavaDamage.of("\n".join(self.jobs.manager.causes(job)))
         # Without a place the damage may be a record that a broker has refused.
-        return ScriptAtDamage(job, told) if told is not None and told.topic else super().why(job, state)
+        return ScriptAtDamage(job, damage) if damage is not None and damage.topic else super().error_of(job, state)
 
     def _check_script(self) -> None:
         note = self.jobs.note()
@@ -102,20 +102,20 @@ class ScriptStream(JobStream):
         note = self.jobs.note()
         if note is None:
             return ""
-        where = self._script.checkpoint_location
+        location = self._script.checkpoint_location
         if note.finished and not note.savepoint:
             raise ScriptFinished(
-                f"The job at {where} has finished in an earlier run. Give another checkpoint_location, such as one "
+                f"The job at {location} has finished in an earlier run. Give another checkpoint_location, such as one "
                 "with {{ run_id }} in it, to run it again."
             )
-        place = note.savepoint or self.jobs.checkpoints.newest(note.job) or note.restored
-        if not place and note.moved:
+        location = note.savepoint or self.jobs.checkpoints.newest(note.job) or note.restored
+        if not location and note.moved:
             raise StateLost(
                 f"Job {note.job} had completed checkpoints, and there is none in {self.jobs.checkpoints.location}. "
-                "Without it the job would read again what it has written already. Put the checkpoints back; or give "
-                "another checkpoint_location, and set the script's sources to where it is to begin."
+                "Without a checkpoint the job would write its rows again. Restore the checkpoints; or give another "
+                "checkpoint_location, and set the first offsets in the script's sources."
             )
-        return place
+        return location
 
     def _submit_program(self, state: str) -> str:
         config = self._script
@@ -130,14 +130,14 @@ class ScriptStream(JobStream):
     def _run(self, session: SqlSession) -> None:
         config = self._script
         if config.catalog_properties:
-            session.run(statements.catalog(config.catalog_name, config.catalog_properties))
+            session.run(statements.create_catalog(config.catalog_name, config.catalog_properties))
         for number, statement in enumerate(config.parsed.statements(config.kafka, config.database), 1):
             try:
                 session.run(statement)
             except FlinkRefused as e:
                 # The cause alone, not the statement, which may hold the connection's secrets.
-                if told := next(
+                if cause := next(
                     (cause for cause in e.causes if "ValidationException" in cause or "Parse" in cause), ""
                 ):
-                    raise InvalidArgument("script", f"Flink refuses statement {number}: {told}") from None
+                    raise InvalidArgument("script", f"Flink refuses statement {number}: {cause}") from None
                 raise

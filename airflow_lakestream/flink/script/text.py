@@ -51,12 +51,14 @@ class FlinkScript:
             elif _AS_SELECT.match(statement):
                 raise _refused(statement, "It would be a job of its own: create the table, and INSERT into it.")
             elif inserts:
-                raise _refused(statement, "It comes behind an INSERT. The INSERTs are the last: all are one job.")
+                raise _refused(statement, "It follows an INSERT. The INSERTs come last: together they are one job.")
             else:
                 _check_setting(statement)
                 before.append(statement)
         if not inserts:
-            raise InvalidArgument("script", "has no INSERT, so there is no job to look after.", "Add one as the last.")
+            raise InvalidArgument(
+                "script", "has no INSERT, so there is no job to supervise.", "Add an INSERT at the end."
+            )
         return cls(tuple(before), tuple(inserts))
 
     def statements(self, kafka: Mapping[str, str], database: Mapping[str, str]) -> Iterator[str]:
@@ -90,11 +92,11 @@ def split(text: str) -> Iterator[str]:
 
 
 def _check_setting(statement: str) -> None:
-    found = _SETTING.match(statement)
-    if found and found[1].strip().startswith(_OURS):
+    match = _SETTING.match(statement)
+    if match and match[1].strip().startswith(_OURS):
         raise _refused(statement, "The operator sets that: see checkpoint_interval, checkpoint_location, parallelism.")
 
 
 def _refused(statement: str, remedy: str) -> InvalidArgument:
     shown = " ".join(statement.split())
-    return InvalidArgument("script", f"{shown[:60]!r}{'...' if len(shown) > 60 else ''} can't be taken.", remedy)
+    return InvalidArgument("script", f"{shown[:60]!r}{'...' if len(shown) > 60 else ''} is refused.", remedy)

@@ -149,7 +149,7 @@ def stage(
     return CheckBranch(name, snapshot)
 
 
-def kept(table: Table, group: str) -> Iterator[CheckBranch]:
+def kept_branches(table: Table, group: str) -> Iterator[CheckBranch]:
     """Yield a group's branches with unpublished rows, except branches changed by another writer."""
     for name in sorted(table.metadata.refs):
         snapshot = table.metadata.snapshot_by_id(table.metadata.refs[name].snapshot_id)
@@ -176,7 +176,7 @@ def drop(catalog: Catalog, name: str, branch: CheckBranch) -> None:
 
 
 def drop_superseded(
-    catalog: Catalog, name: str, group: str, but: CheckBranch | None, ranges: RangeSet, seen: Table | None
+    catalog: Catalog, name: str, group: str, but: CheckBranch | None, ranges: RangeSet, loaded: Table | None
 ) -> None:
     """Drop a group's branches with any of these offsets, or landed offsets, and delete the rows; never raises.
 
@@ -184,11 +184,11 @@ def drop_superseded(
     :param seen: the table, if it was loaded just now.
     """
     try:
-        table = seen or catalog.load_table(name)
-        if not (others := [one for one in kept(table, group) if but is None or one.name != but.name]):
+        table = loaded or catalog.load_table(name)
+        if not (further := [one for one in kept_branches(table, group) if but is None or one.name != but.name]):
             return
         done = union([ranges, *(entry.held for entry in ledger_store.read_ledger(table, group).topics.values())])
-        for branch in others:
+        for branch in further:
             # A branch without offsets has rows of windows that a watermark closed.
             if branch.ranges & (ranges if branch.replaces else done) or not branch.ranges:
                 _drop_with_rows(catalog, name, branch)

@@ -202,5 +202,5 @@ class CheckedIcebergSink(IcebergSink):
 
     def _drop_superseded(self, landing: Landing, own: CheckBranch | None) -> None:
         # The commit has just looked at the table again.
-        seen = self._table if own is None else None
-        branches.drop_superseded(self._catalog, self._name, self._group, own, landing.touched, seen)
+        loaded = self._table if own is None else None
+        branches.drop_superseded(self._catalog, self._name, self._group, own, landing.touched, loaded)

@@ -39,7 +39,7 @@ class LandingTransaction(Transaction):
     :param change: a change of the schema to make first; later updates are staged on top of it.
     """
 
-    _seen: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
+    _last_applied: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
 
     def __init__(self, table: Table, change: SchemaChange | None = None) -> None:
         super().__init__(table)
@@ -53,9 +53,9 @@ class LandingTransaction(Transaction):
         """The table's metadata with the staged updates."""
         base, updates = self._table.metadata, self._updates
         # Both are replaced, never changed in place: by a retry, and by another update.
-        if self._seen is None or self._seen[0] is not base or self._seen[1] is not updates:
-            self._seen = (base, updates, _apply(base, updates))
-        return self._seen[2]
+        if self._last_applied is None or self._last_applied[0] is not base or self._last_applied[1] is not updates:
+            self._last_applied = (base, updates, _apply(base, updates))
+        return self._last_applied[2]
 
 
 def _apply(metadata: TableMetadata, updates: tuple[TableUpdate, ...]) -> TableMetadata:

@@ -25,13 +25,13 @@ RETRY_PAUSE = 0.2
 class CommitOutcomeUnknown(LakestreamError, Transient):
     """Commit with an unknown outcome: the catalog gave no answer, and the landing was not found afterwards.
 
-    `seen` is a sentence about the last look at the table.
+    `outcome` is a sentence about the last look at the table.
     """
 
-    def __init__(self, table: str, files: int, cause: BaseException, seen: str) -> None:
+    def __init__(self, table: str, files: int, cause: BaseException, outcome: str) -> None:
         super().__init__(
-            f"{table}: the catalog did not say whether the last commit was applied ({cause!r}), at any try. "
-            f"{seen} Its {files} data files were left in place, since the commit may still land. A retry finds out: "
+            f"{table}: the catalog did not report whether the last commit was applied ({cause!r}), at any try. "
+            f"{outcome} Its {files} data files were left in place, since the commit may still land. A retry finds out: "
             "the ledger is in the same commit as the rows, so nothing is doubled or lost."
         )
 
@@ -74,7 +74,7 @@ class IcebergCommitter:
                 if not self._attempt.reached_catalog:
                     self._attempt.clean_up(keep=None)
                     raise
-                log.warning("Commit to %s: the catalog did not say whether it was applied: %r", self._table, e)
+                log.warning("Commit to %s: the catalog did not report whether it was applied: %r", self._table, e)
                 unknown = e
             except BaseException:
                 self.may_be_applied = self._attempt.reached_catalog
@@ -96,10 +96,10 @@ class IcebergCommitter:
             raise CommitRefused(self._table)
         self.may_be_applied = True
         # The last try, too, may have been applied with its answer lost.
-        snapshot_id, seen = self._look_once_more()
+        snapshot_id, outcome = self._look_once_more()
         if snapshot_id is not None:
             return self._applied(snapshot_id)
-        raise CommitOutcomeUnknown(self._table, files, unknown, seen) from unknown
+        raise CommitOutcomeUnknown(self._table, files, unknown, outcome) from unknown
 
     def _look_once_more(self) -> tuple[int | None, str]:
         try:

@@ -218,9 +218,9 @@ class CommitGuard:
                 raise RefusalCarrier(StaleFiles(ledger_store.name_of(table), "another run created the table")) from e
             raise self._not_applied(str(e)) from e
 
-    def _not_applied(self, why: str) -> Exception:
+    def _not_applied(self, reason: str) -> Exception:
         """Return the error for a commit without effect: PyIceberg then rebases the files and tries again."""
-        return CommitFailedException(why)
+        return CommitFailedException(reason)
 
     def _look_again(self, table: Table) -> Table | None:
         try:
@@ -234,8 +234,8 @@ class CommitGuard:
 class HeadGuard(CommitGuard):
     """Commit guard of a landing with removed files: made for a head, and made again for a moved head."""
 
-    def _not_applied(self, why: str) -> Exception:
-        return NotApplied(why)
+    def _not_applied(self, reason: str) -> Exception:
+        return NotApplied(reason)
 
 
 def _may_be_applied_yet(current: Table | None, requirements: tuple[TableRequirement, ...]) -> bool:

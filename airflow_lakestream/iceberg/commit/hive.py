@@ -131,8 +131,8 @@ def check(catalog: HiveCatalog, name: str) -> None:
 def _check_version(name: str, version: str) -> None:
     """Refuse a metastore of a version without certain compare-and-set, if no table exists for a test."""
     if not _COMPARES.match(version):
-        problem = f"whether Hive's metastore can compare and set a commit, its version ({version}) does not tell."
-        remedy = "; where the metastore is 2.3.10, create the table before: then it is asked"
+        problem = f"the version of Hive's metastore ({version}) does not show whether it can compare and set a commit."
+        remedy = "; if the metastore is 2.3.10, create the table before: then the metastore is asked"
         raise MetastoreDoesNotCompare(name, problem, remedy)
 
 

@@ -53,7 +53,7 @@ class ManifestWriters:
             self._writing.add(done)
         try:
             writer = self._make(with_optional_values(spec))
-            named_apart(writer)
+            name_types_uniquely(writer)
             return _SignalWriter(writer, done)
         except BaseException:
             done.set_result(None)
@@ -87,7 +87,7 @@ class _OptionalValuesSpec(PartitionSpec):
         )
 
 
-def named_apart(writer: Writer) -> None:
+def name_types_uniquely(writer: Writer) -> None:
     """Make a manifest's writer name each type of a fixed length differently.
 
     PyIceberg gives all UUIDs one name, and all decimals of one precision. Avro allows a name once: DuckDB's process

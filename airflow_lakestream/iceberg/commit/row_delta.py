@@ -26,7 +26,7 @@ from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFil
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
-from airflow_lakestream.iceberg.commit.manifest_writers import named_apart, with_optional_values
+from airflow_lakestream.iceberg.commit.manifest_writers import name_types_uniquely, with_optional_values
 from airflow_lakestream.iceberg.manifests import live_entries
 
 
@@ -134,7 +134,7 @@ class RowDelta(_OverwriteFiles):
     def _new_delete_writer(self, spec: PartitionSpec) -> ManifestWriter:
         output, shape = self.new_manifest_output(), with_optional_values(spec)
         writer = DeleteManifestWriter(shape, self.schema(), output, self.snapshot_id, self._compression)
-        named_apart(writer)
+        name_types_uniquely(writer)
         return writer
 
     def _merged(self, manifests: list[ManifestFile]) -> list[ManifestFile]:

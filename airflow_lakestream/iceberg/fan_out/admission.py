@@ -71,8 +71,8 @@ class RouteAdmission:
         """
         found = {}
         for route in routes:
-            if route not in self._tables and (why := self._refused.get(route) or self._decide(route)) is not None:
-                found[route] = why
+            if route not in self._tables and (reason := self._refused.get(route) or self._decide(route)) is not None:
+                found[route] = reason
         if self._lacking is not None and not self._tables and not self._written_down():
             raise InvalidArgument(
                 "new_tables",
@@ -88,36 +88,36 @@ class RouteAdmission:
     def _decide(self, route: str) -> str | None:
         with self._lock:
             name = self._fan_out.template.table(route.split(SEPARATOR))
-            why = self._why_not(name, route)
-            if why is None:
+            reason = self._refusal_of(name, route)
+            if reason is None:
                 self._tables[route] = name
             else:
-                _remember(self._refused, route, why)
-        return why
+                _remember(self._refused, route, reason)
+        return reason
 
     def peek(self, routes: Iterable[str]) -> dict[str, str]:
         """Return the presently refused routes with reasons, without admission of any route."""
         with self._lock:
             names = {route: self._fan_out.template.table(route.split(SEPARATOR)) for route in routes}
-            decided = {route: self._why_not(name, route) for route, name in names.items()}
-        return {route: why for route, why in decided.items() if why is not None}
+            decided = {route: self._refusal_of(name, route) for route, name in names.items()}
+        return {route: reason for route, reason in decided.items() if reason is not None}
 
     @property
     def admitted(self) -> Mapping[str, str]:
         """The tables of the admitted routes."""
         return self._tables
 
-    def _why_not(self, name: str, route: str) -> str | None:
+    def _refusal_of(self, name: str, route: str) -> str | None:
         fan_out = self._fan_out
-        if (why := refusal(fan_out, known_tables(self._written_down(), self._tables), name, route)) is not None:
-            return why
+        if (reason := refusal(fan_out, known_tables(self._written_down(), self._tables), name, route)) is not None:
+            return reason
         its = f"its {fan_out.template.describe(route)}"
         try:
             is_there = self._finds(name)
         except NotItsOwn as e:
-            _remember(self._strangers, name, e.why)
-        if (why := self._strangers.get(name)) is not None:
-            return f"{its} names {name}, which {why.rstrip('.')}. {_REMEDY}"
+            _remember(self._strangers, name, e.reason)
+        if (reason := self._strangers.get(name)) is not None:
+            return f"{its} names {name}, which {reason.rstrip('.')}. {_REMEDY}"
         if not is_there and fan_out.new_tables is NewTables.FAIL:
             self._lacking = name
             return f'{its} has no table yet: {name} does not exist. Give new_tables="create", or create it.'
@@ -163,7 +163,7 @@ def refusal(fan_out: FanOut, known: Mapping[str, str | None], name: str, route: 
     return None
 
 
-def _remember(found: dict[str, str], key: str, why: str) -> None:
+def _remember(found: dict[str, str], key: str, reason: str) -> None:
     if len(found) >= REMEMBERED:
         found.clear()
-    found[key] = why
+    found[key] = reason

@@ -160,8 +160,8 @@ class LandedByFanOut(LakestreamError, Terminal):
     def __init__(self, table: str, consumer_group: str, note: str) -> None:
         super().__init__(
             f"{table}: {note} Landing all records of consumer group {consumer_group!r} into this table alone would mix "
-            "up what the ledger says, so nothing was landed. Give the table template of the fan-out, or another table; "
-            "beside the fan-out, a table that is not its home takes the records of another consumer_group."
+            "up the ledger, so nothing was landed. Give the table template of the fan-out, or another table; "
+            "next to the fan-out, a table that is not its home takes the records of another consumer_group."
         )
 
 
@@ -176,11 +176,11 @@ def note_on(properties: Properties) -> str | None:
 
 
 class NotItsOwn(LakestreamError, Terminal):
-    """Table closed to names from outside; `why` names the owner, as a continuation of the table's name."""
+    """Table closed to names from outside; `reason` names the owner, as a continuation of the table's name."""
 
-    def __init__(self, table: str, why: str) -> None:
-        self.table, self.why = table, why
-        super().__init__(f"{table} {why}")
+    def __init__(self, table: str, reason: str) -> None:
+        self.table, self.reason = table, reason
+        super().__init__(f"{table} {reason}")
 
 
 def owner_of(table: Table) -> str | None:
@@ -220,10 +220,10 @@ class NamingTopic:
                 f"the topics {self.rival!r} and {self.topic!r} would both land in {name}.",
                 "Narrow the regex, and land one of them by a task of its own.",
             )
-        if table is not None and (why := owner_of(table)) is not None:
+        if table is not None and (owner := owner_of(table)) is not None:
             raise InvalidArgument(
                 "table",
-                f"the topic {self.topic!r} names {name}, which {why}, and not with this topic.",
+                f"the topic {self.topic!r} names {name}, which {owner}, and not with this topic.",
                 "Narrow the regex; if the topic is meant for that table, land it by a task that names both.",
             )
 

@@ -65,11 +65,11 @@ class FanOutOutline:
             if route in self.tables:
                 continue
             name = self.fan_out.template.table(route.split(SEPARATOR))
-            why = self.refused.get(route) or refusal(self.fan_out, self.known, name, route)
-            if why is None:
+            reason = self.refused.get(route) or refusal(self.fan_out, self.known, name, route)
+            if reason is None:
                 unknown[route] = len(route)
             else:
-                found[route] = why
+                found[route] = reason
         if unknown:
             raise Undecided(unknown)
         return found

@@ -92,7 +92,7 @@ class FanOutSink:
         self._rows: dict[str, Counter[str]] = {}
         self._payload: Schema | None = None
         # The sinks of the loaded tables, kept when the run plans again.
-        self._seen: dict[str, TargetSink] = {}
+        self._opened: dict[str, TargetSink] = {}
         self._is_alone = False
         self._outline: FanOutOutline | None = None
         # Decoders, in threads of their own, ask for admission while rows are written and committed.
@@ -242,7 +242,7 @@ class FanOutSink:
 
     def sweep(self, folder: str) -> None:
         """Delete the uncommitted files below this folder of each table's data; never raises."""
-        sinks = (self._home, *self._seen.values())
+        sinks = (self._home, *self._opened.values())
         for _ in ExecutorFactory.get_or_create().map(lambda sink: sink.sweep(folder), sinks):
             pass
 
@@ -302,7 +302,7 @@ class FanOutSink:
         if (found := self._sinks.get(name)) is None:
             sink = self._new_sink(name)
             found = sink, sink.load(self._run_id)
-            self._seen[name] = sink
+            self._opened[name] = sink
             if found[1].exists or self._fan_out.new_tables is NewTables.CREATE:
                 self._sinks[name] = found
         return found
@@ -314,7 +314,7 @@ class FanOutSink:
         try:
             return [".".join(name) for name in self._catalog.list_tables(self._fan_out.template.namespace)]
         except Exception as e:  # noqa: BLE001  # not every connection may list tables
-            log.info("The catalog does not list the tables beside %s: %r", self._fan_out.home, e)
+            log.info("The catalog does not list the tables next to %s: %r", self._fan_out.home, e)
             return None
 
     def _open(self, name: str, identity: TopicIdentity) -> FanOutTarget:
@@ -342,8 +342,8 @@ class FanOutSink:
     def _own_fingerprint(self) -> str:
         _, columns = self._home.columns(self._design.schema)
         fields = [[f.name, str(f.type), f.nullable] for f in columns]
-        told = [1, self._fan_out.template.text, self._fan_out.decoding, fields]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        configuration = [1, self._fan_out.template.text, self._fan_out.decoding, fields]
+        return hashlib.sha256(json.dumps(configuration).encode()).hexdigest()[:16]
 
     def _write_tables_down(self, fingerprint: str) -> None:
         """Claim the home for this configuration, and note new tables in the home before the first row."""
@@ -351,12 +351,12 @@ class FanOutSink:
         if not self._new and (books is None or books.fingerprint == fingerprint):
             return
         self._home.rows = Counter()
-        seen, new = self._fingerprint, dict(self._new)
+        known, new = self._fingerprint, dict(self._new)
 
         def claimed(properties: Properties) -> Properties:
             """Return the books with the claim and the new tables."""
             books = self._books_in(properties, fingerprint)
-            if books.fingerprint not in (seen, fingerprint):
+            if books.fingerprint not in (known, fingerprint):
                 raise Superseded(self._fan_out.home)
             after = books.claimed(fingerprint)
             if any(after.tables.get(name) not in (None, route) for name, route in new.items()):

@@ -53,8 +53,8 @@ _OF_ONE_TABLE = (BadRequestError, ForbiddenError, NotIceberg, UnreadableTable)
 class TableTakenMeanwhile(Conflict):
     """Free table at this run's look, filled by another stream since."""
 
-    def __init__(self, table: str, why: str) -> None:
-        super().__init__(f"{table} {why} since this run looked at it.")
+    def __init__(self, table: str, reason: str) -> None:
+        super().__init__(f"{table} {reason} since this run looked at it.")
 
 
 class _PropertiesSink(IcebergSink, ABC):
@@ -113,10 +113,10 @@ class HomeSink(_PropertiesSink):
 
     def columns(self, given: Schema | None) -> tuple[Schema, pa.Schema]:
         """Return the payload's columns in every target, and the columns for decoding rows."""
-        whole = self._target(None).schema()
+        design = self._target(None).schema()
         names = self._design.metadata.names
-        payload = Schema(*(f for f in whole.fields if f.name not in names and not f.name.startswith("_kafka_")))
-        return payload, payload_schema(whole, names, given)
+        payload = Schema(*(f for f in design.fields if f.name not in names and not f.name.startswith("_kafka_")))
+        return payload, payload_schema(design, names, given)
 
     def rows_of(self, snapshot_id: int) -> Counter[str]:
         """Return the rows by table in a landing of the home; empty once the snapshot has expired."""
@@ -189,14 +189,14 @@ class TargetSink(_PropertiesSink):
 
     def _check_part(self, table: Table) -> None:
         """Refuse a table outside of this fan-out and of further fan-outs of the group. Raises NotItsOwn."""
-        if (why := self._whose(table)) is not None:
-            raise NotItsOwn(self._name, why)
+        if (owner := self._owner(table)) is not None:
+            raise NotItsOwn(self._name, owner)
 
     def _look(self, table: Table) -> None:
-        if (why := self._whose(table)) is not None:
-            raise TableTakenMeanwhile(self._name, why)
+        if (owner := self._owner(table)) is not None:
+            raise TableTakenMeanwhile(self._name, owner)
 
-    def _whose(self, table: Table) -> str | None:
+    def _owner(self, table: Table) -> str | None:
         if MEMBER + self.home in table.metadata.properties or landed_by_fan_out(table, self._group):
             return None
         return owner_of(table)
@@ -205,7 +205,7 @@ class TargetSink(_PropertiesSink):
         try:
             return self._catalog.view_exists(self._name)
         except Exception as e:  # noqa: BLE001  # catalogs without views say so in many ways
-            log.debug("%s: the catalog does not say whether it is a view: %r", self._name, e)
+            log.debug("%s: the catalog does not report whether it is a view: %r", self._name, e)
             return False
 
     def _stamp(self, properties: Properties) -> Properties:

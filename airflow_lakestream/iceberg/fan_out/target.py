@@ -19,7 +19,7 @@ from airflow_lakestream.core.routing import ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_P
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.fan_out.books import stamped_run_id
 from airflow_lakestream.iceberg.fan_out.tables import TargetSink
-from airflow_lakestream.tables.coordinates import Offsets, lies_in
+from airflow_lakestream.tables.coordinates import Offsets, is_within
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class FanOutTarget:
         self.rows += rows.num_rows
         partition = rows[ROUTE_PARTITION][0].as_py()
         intervals = self._entry.landed.intervals(self._identity.topic, partition)
-        held = lies_in(rows[ROUTE_OFFSET], intervals)
+        held = is_within(rows[ROUTE_OFFSET], intervals)
         if pc.any(held).as_py():
             self._aside.append(rows.filter(held))
             rows = rows.filter(pc.invert(held))
@@ -108,7 +108,7 @@ class FanOutTarget:
         replace.
         """
         ranges = landing.topics[self._identity].landed
-        self._refuse_landed_by_others(ranges)
+        self._refuse_foreign_landings(ranges)
         if there := self._entry.landed & ranges:
             landed_by = self.sink.landed_by(self._identity.topic)
             if redo := there - landed_by.get(fingerprint, RangeSet()):
@@ -138,7 +138,7 @@ class FanOutTarget:
         if self._entry.landed or not self._fresh:
             return
         topic = self._identity.topic
-        ledgers = [self._state.ledger, *self._state.others.values()]
+        ledgers = [self._state.ledger, *self._state.other_ledgers.values()]
         known = union(one.landed for ledger in ledgers for of, one in ledger.topics.items() if of.topic == topic)
         ranges = None if after.origin else after.landed
         look(self._state.look_for_rows, ForeignRowQuery(topic, known, after.origin, ranges), self.name, self._group)
@@ -180,7 +180,7 @@ class FanOutTarget:
     def _within(self, rows: pa.Table, ranges: RangeSet) -> pa.Table:
         """Return the rows in these ranges, from rows of a single partition."""
         intervals = ranges.intervals(self._identity.topic, rows[ROUTE_PARTITION][0].as_py())
-        return rows.filter(lies_in(rows[ROUTE_OFFSET], intervals))
+        return rows.filter(is_within(rows[ROUTE_OFFSET], intervals))
 
     def _landing(self, landing: Landing, suffix: str, fingerprint: str, change: TopicEntry) -> Landing:
         # By their ids, the landings of the targets belong to the landing of the home.
@@ -188,8 +188,8 @@ class FanOutTarget:
         run_id = stamped_run_id(landing.run_id, fingerprint)
         return Landing(own_id, run_id, {self._identity: change}, engine=landing.engine)
 
-    def _refuse_landed_by_others(self, ranges: RangeSet) -> None:
-        for other, ledger in self._state.others.items():
+    def _refuse_foreign_landings(self, ranges: RangeSet) -> None:
+        for other, ledger in self._state.other_ledgers.items():
             taken = ranges & ledger.entry(self._identity).landed
             if taken and not self.sink.takes_overlap:
                 raise LandedByAnotherGroup(taken, self._group, other, self.name)

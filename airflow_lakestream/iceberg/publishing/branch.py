@@ -29,10 +29,10 @@ from airflow_lakestream.core.publishing.branch import (
 from airflow_lakestream.core.publishing.refusals import BranchRewritten, MainHasBranch
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.publishing.whole import why_not_whole
+from airflow_lakestream.iceberg.publishing.whole import reason_incomplete
 
 
-def news(
+def new_snapshots(
     table: Table, branch: str, marker: PublicationMarker | None, positions: EnginePositions
 ) -> NewSnapshots | None:
     """Return the new snapshots and files of the branch since the marker, or None without a branch.
@@ -46,9 +46,9 @@ def news(
     line = positions.line
     base = max(0 if marker is None else marker.sequence, 0 if line is None else line.since)
     known = _own_since(table, branch, base, positions)
-    unproven = "" if line is None else why_not_whole(table, branch, base, _last_of(line, marker), positions)
+    unproven = "" if line is None else reason_incomplete(table, branch, base, _last_of(line, marker), positions)
     floor = _floor(table.metadata, head, known, base)
-    steps = {s.snapshot_id: BranchStep(_told(s), []) for s in known}
+    steps = {s.snapshot_id: BranchStep(_branch_snapshot(s), []) for s in known}
     for snapshot_id, sequence, file in _files_above(table, branch, head, floor):
         step = steps.setdefault(snapshot_id, BranchStep(BranchSnapshot(snapshot_id, sequence), []))
         steps[snapshot_id] = BranchStep(step.snapshot, [*step.files, file])
@@ -123,8 +123,8 @@ def _own_since(table: Table, branch: str, base: int, positions: EnginePositions)
         if strange is not None:
             raise BranchRewritten(name, branch, strange.snapshot_id, "was made by something else than the engine")
         if snapshot.summary is not None and snapshot.summary.operation is not Operation.APPEND:
-            what = f"is no append, but one of kind {snapshot.summary.operation.value!r}"
-            raise BranchRewritten(name, branch, snapshot.snapshot_id, what)
+            problem = f"is not an append, but of kind {snapshot.summary.operation.value!r}"
+            raise BranchRewritten(name, branch, snapshot.snapshot_id, problem)
         own.append(snapshot)
     return own
 
@@ -142,8 +142,8 @@ def _files_above(table: Table, branch: str, head: Snapshot, floor: int) -> Itera
         if (manifest.sequence_number or 0) <= floor:
             continue
         if manifest.content == ManifestContent.DELETES:
-            what = "has deleted rows"
-            raise BranchRewritten(ledger_store.name_of(table), branch, manifest.added_snapshot_id or 0, what)
+            problem = "has deleted rows"
+            raise BranchRewritten(ledger_store.name_of(table), branch, manifest.added_snapshot_id or 0, problem)
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
             sequence = entry.sequence_number or 0
             if sequence > floor:
@@ -151,5 +151,5 @@ def _files_above(table: Table, branch: str, head: Snapshot, floor: int) -> Itera
                 yield entry.snapshot_id or 0, sequence, BranchFile(file.file_path, file.record_count, file)
 
 
-def _told(snapshot: Snapshot) -> BranchSnapshot:
+def _branch_snapshot(snapshot: Snapshot) -> BranchSnapshot:
     return BranchSnapshot(snapshot.snapshot_id, snapshot.sequence_number or 0, ledger_store.summary_of(snapshot))

@@ -74,10 +74,12 @@ class PublishingSink(IcebergSink):
         drop_superseded(self._catalog, self._name, self._group, None, landing.touched, self._table)
         return snapshot_id
 
-    def news(self, branch: str, marker: PublicationMarker | None, positions: EnginePositions) -> NewSnapshots | None:
+    def new_snapshots(
+        self, branch: str, marker: PublicationMarker | None, positions: EnginePositions
+    ) -> NewSnapshots | None:
         """Return the new snapshots and files of the branch since the marker, or None without a branch."""
         self._branch = branch
-        return None if self._table is None else branches.news(self._table, branch, marker, positions)
+        return None if self._table is None else branches.new_snapshots(self._table, branch, marker, positions)
 
     def positions_of(self, file: BranchFile, identity: TopicIdentity) -> FileRows:
         """Return the positions of a file's rows. Raises BranchFileGone, ColumnsMoved."""

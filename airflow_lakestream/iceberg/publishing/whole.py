@@ -22,7 +22,7 @@ _EXPIRED = (
 )
 
 
-def why_not_whole(table: Table, branch: str, base: int, last: int | None, positions: EnginePositions) -> str:
+def reason_incomplete(table: Table, branch: str, base: int, last: int | None, positions: EnginePositions) -> str:
     """Return the reason why the completeness of the branch is unknown; empty if the branch is complete.
 
     :param base: the sequence number above which the engine's snapshots are.
@@ -31,12 +31,12 @@ def why_not_whole(table: Table, branch: str, base: int, last: int | None, positi
     Raises BranchCut if the branch lacks a snapshot of the engine.
     """
     newest = ledger_store.newest_sequence(table.metadata)
-    seen = _KnownSnapshots(base, table.metadata.refs[branch].snapshot_id, last)
+    known = _KnownSnapshots(base, table.metadata.refs[branch].snapshot_id, last)
     for one in ledger_store.metadata_files(table):
-        seen.learn(one)
-        if (lacking := seen.lacking(positions)) is not None:
+        known.learn(one)
+        if (lacking := known.lacking(positions)) is not None:
             raise BranchCut(ledger_store.name_of(table), branch, lacking)
-        if seen.is_decided and (ledger_store.newest_sequence(one) <= base or seen.has_all(newest)):
+        if known.is_decided and (ledger_store.newest_sequence(one) <= base or known.has_all(newest)):
             return ""
     return _EXPIRED
 

@@ -22,7 +22,7 @@ class RowsOutsideLog:
     topic: str
     ends: Mapping[int, int]
 
-    def beside(self, ledgers: Iterable[Ledger]) -> RowsOutsideLog:
+    def without_landed(self, ledgers: Iterable[Ledger]) -> RowsOutsideLog:
         """Return the same, but without rows of landed offsets: the log may have grown since the look."""
         ends = dict(self.ends)
         for ledger in ledgers:

@@ -38,7 +38,7 @@ from airflow_lakestream.iceberg.replace.takeout import (
     read_rows,
 )
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, Offsets, is_hit, not_among
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, Offsets, is_hit, missing_in
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns
 from airflow_lakestream.tables.takeout import shortly
@@ -54,7 +54,7 @@ class DoublesDiffer(CannotReplace):
         self.ranges = ranges
         super().__init__(
             f"{table} has different rows for each offset of {shortly(ranges)}, and the topic no longer gives these "
-            "records: which of the rows is right can't be told. Nothing was changed. Delete the wrong ones, then "
+            "records: which of the rows is right is unknown. Nothing was changed. Delete the wrong ones, then "
             "repair again."
         )
 
@@ -62,9 +62,9 @@ class DoublesDiffer(CannotReplace):
 class ChangedMeanwhile(Conflict):
     """Ranges changed between the audit and the repair; `ranges` are the changed ranges."""
 
-    def __init__(self, table: str, ranges: RangeSet, what: str) -> None:
+    def __init__(self, table: str, ranges: RangeSet, change: str) -> None:
         self.ranges = ranges
-        super().__init__(f"{table}: {shortly(ranges)} {what} since the audit.")
+        super().__init__(f"{table}: {shortly(ranges)} {change} since the audit.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ class RepairGuard(ReplaceGuard):
                 raise RefusalCarrier(LedgerConflict(name, taken))
             if forgotten := change.replaced & entry.forgotten:
                 raise RefusalCarrier(ChangedMeanwhile(name, forgotten, "got a receipt of an intended deletion"))
-            theirs = union(e.landed for one in others for of, e in one.topics.items() if of.topic == identity.topic)
-            if shared := (change.replaced | change.landed) & theirs:
+            foreign = union(e.landed for one in others for of, e in one.topics.items() if of.topic == identity.topic)
+            if shared := (change.replaced | change.landed) & foreign:
                 raise RefusalCarrier(ChangedMeanwhile(name, shared, "were landed by another consumer group, too,"))
 
     def _replaced_meanwhile(self, table: str, ranges: RangeSet) -> LakestreamError:
@@ -196,9 +196,9 @@ class RepairFinder(Finder):
     def _look_at_ledgers(self, table: Table) -> None:
         """Exclude the landed positions of this head from the odd rows; files are read again after a change."""
         ledgers = [ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)]
-        odd = tuple(one.beside(ledgers) for one in self.odd)
+        odd = tuple(one.without_landed(ledgers) for one in self.odd)
         if odd != self._odd_now:
-            self._seen.clear()
+            self._hits.clear()
             self._kept.clear()
             self._odd_now = odd
 
@@ -209,12 +209,12 @@ class RepairFinder(Finder):
         schema = head.table.schema()
         return super()._may_hold(head, file) or any(one.may_be_in(schema, file.file) for one in self._odd_now)
 
-    def _beside(self, rows: pa.Table) -> pa.ChunkedArray | None:
+    def _additional(self, rows: pa.Table) -> pa.ChunkedArray | None:
         if not self._odd_now:
             return None
         return reduce(pc.or_, [one.holds(rows) for one in self._odd_now])
 
-    def _check_rows_can_be_told(self, head: Any, files: Sequence[FileScanTask], landed: int) -> None:
+    def _check_rows_identifiable(self, head: Any, files: Sequence[FileScanTask], landed: int) -> None:
         # Doubled rows make up for missing rows in any count; so each row must have its position.
         if not self.has_missing:
             return
@@ -222,12 +222,12 @@ class RepairFinder(Finder):
         if lacking:
             raise CannotReplace(
                 f"{head.name} has rows without values in {', '.join(COORDINATES)}, such as in "
-                f"{lacking[0]}: whether they are those that are missing can't be told. Nothing was changed. Delete "
+                f"{lacking[0]}: whether they are the missing rows is unknown. Nothing was changed. Delete "
                 "those rows, move them to another table, or fill in their values."
             )
 
     def _not_read_again(self, hits: Offsets, read_again: Offsets) -> RangeSet:
-        return not_among(hits, read_again) - self.kept
+        return missing_in(hits, read_again) - self.kept
 
     def _one_of_each(self, head: IcebergFiles) -> list[DataFile]:
         table = head.table

@@ -101,7 +101,7 @@ class ReplaceGuard(HeadGuard):
         if not complete:
             # Not as Refused: expiry moves no head, so an earlier try with an open outcome may still be applied.
             raise CannotReplace(
-                f"{name}: its history has expired since this run began, so it can't be told whether another run "
+                f"{name}: its history has expired since this run began, so it is unknown whether another run "
                 f"replaced {self._ranges} meanwhile. Nothing was changed. Run it again, or keep snapshots longer."
             )
         super().check_fit(current)

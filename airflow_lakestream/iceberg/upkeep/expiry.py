@@ -33,7 +33,7 @@ class AgesOfBranches(LakestreamError, Terminal):
     def __init__(self, table: str, branches: Collection[str]) -> None:
         super().__init__(
             f"{table}: no snapshot was removed, since branch {', '.join(sorted(branches))} has a maximal age of its "
-            "snapshots of its own: Iceberg goes by it whatever it is told, and would remove some without which the "
+            "snapshots of its own: Iceberg uses this age in any case, and would remove some without which the "
             "ledger can't be read. Set history.expire.max-snapshot-age-ms on the table instead (ALTER TABLE ... "
             "REPLACE BRANCH without RETAIN takes the branch's own away)."
         )

@@ -101,9 +101,9 @@ class EditGuard(CommitGuard):
         if ledger_store.head_of(current.metadata) != self._decided_at:
             raise RefusalCarrier(EditOvertaken(ledger_store.name_of(current)))
 
-    def _not_applied(self, why: str) -> Exception:
+    def _not_applied(self, reason: str) -> Exception:
         # Not a CommitFailedException: PyIceberg would put the change on a head that it was not decided for.
-        return ValidationException(why)
+        return ValidationException(reason)
 
     def _properties(self, current: Table, snapshot_id: int) -> dict[str, str]:
         after = {group: LedgerProperty(snapshot_id, ledger, ()) for group, ledger in self._ledgers.items()}

@@ -81,8 +81,8 @@ def delete_rows(
     # The number of live rows ahead of each deleted row.
     ahead = gone - np.arange(len(gone))
     new = numbers + np.searchsorted(ahead, numbers, side="right")
-    others = deleted_positions(io, FileScanTask(task.file, set(task.delete_files) - set(own_deletes(task))))
-    positions = distinct(np.concatenate([np.setdiff1d(gone, others, assume_unique=True), new]))
+    foreign = deleted_positions(io, FileScanTask(task.file, set(task.delete_files) - set(own_deletes(task))))
+    positions = distinct(np.concatenate([np.setdiff1d(gone, foreign, assume_unique=True), new]))
     return _write(io, task.file, positions, locations(metadata, folder))
 
 

@@ -60,7 +60,7 @@ class IcebergOutline:
         return replace(self, metadata=self.metadata.model_copy(update=bare))
 
 
-def beside(table: Table, columns: pa.Schema) -> IcebergOutline:
+def staging_outline(table: Table, columns: pa.Schema) -> IcebergOutline:
     """Return the outline of a staging table, with files at the location of `table`."""
     own = {key: value for key, value in table.metadata.properties.items() if not key.startswith("lakestream.")}
     # No reader prunes such files.
@@ -172,7 +172,7 @@ def _value_to_json(value: Any) -> Any:
         return {"decimal": str(value)}
     if value is None or isinstance(value, bool | int | str):
         return value
-    raise TypeError(f"{value!r} of type {type(value).__name__} is no value of a partition")
+    raise TypeError(f"{value!r} of type {type(value).__name__} is not a value of a partition")
 
 
 def _value_from_json(value: Any) -> Any:

@@ -112,7 +112,7 @@ def check_fields(table: Table) -> None:
     """Refuse a table with partitions or an order of rows unsupported here. Raises InvalidArgument."""
     schema, name = table.schema(), ".".join(table.name())
     columns = {column.field_id: column.field_type for _, column in _single_columns(schema.as_struct())}
-    for what, fields, remedy in (
+    for arrangement, fields, remedy in (
         ("partitioned", table.spec().fields, "Take the field away: ALTER TABLE ... DROP PARTITION FIELD."),
         ("sorted", table.sort_order().fields, "Give it another order: ALTER TABLE ... WRITE UNORDERED."),
     ):
@@ -121,18 +121,18 @@ def check_fields(table: Table) -> None:
             if isinstance(transform, VoidTransform):
                 continue
             if isinstance(transform, UnknownTransform):
-                why = "of which nothing is known here"
+                reason = "of which nothing is known here"
             elif kind is None:
-                why = "which is a column that was dropped, or lies in a list or map"
+                reason = "which is a column that was dropped, or is in a list or map"
             elif not transform.can_transform(kind):
-                why = f"which takes no {type_text(kind)}"
-            elif what == "partitioned" and isinstance(kind, DoubleType):
+                reason = f"which takes no {type_text(kind)}"
+            elif arrangement == "partitioned" and isinstance(kind, DoubleType):
                 # A commit rewrites manifests that it has read.
-                why = "a double, of whose partitions PyIceberg reads half the digits"
+                reason = "a double, of whose partitions PyIceberg reads half the digits"
             else:
                 continue
             term = _term_text(schema, field.source_id, transform)
-            raise InvalidArgument("table", f"{name} is {what} by {term}, {why}.", remedy)
+            raise InvalidArgument("table", f"{name} is {arrangement} by {term}, {reason}.", remedy)
 
 
 def _names_in_avro(name: str) -> set[str]:
@@ -255,10 +255,10 @@ def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argu
         raise InvalidArgument(argument, f"{text!r}: there is no column {column!r}.", hint)
     field = dict(_single_columns(schema.as_struct())).get(column)
     if field is None:
-        raise InvalidArgument(argument, f"{text!r}: {column!r} lies in a list or map, so a row has many of it.")
+        raise InvalidArgument(argument, f"{text!r}: {column!r} is in a list or map, so a row has many of it.")
     if not transform.can_transform(field.field_type) or not field.field_type.is_primitive:
-        what = f"{str(transform).partition('[')[0]} takes no {type_text(field.field_type)}"
-        raise InvalidArgument(argument, f"{text!r}: {what}, which {column!r} is.")
+        problem = f"{str(transform).partition('[')[0]} takes no {type_text(field.field_type)}"
+        raise InvalidArgument(argument, f"{text!r}: {problem}, which {column!r} is.")
     return LayoutTerm(column, field.field_id, field.field_type, transform)
 
 

@@ -11,7 +11,7 @@ from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, wri
 from pyiceberg.table import TableProperties
 from pyiceberg.table.metadata import TableMetadata
 
-from airflow_lakestream.iceberg.commit.manifest_writers import named_apart, with_optional_values
+from airflow_lakestream.iceberg.commit.manifest_writers import name_types_uniquely, with_optional_values
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.files import check_file_format, write_data_files
 from airflow_lakestream.iceberg.write.parquet import TrialFileIO, write_parquet
@@ -49,7 +49,7 @@ def _prove(metadata: TableMetadata) -> None:
     codec: Any = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     spec, output = with_optional_values(metadata.spec()), TrialFileIO().new_output("")
     made = write_manifest(metadata.format_version, spec, metadata.schema(), output, 0, codec)
-    named_apart(made)
+    name_types_uniquely(made)
     with made as writer:
         for file in files:
             writer.add_entry(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=0, data_file=file))

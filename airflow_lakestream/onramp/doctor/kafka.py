@@ -32,13 +32,13 @@ def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[DoctorF
         raise KafkaMisconfigured(where, "bootstrap.servers is missing")
     problems = {server: server.problem() for server in servers}
     reached = [server for server, problem in problems.items() if problem is None]
-    told = "; ".join(f"{server}: {problem}" for server, problem in problems.items() if problem is not None)
+    failures = "; ".join(f"{server}: {problem}" for server, problem in problems.items() if problem is not None)
     if not reached:
         remedy = "Start the broker, correct bootstrap.servers, or open the way to it (firewall, VPN)."
-        yield DoctorFinding(BROKERS, PartHealth.UNKNOWN, f"{where}: no broker can be reached: {told}. {remedy}")
+        yield DoctorFinding(BROKERS, PartHealth.UNKNOWN, f"{where}: no broker can be reached: {failures}. {remedy}")
         return
-    if told:
-        yield DoctorFinding(BROKERS, PartHealth.NOTE, f"{where}: {told}. Others of bootstrap.servers answer.")
+    if failures:
+        yield DoctorFinding(BROKERS, PartHealth.NOTE, f"{where}: {failures}. The other bootstrap.servers answer.")
     protocol = str(connection.get("security.protocol", "plaintext")).lower()
     if mismatch := _mismatch(reached[0], protocol):
         yield DoctorFinding(BROKERS, PartHealth.WRONG, f"{where}: {mismatch}")
@@ -47,8 +47,8 @@ def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[DoctorF
     unreached = [f"{one}: {problem}" for one in brokers.addresses if (problem := one.problem()) is not None]
     if unreached:
         remedy = "Correct advertised.listeners of the brokers, or make these names known here."
-        said = f"brokers give clients addresses that can't be reached from here: {'; '.join(unreached)}. {remedy}"
-        yield DoctorFinding(BROKERS, PartHealth.UNKNOWN, f"{where}: {said}")
+        text = f"brokers give clients addresses that can't be reached from here: {'; '.join(unreached)}. {remedy}"
+        yield DoctorFinding(BROKERS, PartHealth.UNKNOWN, f"{where}: {text}")
         return
     user = f" as {connection['sasl.username']}" if protocol.startswith("sasl") and "sasl.username" in connection else ""
     count = len(brokers.addresses)
@@ -79,22 +79,22 @@ def check_topic(connection: Mapping[str, Any], topic: str, where: str) -> Iterat
     size = f"{topic}: {len(state.marks)} partitions, {offsets:,} offsets"
     newest = sampled.last(state, 1)
     if not len(newest):
-        said = "there is no record to read, so whether this user may read is not proven"
-        yield DoctorFinding(TOPIC, PartHealth.NOTE, f"{size}; {said}. Produce one, and look again.")
+        text = "there is no record to read, so whether this user may read is not proven"
+        yield DoctorFinding(TOPIC, PartHealth.NOTE, f"{size}; {text}. Produce one, and look again.")
         return
     yield DoctorFinding(TOPIC, PartHealth.OK, f"{size}; the newest records can be read.")
     ahead = (newest.newest_ms or 0) - int(time.time() * 1000)
     if ahead > _AHEAD_MS:
-        said = f"the newest record of {topic} is dated {ahead // 1000:,} s after this machine's clock"
+        text = f"the newest record of {topic} is dated {ahead // 1000:,} s after this machine's clock"
         remedy = "Set the clock of this machine, or of the producer: intervals go by the records' times."
-        yield DoctorFinding(CLOCK, PartHealth.WRONG, f"{said}. {remedy}")
+        yield DoctorFinding(CLOCK, PartHealth.WRONG, f"{text}. {remedy}")
 
 
 def check_registry(config: RegistryConfig | None, topic: str | None) -> Iterator[DoctorFinding]:
     """Ask the registry for the topic's schema."""
     if config is None:
-        said = "none is configured. Formats with a registry need schema.registry.url in the Kafka connection's extra."
-        yield DoctorFinding(REGISTRY, PartHealth.NOTE, said)
+        text = "none is configured. Formats with a registry need schema.registry.url in the Kafka connection's extra."
+        yield DoctorFinding(REGISTRY, PartHealth.NOTE, text)
         return
     client = RegistryClient(replace(config, retries=0, timeout=min(config.timeout, _REGISTRY_SECONDS)))
     subject = f"{topic or 'lakestream-doctor'}-value"

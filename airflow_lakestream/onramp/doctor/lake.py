@@ -44,8 +44,8 @@ def check_catalog(
             known += f", {table} is not there yet"
     yield DoctorFinding(CATALOG, PartHealth.OK, f"{kind} answers: {known}.")
     if read_only:
-        said = "whether a commit works is not tried with --read-only."
-        yield DoctorFinding(CATALOG, PartHealth.NOTE, said)
+        text = "whether a commit works is not tried with --read-only."
+        yield DoctorFinding(CATALOG, PartHealth.NOTE, text)
         return
     yield from _with_scratch_table(catalog, table)
 
@@ -71,9 +71,9 @@ def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[DoctorF
     if not read_back:
         yield DoctorFinding(STORE, PartHealth.WRONG, f"{made.location()}: a row that was written was not read back.")
     elif left:
-        said = f"files can be written and read, and those of {made.location()} are still there"
+        text = f"files can be written and read, and those of {made.location()} are still there"
         yield DoctorFinding(
-            STORE, PartHealth.NOTE, f"{said}. Delete them; without the right to delete, orphan files stay."
+            STORE, PartHealth.NOTE, f"{text}. Delete them; without the right to delete, orphan files stay."
         )
     else:
         yield DoctorFinding(
@@ -140,8 +140,8 @@ def check_store(location: str, properties: Mapping[str, str] | None, *, read_onl
         again = folder.create(name, b"another")
         if not created or again or folder.read(name) != content:
             remedy = "Use a store with conditional writes: a disk, S3, or one that is as strict."
-            said = f"{location}: a file that was there could be created again: commits could overwrite each other."
-            yield DoctorFinding(STORE, PartHealth.WRONG, f"{said} {remedy}")
+            text = f"{location}: a file that was there could be created again: commits could overwrite each other."
+            yield DoctorFinding(STORE, PartHealth.WRONG, f"{text} {remedy}")
             return
         modified = folder.modified(name)
         yield DoctorFinding(STORE, PartHealth.OK, f"{location}: files can be created once, read and deleted.")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LOOKED_AT = ("topics", "consumer.override.group.id", "value.converter", SESSION)
 
 
-def driving_of(
+def build_supervision(
     operator: KafkaConnectOperator, context: Any, wait: Callable[[float], None], handed_on: Mapping[str, Any]
 ) -> ConnectorSupervision:
     """Check all arguments, and return the supervision of the connector. Raises InvalidArgument."""
@@ -44,7 +44,7 @@ def driving_of(
             share = proven_share("prove", operator.prove)
             publisher = BranchPublisher(spec.sink, catalog, kafka, hook.where, group, run_id, auditor, share)
     elif spec.sink is not None:
-        raise InvalidArgument("kafka_conn_id", "is None; where the sink begins is set by it, and checked.")
+        raise InvalidArgument("kafka_conn_id", "is None, but the sink's start is set and checked in Kafka.")
     return ConnectorSupervision(spec, client, groups, publisher, wait, handed_on)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CHECKS: dict[str, Check] = {
     "checkpoint_interval": positive_seconds,
-    "parallelism": partial(count, what="subtasks"),
+    "parallelism": partial(count, unit="subtasks"),
 }
 
 
@@ -74,12 +74,12 @@ class FlinkOperator(SupervisedOperator):
     def configuration(self, owner: str) -> JobConfig:
         """Check all arguments, and return the driver's configuration. Raises InvalidArgument."""
 
-    def driving(self, context: Context, wait: Callable[[float], None]) -> DriverSupervision:
+    def new_supervisor(self, context: Context, wait: Callable[[float], None]) -> DriverSupervision:
         """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
-        from airflow_lakestream.operators.flink.set_up import driving_of
+        from airflow_lakestream.operators.flink.set_up import build_supervision
 
         owner = run_key(context)
-        return driving_of(self, self.configuration(owner), owner, wait)
+        return build_supervision(self, self.configuration(owner), owner, wait)
 
     def store_conn_id(self) -> str | None:
         """Return the connection of the object store with lease and checkpoints; None for a local path."""

@@ -60,7 +60,7 @@ class FlinkBackend(DetachedBackend):
             cancel_noted(config.checkpoint_location, config.store_properties, config.manager_address)
 
 
-def driving_of(
+def build_supervision(
     operator: FlinkOperator, config: JobConfig, owner: str, wait: Callable[[float], None]
 ) -> DriverSupervision:
     """Return the supervision of the driver."""

@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from airflow_lakestream.spark.frames.function import FrameFunction
 
 
-def checked(function: str, beside: Path | None, argument: str = TRANSFORM) -> FrameFunction:
+def import_function(function: str, dag_folder: Path | None, argument: str = TRANSFORM) -> FrameFunction:
     """Import a function in the driver's way. Raises InvalidArgument.
 
     :param function: module:function.
-    :param beside: the folder of the DAG's file.
+    :param dag_folder: the folder of the DAG's file.
     :param argument: the argument with the function's name.
     """
     from airflow_lakestream.spark.frames.function import load_function
 
-    with _importing_from(beside):
+    with _importing_from(dag_folder):
         return load_function(function, argument)
 
 
-def zip_of(function: str, beside: Path | None, folder: Path) -> str:
+def write_zip(function: str, dag_folder: Path | None, folder: Path) -> str:
     """Write the function's module, or the whole package around it, into a zip in a folder. Return the path."""
     top = function.partition(":")[0].partition(".")[0]
-    with _importing_from(beside):
-        found = importlib.util.find_spec(top)
-    assert found is not None, "it was imported before"
-    origin = Path(str(found.origin)) if found.origin else Path(next(iter(found.submodule_search_locations or ())))
-    is_package = found.submodule_search_locations is not None
+    with _importing_from(dag_folder):
+        spec = importlib.util.find_spec(top)
+    assert spec is not None, "it was imported before"
+    origin = Path(str(spec.origin)) if spec.origin else Path(next(iter(spec.submodule_search_locations or ())))
+    is_package = spec.submodule_search_locations is not None
     root = origin if origin.is_dir() else origin.parent
     files = sorted(root.rglob("*.py")) if is_package else [origin]
     path = folder / "transform.zip"

@@ -32,35 +32,37 @@ class ConnectionIds:
     storage: str | None = None
 
 
-def bundled(app: str, told: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
+def configure_bundled(
+    app: str, arguments: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds
+) -> DriverConfig:
     """Configure a bundled app, before any submission. Raises InvalidArgument with the wrong key.
 
-    :param told: the app's own arguments.
+    :param arguments: the app's own arguments.
     :param query: checkpoint_location, trigger, max_batches, max_offsets_per_trigger, owner; without a query
         lease_location and run_id.
     """
     check_app(app)
     given = {key: value for key, value in query.items() if is_given(value)}
     if app == MAINTAIN_ICEBERG:
-        return _maintenance(told, given, connections)
-    return _landing(app, told, given, connections)
+        return _maintenance(arguments, given, connections)
+    return _landing(app, arguments, given, connections)
 
 
 def _landing(
     app: str, landing: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds
 ) -> DriverConfig:
     if connections.kafka is None:
-        raise InvalidArgument("kafka_conn_id", f"is None, which the app {app!r} can't do without.")
+        raise InvalidArgument("kafka_conn_id", f"is None, but the app {app!r} needs a connection.")
     kafka = KafkaHook(connections.kafka)
-    told = dict(landing)
-    formats = (told.get("format", "json"), told.get("key_format"))
-    if (registry := registry_of(told.get("schema_registry"), kafka, *formats)) is not None:
-        told["schema_registry"] = registry
+    arguments = dict(landing)
+    formats = (arguments.get("format", "json"), arguments.get("key_format"))
+    if (registry := registry_of(arguments.get("schema_registry"), kafka, *formats)) is not None:
+        arguments["schema_registry"] = registry
     given = {
         "app": app,
         "kafka": kafka.configuration(),
         **_lake(app, connections),
-        "landing": told,
+        "landing": arguments,
         **query,
     }
     config = AppConfig.parse(given)
@@ -68,18 +70,18 @@ def _landing(
 
 
 def _maintenance(work: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
-    kept = {key: query[key] for key in ("owner", "lease_location") if key in query}
+    lease_keys = {key: query[key] for key in ("owner", "lease_location") if key in query}
     for key, usual in (("trigger", AVAILABLE_NOW), ("max_batches", None), ("max_offsets_per_trigger", None)):
         if query.get(key) != usual:
-            raise InvalidArgument(key, f"goes with a query, which {MAINTAIN_ICEBERG} has not.", "Leave it out.")
-    given = {"app": MAINTAIN_ICEBERG, **_lake(MAINTAIN_ICEBERG, connections), "maintenance": dict(work), **kept}
+            raise InvalidArgument(key, f"goes with a query; {MAINTAIN_ICEBERG} has no query.", "Leave it out.")
+    given = {"app": MAINTAIN_ICEBERG, **_lake(MAINTAIN_ICEBERG, connections), "maintenance": dict(work), **lease_keys}
     config = MaintenanceConfig.parse(given)
     content = config.to_dict()
     _check_json(content)
     return DriverConfig(content, config.fingerprint, config.inputs)
 
 
-def own(
+def configure_own(
     application: str,
     app_config: Mapping[str, Any],
     query: Mapping[str, Any],
@@ -109,7 +111,7 @@ def _check_json(content: Mapping[str, Any]) -> None:
     try:
         json.dumps(content)
     except TypeError as e:
-        raise InvalidArgument("app_config", f"it has no JSON: {e}.") from e
+        raise InvalidArgument("app_config", f"it can't be written as JSON: {e}.") from e
 
 
 def _lake(app: str, connections: ConnectionIds) -> dict[str, Any]:
@@ -117,9 +119,11 @@ def _lake(app: str, connections: ConnectionIds) -> dict[str, Any]:
         return {"storage": _storage(connections.storage)}
     if is_given(connections.storage):
         apps = " and ".join(map(repr, DELTA_APPS))
-        raise InvalidArgument("storage_conn_id", f"goes with {apps}: a catalog says where the others' tables lie.")
+        raise InvalidArgument(
+            "storage_conn_id", f"goes with {apps}; for other apps, the catalog contains the tables' locations."
+        )
     if connections.iceberg is None:
-        raise InvalidArgument("iceberg_conn_id", f"is None, which the app {app!r} can't do without.")
+        raise InvalidArgument("iceberg_conn_id", f"is None, but the app {app!r} needs a connection.")
     return {"catalog": _catalog(connections.iceberg)}
 
 

@@ -21,8 +21,8 @@ from airflow_lakestream.hooks.spark_submission import DriverSubmission
 from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.interval import resolve_interval
-from airflow_lakestream.operators.spark.code import checked, zip_of
-from airflow_lakestream.operators.spark.config import ConnectionIds, bundled, own
+from airflow_lakestream.operators.spark.code import import_function, write_zip
+from airflow_lakestream.operators.spark.config import ConnectionIds, configure_bundled, configure_own
 from airflow_lakestream.operators.spark.place import DriverPlace, folder_of, place_of
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.spark.app_config import LANDING_APPS
@@ -33,7 +33,7 @@ from airflow_lakestream.spark.settings import s3a
 from airflow_lakestream.spark.settings.catalog import catalog_packages
 
 
-def driving_of(operator: StreamArguments, context: Any, wait: Callable[[float], None]) -> DriverSupervision:
+def build_supervision(operator: StreamArguments, context: Any, wait: Callable[[float], None]) -> DriverSupervision:
     """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
     check_spark()
     owner, hook = run_key(context), _hook(operator, context)
@@ -70,7 +70,7 @@ class _SparkLaunch:
         folder = new_folder(folder_of(self.operator), self.place.stream, SECRET_FILES)
         code = []
         if (function := _function(self.operator)) is not None:
-            code.append(zip_of(function[1], _beside(self.operator), folder))
+            code.append(write_zip(function[1], _dag_folder(self.operator), folder))
         if not self.hook.is_local and not is_given(self.operator.py_files):
             code.append(package_zip(folder))
         return DriverSubmission(
@@ -93,15 +93,15 @@ def _configured(operator: StreamArguments, context: Any, place: DriverPlace) -> 
         query["run_id"] = run
     ids = ConnectionIds(operator.kafka_conn_id, operator.iceberg_conn_id, operator.storage_conn_id)
     if operator.app is None:
-        return own(str(operator.application), operator.app_config, query, ids)
+        return configure_own(str(operator.application), operator.app_config, query, ids)
     if operator.app == MAINTAIN_ICEBERG:
-        return bundled(operator.app, operator.app_config, query, ids)
+        return configure_bundled(operator.app, operator.app_config, query, ids)
     landing = {"consumer_group": operator.dag_id, **operator.app_config}
     if (function := _function(operator)) is not None:
-        query["code"] = checked(function[1], _beside(operator), function[0]).fingerprint
+        query["code"] = import_function(function[1], _dag_folder(operator), function[0]).fingerprint
     if landing.get("mode") == ModeName.INTERVAL:
         landing |= resolve_interval(context, landing)
-    return bundled(operator.app, landing, query, ids)
+    return configure_bundled(operator.app, landing, query, ids)
 
 
 def _function(operator: StreamArguments) -> tuple[str, str] | None:
@@ -111,7 +111,7 @@ def _function(operator: StreamArguments) -> tuple[str, str] | None:
     return next(named, None)
 
 
-def _beside(operator: StreamArguments) -> Path | None:
+def _dag_folder(operator: StreamArguments) -> Path | None:
     """Return the folder of the DAG's file."""
     file = getattr(operator.dag, "fileloc", None)
     return Path(file).parent if file else None

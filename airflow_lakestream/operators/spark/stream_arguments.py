@@ -23,7 +23,7 @@ _CHECKS: dict[str, Check] = {
     "trigger": between_batches,
     "max_batches": count,
     "max_offsets_per_trigger": count,
-    **dict.fromkeys(NUMBERS, partial(count, what="processes")),
+    **dict.fromkeys(NUMBERS, partial(count, unit="processes")),
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import TaskDeferred
 
 from airflow_lakestream.core.policies import TableFormat, is_given
-from airflow_lakestream.operators.lineage import is_told
+from airflow_lakestream.operators.lineage import is_lineage_enabled
 
 if TYPE_CHECKING:
     from airflow_lakestream.driver.drives import StreamSupervisor
@@ -22,45 +22,45 @@ log = logging.getLogger(__name__)
 
 class _LineageKeeping(AbstractContextManager[None]):
     # Not a generator: contextlib restores the whole traceback of an error that goes on.
-    def __init__(self, operator: SupervisedOperator, driving: StreamSupervisor) -> None:
+    def __init__(self, operator: SupervisedOperator, supervisor: StreamSupervisor) -> None:
         self._operator = operator
-        self._driving = driving
+        self._supervisor = supervisor
         self._before: Mapping[str, Any] | None = None
 
     def __enter__(self) -> None:
-        if is_told():
+        if is_lineage_enabled():
             try:
-                self._before = self._driving.told()
+                self._before = self._supervisor.reported_sums()
             except Exception as e:  # noqa: BLE001  # a failure of the lineage must not keep a stream from starting
-                log.warning("OpenLineage is not told what this try lands: %s: %s", type(e).__name__, e)
+                log.warning("OpenLineage will not get the landings of this try: %s: %s", type(e).__name__, e)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         # A task that waits in the triggerer emits its facts when it is resumed.
         if self._before is not None and not isinstance(error, TaskDeferred):
-            self._operator.keep_facts(facts_of(self._operator, self._driving, self._before, is_over=error is None))
+            self._operator.keep_facts(facts_of(self._operator, self._supervisor, self._before, is_over=error is None))
 
 
-def lineage_kept(operator: SupervisedOperator, driving: StreamSupervisor) -> AbstractContextManager[None]:
+def keep_lineage(operator: SupervisedOperator, supervisor: StreamSupervisor) -> AbstractContextManager[None]:
     """Keep the facts of the try at its end, even after an error, if OpenLineage is enabled."""
-    return _LineageKeeping(operator, driving)
+    return _LineageKeeping(operator, supervisor)
 
 
 def facts_of(
-    operator: SupervisedOperator, driving: StreamSupervisor, before: Mapping[str, Any], *, is_over: bool
+    operator: SupervisedOperator, supervisor: StreamSupervisor, before: Mapping[str, Any], *, is_over: bool
 ) -> LineageFacts | None:
     """Return the facts since `before`, or None after an error or without a Kafka connection.
 
     :param is_over: the run ends; else its next try goes on, and must not emit these facts again.
     """
     try:
-        return _facts_of(operator, driving, before, is_over)
+        return _facts_of(operator, supervisor, before, is_over)
     except Exception as e:  # noqa: BLE001  # rows are landed: a missing event must not fail a task, or hide a failure
-        log.warning("OpenLineage is not told what was landed: %s: %s", type(e).__name__, e)
+        log.warning("OpenLineage did not get the landings of this try: %s: %s", type(e).__name__, e)
         return None
 
 
 def _facts_of(
-    operator: SupervisedOperator, driving: StreamSupervisor, before: Mapping[str, Any], is_over: bool
+    operator: SupervisedOperator, supervisor: StreamSupervisor, before: Mapping[str, Any], is_over: bool
 ) -> LineageFacts | None:
     kafka_conn_id = getattr(operator, "kafka_conn_id", None)
     if not is_given(kafka_conn_id):
@@ -70,18 +70,18 @@ def _facts_of(
     from airflow_lakestream.lineage.names import brokers_of
     from airflow_lakestream.lineage.streaming import add_batches
 
-    what, progress = operator.what(), driving.progress()
+    names, progress = operator.stream_names(), supervisor.progress()
     brokers = brokers_of(KafkaHook(str(kafka_conn_id)).configuration())
     facts = LineageFacts(
         brokers,
-        str(what.get("consumer_group", "")),
-        statement=operator.told_statement(),
-        columns=operator.told_columns(),
+        str(names.get("consumer_group", "")),
+        statement=operator.rows_statement(),
+        columns=operator.column_sources(),
     )
-    add_batches(facts, progress, before, what)
+    add_batches(facts, progress, before, names)
     _look(operator, facts)
     if not is_over:
-        driving.has_told(progress.sums())
+        supervisor.mark_reported(progress.sums())
     return facts
 
 

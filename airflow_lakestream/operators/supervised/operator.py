@@ -32,9 +32,9 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.operators.arguments import check_written_flags, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.lineage import LineageReporting
-from airflow_lakestream.operators.outlets import tell_outlets
+from airflow_lakestream.operators.outlets import emit_to_outlets
 from airflow_lakestream.operators.rendering import TextRendering
-from airflow_lakestream.operators.supervised.lineage import lineage_kept
+from airflow_lakestream.operators.supervised.lineage import keep_lineage
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -75,8 +75,8 @@ class _Signalled(Exception):
 class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     """Keep a single driver of a stream running and moving until a good end.
 
-    An engine's operator sets its `engine`, and defines `driving`, `what`, `new_trigger` and, if it has any,
-    `driver_pages` and `store_conn_id`; see `airflow_lakestream.driver.backend` for the rest of the port.
+    An engine's operator sets its `engine`, and defines `new_supervisor`, `stream_names`, `new_trigger` and, if it has
+    any, `driver_pages` and `store_conn_id`; see `airflow_lakestream.driver.backend` for the rest of the port.
 
     :param checkpoint_location: path or URI; lease and progress are in `<checkpoint_location>.lakestream` (templated)
     :param max_restarts: most restarts of a driver without a healthy period in between (templated)
@@ -102,7 +102,7 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     on_kill_actions: ClassVar[type[StrEnum]] = OnKill
     place: ClassVar[str] = "checkpoint_location"
 
-    _driving: StreamSupervisor | None = None
+    _supervisor: StreamSupervisor | None = None
     # See `links.links_until_run`.
     _has_run = False
     _is_heeding = False
@@ -154,11 +154,11 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         return choose(self.on_kill_actions, "on_kill_action", self.on_kill_action)
 
     @abstractmethod
-    def driving(self, context: Context, wait: Callable[[float], None]) -> StreamSupervisor:
+    def new_supervisor(self, context: Context, wait: Callable[[float], None]) -> StreamSupervisor:
         """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
 
     @abstractmethod
-    def what(self) -> Mapping[str, Any]:
+    def stream_names(self) -> Mapping[str, Any]:
         """Return `topic`, `table` and `consumer_group` as far as known, for report, metrics and links."""
 
     @abstractmethod
@@ -192,8 +192,8 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     def execute(self, context: Context) -> dict[str, Any]:
         """Adopt or submit, and watch; see the class."""
         with airflow_errors():
-            driving, told = self._set_up(context)
-            return self._finished(context, self._run(context, driving, told))
+            supervisor, task_report = self._set_up(context)
+            return self._finished(context, self._run(context, supervisor, task_report))
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger's event: report, restart, or give up."""
@@ -202,16 +202,16 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
             SupervisorAction(event["action"]), history, str(event["reason"]), time.time(), bool(event["terminal"])
         )
         with airflow_errors():
-            driving, told = self._set_up(context, event["begun"], int(event["restarts"]))
-            return self._finished(context, self._run(context, driving, told, decision))
+            supervisor, task_report = self._set_up(context, event["begun"], int(event["restarts"]))
+            return self._finished(context, self._run(context, supervisor, task_report, decision))
 
     def on_kill(self) -> None:
         """Heed SIGTERM, for a worker near the end or for a cleared or marked task; or a time-out."""
         if self._is_heeding:
             # In a signal's handler any other action may wait for a lock of the interrupted code.
             self._signalled = True
-        elif self._driving is not None:
-            log.info("execution_timeout: %s", self._driving.stop(self._on_kill_action()))
+        elif self._supervisor is not None:
+            log.info("execution_timeout: %s", self._supervisor.stop(self._on_kill_action()))
 
     def _set_up(
         self, context: Context, begun: Mapping[str, Any] | None = None, restarts: int = 0
@@ -220,65 +220,73 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
             from airflow_lakestream.operators.supervised.task_report import TaskReport
 
             log.debug("A person's clear or mark is answered by %s.", self._on_kill_action())
-            self._driving = self.driving(context, self._wait)
+            self._supervisor = self.new_supervisor(context, self._wait)
         self._has_run = True
-        before = self._driving.before()
+        before = self._supervisor.before()
         known = dict(begun) if begun is not None else before
-        told = TaskReport(context["ti"], known, self.what(), self.engine, self.driver_pages)
-        told.restarts = restarts
+        task_report = TaskReport(context["ti"], known, self.stream_names(), self.engine, self.driver_pages)
+        task_report.restarts = restarts
         if begun is None and (stop := _how_to_stop(context)):
             log.info("%s", stop.strip())
-        told.pages(self.topic_url, self.table_url)
-        return self._driving, told
+        task_report.push_links(self.topic_url, self.table_url)
+        return self._supervisor, task_report
 
     def _run(
-        self, context: Context, driving: StreamSupervisor, told: TaskReport, decision: SupervisionDecision | None = None
+        self,
+        context: Context,
+        supervisor: StreamSupervisor,
+        task_report: TaskReport,
+        decision: SupervisionDecision | None = None,
     ) -> dict[str, Any]:
         self._is_heeding = True
         try:
             # Outermost, so that the reaction to a signal is done first.
-            with lineage_kept(self, driving):
-                return self._heed(context, driving, told, decision)
+            with keep_lineage(self, supervisor):
+                return self._heed(context, supervisor, task_report, decision)
         finally:
             self._is_heeding = False
 
     def _heed(
-        self, context: Context, driving: StreamSupervisor, told: TaskReport, decision: SupervisionDecision | None
+        self,
+        context: Context,
+        supervisor: StreamSupervisor,
+        task_report: TaskReport,
+        decision: SupervisionDecision | None,
     ) -> dict[str, Any]:
         try:
-            return self._supervise(driving, told, decision)
+            return self._supervise(supervisor, task_report, decision)
         except _Signalled:
-            raise self._answer_to_signal(context, driving, told) from None
+            raise self._answer_to_signal(context, supervisor, task_report) from None
 
     def _supervise(
-        self, driving: StreamSupervisor, told: TaskReport, decision: SupervisionDecision | None
+        self, supervisor: StreamSupervisor, task_report: TaskReport, decision: SupervisionDecision | None
     ) -> dict[str, Any]:
         history: SupervisionHistory | None = None
         if decision is not None:
-            driving.resume(decision.history)
+            supervisor.resume(decision.history)
             if decision.action is SupervisorAction.WAIT:
                 # The trigger fired for work that only a worker does.
-                decision = driving.follow(told, until_started=True)
+                decision = supervisor.follow(task_report, until_started=True)
         while True:
             if decision is None:
-                driving.begin(history)
-                decision = driving.follow(told, until_started=self.deferrable)
+                supervisor.begin(history)
+                decision = supervisor.follow(task_report, until_started=self.deferrable)
             if decision.action is SupervisorAction.WAIT:
-                self._defer(driving, told, decision.history)
+                self._defer(supervisor, task_report, decision.history)
             if decision.action is SupervisorAction.FINISH:
-                told.finished(driving.finish())
-                told.ended()
-                return {self.place: driving.spec.location, **told.report()}
-            told.failed(decision.reason, driving.log_tail())
-            driving.clear_away()
+                task_report.set_progress(supervisor.finish())
+                task_report.push_end_links()
+                return {self.place: supervisor.spec.location, **task_report.report()}
+            task_report.report_failure(decision.reason, supervisor.log_tail())
+            supervisor.clear_away()
             if decision.action is SupervisorAction.GIVE_UP:
-                told.ended()
-                raise self.given_up(driving.spec.location, decision)
-            driving.pause(decision.at)
-            told.restarted(decision.reason)
+                task_report.push_end_links()
+                raise self.give_up_error(supervisor.spec.location, decision)
+            supervisor.pause(decision.at)
+            task_report.report_restart(decision.reason)
             history, decision = decision.history.restarted(time.time()), None
 
-    def given_up(self, location: str, decision: SupervisionDecision) -> LakestreamError:
+    def give_up_error(self, location: str, decision: SupervisionDecision) -> LakestreamError:
         """Return the error for giving up a stream."""
         if decision.terminal:
             return DriverFailed(location, decision.reason)
@@ -286,12 +294,12 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
 
     def _finished(self, context: Context, report: dict[str, Any]) -> dict[str, Any]:
         if report["read"]:
-            tell_outlets(context, self.outlets, report)
+            emit_to_outlets(context, self.outlets, report)
         if table := report.get("table"):
-            self._tell(report, str(table))
+            self._log_landed(report, str(table))
         return report
 
-    def _tell(self, report: Mapping[str, Any], table: str) -> None:
+    def _log_landed(self, report: Mapping[str, Any], table: str) -> None:
         from airflow_lakestream.run.summary import ICEBERG_DEFAULT, figures, rejects_of
 
         conn = getattr(self, "iceberg_conn_id", None) or ICEBERG_DEFAULT
@@ -300,19 +308,19 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         batches = f"{report['batches']} batch{'' if report['batches'] == 1 else 'es'}"
         log.log(level, "Landed %s in %s, in %s.%s", figures(report), table, batches, shown)
 
-    def _defer(self, driving: StreamSupervisor, told: TaskReport, history: SupervisionHistory) -> None:
+    def _defer(self, supervisor: StreamSupervisor, task_report: TaskReport, history: SupervisionHistory) -> None:
         trigger = self.new_trigger(
-            checkpoint_location=driving.spec.location,
-            generation=driving.generation,
-            limits=asdict(driving.spec.limits),
+            checkpoint_location=supervisor.spec.location,
+            generation=supervisor.generation,
+            limits=asdict(supervisor.spec.limits),
             history=history.to_dict(),
             poll_interval=self.seconds_between_looks(_POLL_DEFERRED),
             on_kill_action=self.on_kill_action,
-            seen=told.progress.batches,
-            begun=told.begun,
-            restarts=told.restarts,
+            seen=task_report.progress.batches,
+            begun=task_report.begun,
+            restarts=task_report.restarts,
             storage_conn_id=self.store_conn_id(),
-            links_afterwards=told.links_afterwards,
+            links_afterwards=task_report.links_afterwards,
         )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout or _FOREVER)
 
@@ -325,17 +333,19 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
             time.sleep(min(_SLICE, left))  # not a lock or an event: the code that the signal interrupted could hold it
         raise _Signalled
 
-    def _answer_to_signal(self, context: Context, driving: StreamSupervisor, told: TaskReport) -> LakestreamError:
+    def _answer_to_signal(
+        self, context: Context, supervisor: StreamSupervisor, task_report: TaskReport
+    ) -> LakestreamError:
         """React to a signal: the worker ends, or a person has ended the task."""
         state = _state_at_server(context["ti"])
         if state in (None, "running"):
-            known = "" if state else " (Airflow's API server did not say otherwise)"
+            known = "" if state else " (Airflow's API server did not answer)"
             return StreamLeft(f"The worker ends{known}. The stream goes on; a retry of this task finds it again.")
         action = self._on_kill_action()
-        what = driving.stop(action)
+        result = supervisor.stop(action)
         if action != OnKill.LEAVE:
-            told.ended()
-        return TaskEnded(f"The task is {state} by now: {what}.{_how_to_stop(context)}")
+            task_report.push_end_links()
+        return TaskEnded(f"The task is {state} by now: {result}.{_how_to_stop(context)}")
 
 
 def _how_to_stop(context: Context) -> str:
@@ -353,5 +363,5 @@ def _state_at_server(ti: Any) -> str | None:
         # A task that was cleared, and not scheduled again yet, has no state.
         return str(states[ti.run_id][name] or "cleared")
     except Exception as e:  # noqa: BLE001  # after any error the stream is left alone, and the retry finds it
-        log.warning("The state of this task could not be had: %s: %s", type(e).__name__, e)
+        log.warning("The state of this task could not be read: %s: %s", type(e).__name__, e)
         return None

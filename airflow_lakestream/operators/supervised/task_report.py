@@ -25,7 +25,7 @@ class TaskReport:
     """Reports each event of a driver once.
 
     :param begun: the sums from before the run, in the form of `DriverProgress.sums`: they are subtracted.
-    :param what: `topic`, `table` and `consumer_group`, if known, for the report.
+    :param names: `topic`, `table` and `consumer_group`, if known, for the report.
     :param engine: the engine's name in metrics.
     :param driver_pages: links with their addresses, in which `{url}` is the lease's address.
     """
@@ -34,17 +34,17 @@ class TaskReport:
         self,
         ti: Any,
         begun: dict[str, Any],
-        what: Mapping[str, Any],
+        names: Mapping[str, Any],
         engine: str,
         driver_pages: Sequence[tuple[Any, str]] = (),
     ) -> None:
         self._ti = ti
-        self._tags = tags_of(ti, what, engine=engine)
+        self._tags = tags_of(ti, names, engine=engine)
         self._driver_pages = driver_pages
         self._started_generation = 0
         self._driver = ""
-        self._what = {name: what[name] for name in ("topic", "table", "consumer_group") if name in what}
-        self._doing, self._doing_told_at = "", time.monotonic()
+        self._names = {name: names[name] for name in ("topic", "table", "consumer_group") if name in names}
+        self._doing, self._doing_logged_at = "", time.monotonic()
         self.begun = begun
         self.restarts = 0
         self.progress = DriverProgress()
@@ -54,22 +54,22 @@ class TaskReport:
         if look.progress.batches >= self.progress.batches:
             self.progress = look.progress
         if look.lease is not None and look.sight.driver is not DriverState.STARTING:
-            self._started(look)
+            self._report_start(look)
         if look.sight.driver != self._driver:
             self._driver = look.sight.driver
             log.info("The driver is %s%s", self._driver, f": {look.sight.error}" if look.sight.error else "")
         for batch in look.batches:
             log.info("%s", batch)
         measure_batches(look.batches, self._tags)
-        if self._tells_doing() or look.batches:
+        if self._log_doing() or look.batches:
             self._ti.xcom_push(key=XCOM_KEY, value=self.summary() | {"doing": self.progress.doing})
 
-    def _tells_doing(self) -> bool:
+    def _log_doing(self) -> bool:
         """Log the progress of a batch, now and then. Return whether a line was logged."""
         doing, now = self.progress.doing, time.monotonic()
-        if doing == self._doing or now - self._doing_told_at < DOING_EVERY_S:
+        if doing == self._doing or now - self._doing_logged_at < DOING_EVERY_S:
             return False
-        self._doing, self._doing_told_at = doing, now
+        self._doing, self._doing_logged_at = doing, now
         log.info("%s", doing)
         return True
 
@@ -79,11 +79,11 @@ class TaskReport:
         topics: dict[str, list[list[int]]] = {}
         for topic, *landed in since["landed"]:
             topics.setdefault(topic, []).append(landed)
-        one = str(self._what.get("topic"))
+        one = str(self._names.get("topic"))
         # For a regex by topic, as in the extract operator.
         of_one = {"ranges": topics.get(one, [])} if one in topics or not topics else None
         return {
-            **self._what,
+            **self._names,
             **self.summary(),
             "read": since["rows_in"],
             "rows": since["rows_out"],
@@ -106,37 +106,37 @@ class TaskReport:
             "snapshot_ids": list(newest.snapshot_ids) if newest else [],
         }
 
-    def pages(self, topic_url: str | None, table_url: str | None) -> None:
+    def push_links(self, topic_url: str | None, table_url: str | None) -> None:
         """Link to the pages of topic and table, if any."""
-        push_pages(self._ti, self._what, topic_url, table_url)
+        push_pages(self._ti, self._names, topic_url, table_url)
 
     @property
     def links_afterwards(self) -> dict[str, str]:
         """Addresses of the driver's links after the end: the task's log, with the last lines of the driver's log."""
         return {link.xcom_key: self._ti.log_url for link, _ in self._driver_pages}
 
-    def ended(self) -> None:
+    def push_end_links(self) -> None:
         """Set the driver's links to their addresses after the end."""
         for key, url in self.links_afterwards.items():
             self._ti.xcom_push(key=key, value=url)
 
-    def restarted(self, reason: str) -> None:
+    def report_restart(self, reason: str) -> None:
         """Report a restart."""
         self.restarts += 1
         measure_restart(self._tags)
         log.warning("Restart %s, since the driver %s", self.restarts, reason)
 
-    def failed(self, reason: str, log_tail: list[str]) -> None:
+    def report_failure(self, reason: str, log_tail: list[str]) -> None:
         """Log the reason against a driver, and the driver's last lines."""
         log.warning("The driver %s", reason)
         for line in log_tail:
             log.warning("driver: %s", line)
 
-    def finished(self, progress: DriverProgress) -> None:
+    def set_progress(self, progress: DriverProgress) -> None:
         """Keep the last sums."""
         self.progress = progress
 
-    def _started(self, look: DriverLook) -> None:
+    def _report_start(self, look: DriverLook) -> None:
         lease = look.lease
         assert lease is not None, "see the caller"
         if lease.generation <= self._started_generation:

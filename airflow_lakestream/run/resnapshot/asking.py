@@ -29,9 +29,9 @@ class NotAnswered(LakestreamError, Transient):
     """Debezium did not read the table, or not to the end."""
 
     def __init__(self, topic: str, signals: str, rows: int, timeout: float) -> None:
-        what = f"{rows} rows of it came, and then none" if rows else "no row of it came"
+        progress = f"{rows} rows of it came, and then none" if rows else "no row of it came"
         super().__init__(
-            f"{topic}: Debezium was asked by signal topic {signals} to read the table again, and {what} for "
+            f"{topic}: Debezium was asked by signal topic {signals} to read the table again, and {progress} for "
             f"{timeout:g} s. The mirror is unchanged. Is the connector running? It needs kafka in "
             f"signal.enabled.channels, signal.kafka.topic={signals} and signal.kafka.bootstrap.servers. A table "
             "without rows sends none: TRUNCATE it in the database, and the mirror follows. Run the command again to "
@@ -58,7 +58,7 @@ class SnapshotRequest:
     :param where: name of the connection for errors.
     :param payload: format of the topic's values.
     :param timeout: seconds without a row after which Debezium counts as not answering.
-    :param say: called with progress messages.
+    :param report: called with progress messages.
     """
 
     connection: Mapping[str, object]
@@ -67,7 +67,7 @@ class SnapshotRequest:
     payload: PayloadFormats
     consumer_group: str
     timeout: float
-    say: Callable[[str], object]
+    report: Callable[[str], object]
     stop: threading.Event
 
     def find(self, since: Mapping[int, int]) -> tuple[Mapping[int, int], DebeziumSnapshot]:
@@ -75,12 +75,12 @@ class SnapshotRequest:
         state = self.source.look()
         topic = state.identity.topic
         begin = {p: max(marks.low, since.get(p, 0)) for p, marks in state.marks.items()}
-        self.say(f"{topic}: looking for the last snapshot of the whole table.")
-        found = self._search(begin).look(state, self.stop)
-        if found is None:
+        self.report(f"{topic}: looking for the last snapshot of the whole table.")
+        snapshot = self._search(begin).look(state, self.stop)
+        if snapshot is None:
             looked = {p: m.end for p, m in state.marks.items() if begin[p] < m.end}
             raise NoSnapshot(topic, union(RangeSet.of(topic, p, begin[p], end) for p, end in looked.items()))
-        return begin, found
+        return begin, snapshot
 
     def ask(
         self, signal_topic: str | None, entry: TopicEntry, *, start_over: bool
@@ -97,7 +97,7 @@ class SnapshotRequest:
         topic = SignalTopic(self.connection, self.where, signal_topic or f"{origin.prefix}-signal", origin.prefix)
         asked = None if start_over else self._asked_before(topic, origin.collection, state, entry)
         if asked is None:
-            self.say(f"{state.identity.topic}: asking Debezium by {topic.topic} to read {origin.collection} again.")
+            self.report(f"{state.identity.topic}: asking Debezium by {topic.topic} to read {origin.collection} again.")
             asked = topic.ask(origin.collection, {p: m.end for p, m in state.marks.items()}, self._wait)
         return asked.starts, self._await(self._search(asked.starts), topic)
 
@@ -108,23 +108,23 @@ class SnapshotRequest:
         asked = topic.last(table)
         if asked is None or asked.age > _ASKED_SECONDS:
             return None
-        found = self._search(asked.starts).look(state, self.stop)
-        if found is not None and _is_landed(found, state.identity, entry):
+        snapshot = self._search(asked.starts).look(state, self.stop)
+        if snapshot is not None and _is_landed(snapshot, state.identity, entry):
             return None
-        self.say(f"{state.identity.topic}: Debezium was asked {asked.age:.0f} s ago; it is not asked again.")
+        self.report(f"{state.identity.topic}: Debezium was asked {asked.age:.0f} s ago; it is not asked again.")
         return asked
 
     def _await(self, search: SnapshotSearch, topic: SignalTopic) -> DebeziumSnapshot:
-        since, seen = time.monotonic(), 0
+        since, rows = time.monotonic(), 0
         while True:
             state = self.source.look()
-            if (found := search.look(state, self.stop)) is not None:
-                return found
-            if search.rows > seen:
-                since, seen = time.monotonic(), search.rows
-                self.say(f"{state.identity.topic}: Debezium has read {seen} rows so far.")
+            if (snapshot := search.look(state, self.stop)) is not None:
+                return snapshot
+            if search.rows > rows:
+                since, rows = time.monotonic(), search.rows
+                self.report(f"{state.identity.topic}: Debezium has read {rows} rows so far.")
             if time.monotonic() - since > self.timeout:
-                raise NotAnswered(state.identity.topic, topic.topic, seen, self.timeout)
+                raise NotAnswered(state.identity.topic, topic.topic, rows, self.timeout)
             self._wait(LOOK_SECONDS)
 
     def _search(self, starts: Mapping[int, int]) -> SnapshotSearch:
@@ -136,6 +136,6 @@ class SnapshotRequest:
             raise Stopped
 
 
-def _is_landed(found: DebeziumSnapshot, identity: TopicIdentity, entry: TopicEntry) -> bool:
-    lasts = union(RangeSet.of(identity.topic, p, end - 1, end) for p, end in found.ends.items())
+def _is_landed(snapshot: DebeziumSnapshot, identity: TopicIdentity, entry: TopicEntry) -> bool:
+    lasts = union(RangeSet.of(identity.topic, p, end - 1, end) for p, end in snapshot.ends.items())
     return not lasts - entry.held

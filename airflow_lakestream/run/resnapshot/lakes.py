@@ -1,4 +1,4 @@
-"""A mirror and the table aside for the new rows, in Iceberg or Delta."""
+"""A mirror and the staging table for its new rows, in Iceberg or Delta."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from airflow_lakestream.tables.design import TableDesign
 
 
 class ResnapshotTables:
-    """The mirror `table`, and `aside`, the table built to replace the mirror's rows."""
+    """The mirror `table`, and `staging`, the table built to replace the mirror's rows."""
 
     def __init__(self, lake: Lake, table: str) -> None:
-        self._lake, self.table, self.aside = lake, table, f"{table.rstrip('/')}{ANEW}"
+        self._lake, self.table, self.staging = lake, table, f"{table.rstrip('/')}{ANEW}"
         self._swap = lake_of(table).part("swap")
 
     def design(self) -> MirrorDesign:
         """Return the mirror's design. Raises InvalidArgument if the table is not a mirror."""
         return self._design(self.table)
 
-    def key_aside(self) -> tuple[str, ...]:
-        """Return the key of the table aside."""
-        return self._design(self.aside).key or ()
+    def staging_key(self) -> tuple[str, ...]:
+        """Return the key of the staging table."""
+        return self._design(self.staging).key or ()
 
-    def aside_id(self) -> str | None:
-        """Return the id of the table aside, or None if missing."""
-        found: str | None = self._swap.aside_id(self._lake, self.aside)
-        return found
+    def staging_id(self) -> str | None:
+        """Return the id of the staging table, or None if missing."""
+        table_id: str | None = self._swap.aside_id(self._lake, self.staging)
+        return table_id
 
-    def drop_aside(self) -> None:
-        """Drop the table aside."""
+    def drop_staging(self) -> None:
+        """Drop the staging table."""
         # The table itself last: its presence shows that an earlier run is not finished.
-        self._swap.drop(self._lake, f"{self.aside}{SUFFIX}", self.aside)
+        self._swap.drop(self._lake, f"{self.staging}{SUFFIX}", self.staging)
 
     def sink(self, consumer_group: str, *, soft_delete: bool) -> MirrorSwapSink:
         """Return the sink to replace the mirror's rows."""
         # The key is taken from the table.
         design = MirrorDesign(TableDesign(metadata=pa.schema([])), soft_delete=soft_delete)
-        sink: MirrorSwapSink = self._swap.swap_sink(self._lake, self.table, consumer_group, design, self.aside)
+        sink: MirrorSwapSink = self._swap.swap_sink(self._lake, self.table, consumer_group, design, self.staging)
         return sink
 
     def _design(self, table: str) -> MirrorDesign:
@@ -56,6 +56,6 @@ class ResnapshotTables:
             raise InvalidArgument("table", f"there is no table {table}.")
         note = properties.get(MIRROR)
         if note is None:
-            raise InvalidArgument("table", f"{table} is no mirror.", "Only a mirror can be read again.")
+            raise InvalidArgument("table", f"{table} is not a mirror.", "Only a mirror can be read again.")
         held = json.loads(note)
         return MirrorDesign(TableDesign(metadata=pa.schema([])), tuple(held["key"]), bool(held["soft_delete"]))

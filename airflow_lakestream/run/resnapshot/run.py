@@ -1,4 +1,4 @@
-"""Steps of a resnapshot: find or request the new rows, build a table aside, and replace the mirror's rows.
+"""Steps of a resnapshot: find or request the new rows, build a staging table, and replace the mirror's rows.
 
 The rows that Debezium reads, and all later events, land in a second mirror, `<table>__resnapshot`, as usual. It has
 its own ledger, so a killed run continues at the same offsets. Then `cdc.swap` commits.
@@ -38,11 +38,11 @@ TRIES = 10
 
 
 class AsideTooOld(LakestreamError, Terminal):
-    """An earlier run built the table aside, and Kafka no longer has the events behind."""
+    """An earlier run built the staging table, and Kafka no longer has the events behind."""
 
-    def __init__(self, aside: str, cause: DataLoss) -> None:
+    def __init__(self, staging: str, cause: DataLoss) -> None:
         super().__init__(
-            f"{aside} was begun by an earlier run, and Kafka no longer has the events that it lacks: {cause.ranges}. "
+            f"{staging} was begun by an earlier run, and Kafka no longer has its missing events: {cause.ranges}. "
             "The mirror is unchanged. Start over with --anew."
         )
 
@@ -53,7 +53,8 @@ class NotReplaced(LakestreamError, Transient):
     def __init__(self, table: str, last: BaseException) -> None:
         super().__init__(
             f"{table}: {TRIES} times in a row an app landed more before the new rows could be committed (last: {last}) "
-            "The mirror is unchanged, and the new rows are kept aside. Stop the app, and run the command again."
+            "The mirror is unchanged, and the staging table keeps the new rows. Stop the app, and run the command "
+            "again."
         )
 
 
@@ -91,9 +92,9 @@ class MirrorResnapshot:
     :param signal_topic: default: Debezium's, `<topic.prefix>-signal`.
     :param by_signal: ask Debezium; otherwise use the last snapshot in the topic.
     :param since: the offsets from which to search for that snapshot, by partition.
-    :param start_over: discard the table aside of an earlier run.
+    :param start_over: discard the staging table of an earlier run.
     :param timeout: seconds without a row after which Debezium counts as not answering.
-    :param say: called with progress messages.
+    :param report: called with progress messages.
     """
 
     table: str
@@ -107,7 +108,7 @@ class MirrorResnapshot:
     since: Mapping[int, int] = field(default_factory=dict)
     start_over: bool = False
     timeout: float = 300
-    say: Callable[[str], object] = log.info
+    report: Callable[[str], object] = log.info
     stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -116,22 +117,22 @@ class MirrorResnapshot:
     def run(self, lake: Lake) -> ResnapshotResult:
         """Replace the rows. Raises NotAnswered, NoSnapshot, NotReplaced, CannotSwap, and the errors of a landing."""
         tables = ResnapshotTables(lake, self.table)
-        held = tables.design()
+        design = tables.design()
         if self.start_over:
-            tables.drop_aside()
-        begun = tables.aside_id()
-        state = tables.sink(self.consumer_group, soft_delete=held.soft_delete).load(_run_of(begun or "none"))
+            tables.drop_staging()
+        begun = tables.staging_id()
+        state = tables.sink(self.consumer_group, soft_delete=design.soft_delete).load(_run_of(begun or "none"))
         if begun is not None and state.landed_by_run:
-            self.say(f"{self.table}: an earlier run has replaced the rows; its table aside is dropped.")
-            tables.drop_aside()
+            self.report(f"{self.table}: an earlier run has replaced the rows; its staging table is dropped.")
+            tables.drop_staging()
             return ResnapshotResult(self.table, state.landed_by_run[-1][0], None, None)
         topic = self._topic_of(state.ledger)
         if begun is None:
-            starts, key = self._find(topic, state.ledger, held)
+            starts, key = self._find(topic, state.ledger, design)
         else:
-            self.say(f"{tables.aside}: an earlier run began to build it; this run continues.")
-            starts, key = {}, tables.key_aside()
-        return self._replace(tables, self._job(lake, topic, starts, key), key, held)
+            self.report(f"{tables.staging}: an earlier run began to build it; this run continues.")
+            starts, key = {}, tables.staging_key()
+        return self._replace(tables, self._job(lake, topic, starts, key), key, design)
 
     def _config(self, topic: str, **more: Any) -> MirrorConfig:
         table = f"{self.table.rstrip('/')}{ANEW}"
@@ -155,26 +156,26 @@ class MirrorResnapshot:
             registry=held_by.registry,
             writer_schemas=held_by.writer_schemas,
         )
-        asking = SnapshotRequest(
-            self.kafka, self.where, source, payload, self.consumer_group, self.timeout, self.say, self.stop
+        request = SnapshotRequest(
+            self.kafka, self.where, source, payload, self.consumer_group, self.timeout, self.report, self.stop
         )
         if self.by_signal:
             entry = ledger.entry(source.identity())
-            begin, snapshot = asking.ask(self.signal_topic, entry, start_over=self.start_over)
+            begin, snapshot = request.ask(self.signal_topic, entry, start_over=self.start_over)
         else:
-            begin, snapshot = asking.find(self.since)
+            begin, snapshot = request.find(self.since)
         starts = {**begin, **snapshot.starts}
         at = ", ".join(f"{topic}[{p}] offset {offset}" for p, offset in sorted(snapshot.starts.items()))
-        self.say(f"{topic}: the snapshot has {snapshot.rows} rows, from {at} on.")
+        self.report(f"{topic}: the snapshot has {snapshot.rows} rows, from {at} on.")
         return starts, config.mirror.key or snapshot.key or held.key or ()
 
     def _job(self, lake: Lake, topic: str, starts: Mapping[int, int], key: tuple[str, ...]) -> LandingJob:
         config = self._config(topic, key=list(key))
         job = build_job(config, self.kafka, lake, run_id=f"aside {uuid.uuid4().hex}", where=self.where, stop=self.stop)
-        return replace(job, source=_OffsetSource(job.source, starts), committed=self._tell)
+        return replace(job, source=_OffsetSource(job.source, starts), committed=self._report_commit)
 
-    def _tell(self, committed: CommittedLanding) -> None:
-        self.say(f"{committed.table}: {committed.landing.counts.read} events landed aside.")
+    def _report_commit(self, committed: CommittedLanding) -> None:
+        self.report(f"{committed.table}: {committed.landing.counts.read} events landed in the staging table.")
 
     def _replace(
         self, tables: ResnapshotTables, job: LandingJob, key: tuple[str, ...], held: MirrorDesign
@@ -184,21 +185,21 @@ class MirrorResnapshot:
             try:
                 land(job)
             except DataLoss as e:
-                raise AsideTooOld(tables.aside, e) from e
-            run_id = _run_of(str(tables.aside_id()))
+                raise AsideTooOld(tables.staging, e) from e
+            run_id = _run_of(str(tables.staging_id()))
             sink = tables.sink(self.consumer_group, soft_delete=held.soft_delete)
             landing, reach = self._landing(run_id, sink.load(run_id).ledger, job)
             try:
                 snapshot_id = sink.exchange(landing, key, reach)
             except Conflict as e:
-                self.say(f"{e} Reading on.")
+                self.report(f"{e} Reading on.")
                 last = e
                 continue
             except CannotSwap:
-                tables.drop_aside()
+                tables.drop_staging()
                 raise
-            self.say(f"{self.table}: all rows are replaced; the table aside is dropped.")
-            tables.drop_aside()
+            self.report(f"{self.table}: all rows are replaced; the staging table is dropped.")
+            tables.drop_staging()
             assert sink.swap is not None, "it was committed"
             return ResnapshotResult(self.table, snapshot_id, sink.swap.rows_before, sink.swap.rows)
         assert last is not None
@@ -208,8 +209,8 @@ class MirrorResnapshot:
         """Return the landing of the offsets missing in the mirror's ledger, and all offsets of the new rows."""
         identity = job.source.identity()
         check_identity(ledger, identity, self.table)
-        aside = job.sink.load(run_id).ledger
-        known, built = ledger.entry(identity), aside.entry(identity)
+        staging = job.sink.load(run_id).ledger
+        known, built = ledger.entry(identity), staging.entry(identity)
         ends = dict(built.origin)
         for r in built.held:
             ends[r.partition] = max(r.until_offset, ends.get(r.partition, 0))
@@ -217,9 +218,11 @@ class MirrorResnapshot:
         below = union(RangeSet.of(identity.topic, p, 0, first) for p, first in known.origin.items() if first)
         origin = {} if known.origin else dict.fromkeys(ends, 0)
         entry = TopicEntry(landed=reach - below - known.held, counts=built.counts, origin=origin, epochs=built.epochs)
-        types = in_new_rows(aside.types, ledger.types)
+        types = in_new_rows(staging.types, ledger.types)
         topics = {identity: entry}
-        landing = Landing(uuid.uuid4().hex, run_id, topics, engine=LandingEngine.EXTRACT, types=types, types_anew=True)
+        landing = Landing(
+            uuid.uuid4().hex, run_id, topics, engine=LandingEngine.EXTRACT, types=types, replaces_types=True
+        )
         return landing, reach
 
     def _topic_of(self, ledger: Ledger) -> str:
@@ -259,5 +262,5 @@ class _OffsetSource:
         """Commit no offsets: the rows are not in the mirror yet."""
 
 
-def _run_of(aside_id: str) -> str:
-    return f"resnapshot {aside_id}"
+def _run_of(staging_id: str) -> str:
+    return f"resnapshot {staging_id}"

@@ -67,7 +67,7 @@ class SparkReaders:
     # The routes of the last landing, by the name of its table.
     _routes: dict[str, Sequence[str]] = field(default_factory=dict)
 
-    def takes(self, job: LandingJob, plan: Plan) -> bool:
+    def can_read(self, job: LandingJob, plan: Plan) -> bool:
         """Return whether executors read: not in a row-by-row retry, or in a half-done landing."""
         if not plan.ranges or job.careful:
             return False
@@ -85,7 +85,7 @@ class SparkReaders:
             ranges = at_most_offsets(ranges, most)
         if not ranges:
             return []
-        deciding = self._deciding(job, plan)
+        deciding = self._open_decisions(job, plan)
 
         def read(part: RangeSet) -> Sequence[RoundAnswer]:
             parts = split(part, self._tasks(part.width), LEAST_WIDTH)
@@ -110,9 +110,9 @@ class SparkReaders:
         if folder not in self._used and not repeated:
             return
         self._used.discard(folder)
-        job.taking.sweep(folder)
+        job.handover_sink.sweep(folder)
 
-    def _deciding(self, job: LandingJob, plan: Plan) -> RoundDecisions:
+    def _open_decisions(self, job: LandingJob, plan: Plan) -> RoundDecisions:
         if (fan_out := fan_out_of(job)) is not None:
             return RouteDecisions(job, plan, fan_out, self._routes.get(job.table, ()))
         return ColumnDecisions(job, plan) if self.config.table_design.grows else RoundDecisions(job, plan)
@@ -142,11 +142,11 @@ class SparkReaders:
 
     def _target(self, job: LandingJob) -> Any:
         """Return the outline of the executors' table."""
-        return job.taking.outline()
+        return job.handover_sink.outline()
 
     def _take(self, job: LandingJob, piece: SharePiece) -> None:
         """Take over an executor's files."""
-        job.taking.take_over(piece.files)
+        job.handover_sink.take_over(piece.files)
 
     def _tasks(self, width: int) -> int:
         cores = self.spark.sparkContext.defaultParallelism

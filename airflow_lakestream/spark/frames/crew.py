@@ -57,9 +57,9 @@ class FrameReaders(SparkReaders):
     function: FrameFunction = field(kw_only=True)
     # The staged files of the current landing, and the outline of their staging table.
     _staged: list[Mapping[str, Any]] = field(default_factory=list)
-    _beside: Any = None
+    _outline: Any = None
 
-    def takes(self, job: LandingJob, plan: Plan) -> bool:
+    def can_read(self, job: LandingJob, plan: Plan) -> bool:
         """Return True: executors always read, since rows from the driver's own decoder would bypass the function."""
         return True
 
@@ -68,12 +68,12 @@ class FrameReaders(SparkReaders):
 
         Raises TransformFailed.
         """
-        self._staged, self._beside = [], self._sink(job).outline_beside(self._columns)
+        self._staged, self._outline = [], self._sink(job).staging_outline(self._columns)
         try:
             staged = super().read(job, plan, done, most)
-            return self._made(job, plan, staged)
+            return self._apply_function(job, plan, staged)
         finally:
-            for path in self.config.lake.part("beside").delete(self._beside, self._staged):
+            for path in self.config.lake.part("staging").delete(self._outline, self._staged):
                 log.warning("A staged file could not be deleted: %s", path)
 
     @property
@@ -89,14 +89,14 @@ class FrameReaders(SparkReaders):
         return job.shared.inner
 
     def _target(self, job: LandingJob) -> Any:
-        return self._beside
+        return self._outline
 
     def _take(self, job: LandingJob, piece: SharePiece) -> None:
         """Keep staged files, and hand over rejected records."""
         self._staged += piece.files["files"]
         job.shared.take_over({**piece.files, "files": []})
 
-    def _made(self, job: LandingJob, plan: Plan, staged: Sequence[SharePiece]) -> list[SharePiece]:
+    def _apply_function(self, job: LandingJob, plan: Plan, staged: Sequence[SharePiece]) -> list[SharePiece]:
         """Return the function's result for staged rows as a single piece; empty without staged rows."""
         ranges = union(piece.ranges for piece in staged)
         counts: Mapping[int, Counts] = {}
@@ -109,7 +109,7 @@ class FrameReaders(SparkReaders):
             return []
         written = self._write(job, plan, result, metadata, ranges, keeps_positions=keeps)
         rows = sum(one.rows for one in written)
-        there = self._placed(job, written, ranges, counts) if keeps else {}
+        there = self._positions_in_result(job, written, ranges, counts) if keeps else {}
         if job.replaces:
             self._pass_over(job, plan, frame, there)
         topic = plan.state.identity.topic
@@ -140,11 +140,11 @@ class FrameReaders(SparkReaders):
 
     def _frame(self) -> DataFrame:
         """Return the staged rows."""
-        beside, schema = self.config.lake.part("beside"), spark_schema(self._columns)
-        paths = [beside.uri(self._beside, file) for file in self._staged]
+        staged_files, schema = self.config.lake.part("staging"), spark_schema(self._columns)
+        paths = [staged_files.uri(self._outline, file) for file in self._staged]
         if (rows := read_by_spark(self.spark, self._columns, schema, paths)) is not None:
             return rows
-        reading = StagedRowsTask(self._beside, self.config.lake, tuple(self._staged), self._columns)
+        reading = StagedRowsTask(self._outline, self.config.lake, tuple(self._staged), self._columns)
         files = len(self._staged)
         numbers = self.spark.range(0, files, 1, max(1, files))
         return numbers.mapInArrow(reading.__call__, schema)
@@ -175,7 +175,7 @@ class FrameReaders(SparkReaders):
             identity=plan.state.identity,
             keeps_positions=keeps_positions,
         )
-        rows_in = self.config.lake.part("beside").rows_in
+        rows_in = self.config.lake.part("staging").rows_in
         # A result without positions may have rows of any size, such as lists of all values of a key.
         staged = [rows_in(file) for file in self._staged] if keeps_positions else []
         try:
@@ -200,16 +200,16 @@ class FrameReaders(SparkReaders):
             return TransformRefused(self.function.name, job.table, ranges, f"{str(error).rstrip('.')}.")
         return error
 
-    def _placed(
+    def _positions_in_result(
         self, job: LandingJob, written: Sequence[WriteTaskResult], ranges: RangeSet, counts: Mapping[int, Counts]
     ) -> Intervals:
         """Return the positions of all rows. Raises TransformRefused for positions not of this batch, or repeated."""
         remedy = "Drop the position columns from the result where a row is not one record."
         try:
-            found = joined(one.positions for one in written)
+            positions = joined(one.positions for one in written)
         except NotOnce as e:
             raise TransformRefused(self.function.name, job.table, ranges, f"{e}. {remedy}") from None
-        for (topic, partition), (starts, ends) in found.items():
+        for (topic, partition), (starts, ends) in positions.items():
             held = ranges.intervals(topic, partition)
             lows = np.array([low for low, _ in held], np.int64)
             place = np.searchsorted(lows, starts, side="right") - 1
@@ -218,7 +218,7 @@ class FrameReaders(SparkReaders):
             if not len(lows) or (place < 0).any() or (ends > highs[place]).any() or count((starts, ends)) > most:
                 cause = f"it returned rows at offsets of {topic}[{partition}] that are not the batch's. {remedy}"
                 raise TransformRefused(self.function.name, job.table, ranges, cause)
-        return found
+        return positions
 
     def _pass_over(self, job: LandingJob, plan: Plan, frame: DataFrame, there: Intervals) -> None:
         """Report staged records without a row from the function to the sink: a replace removes their rows."""

@@ -63,12 +63,12 @@ class FrameFunction:
         except BaseException as e:
             final = isinstance(e, (*_FINAL, AnalysisException, SystemExit))
             kind = TransformRefused if final else TransformFailed
-            raise kind(self.name, table, ranges, _said(e)) from e
+            raise kind(self.name, table, ranges, _error_text(e)) from e
         if not isinstance(result, DataFrame):
             cause = f"it returned a {type(result).__name__} instead of a DataFrame."
             raise TransformRefused(self.name, table, ranges, cause)
         if result.isStreaming != batch.isStreaming:
-            cause = "a streaming DataFrame; a batch is none" if result.isStreaming else "a DataFrame that is no stream"
+            cause = "a streaming DataFrame for a batch" if result.isStreaming else "a DataFrame that is not a stream"
             raise TransformRefused(self.name, table, ranges, f"it returned {cause}.")
         return result
 
@@ -81,15 +81,15 @@ def load_function(name: str, argument: str = TRANSFORM) -> FrameFunction:
     except BaseException as e:
         if isinstance(e, KeyboardInterrupt):
             raise
-        problem = f"{module_name} of {name!r} can't be imported ({_said(e).rstrip('.')})."
-        remedy = "Put it beside the DAG, install it, or submit it by --py-files."
+        problem = f"{module_name} of {name!r} can't be imported ({_error_text(e).rstrip('.')})."
+        remedy = "Put it next to the DAG, install it, or submit it by --py-files."
         raise InvalidArgument(argument, problem, remedy) from e
     call = getattr(module, attribute, None)
     where = getattr(module, "__file__", None) or module_name
     if call is None:
         raise InvalidArgument(argument, f"there is no {attribute} in {where}.", "Correct the name behind the colon.")
     if not callable(call):
-        raise InvalidArgument(argument, f"{attribute} in {where} is a {type(call).__name__}, no function.")
+        raise InvalidArgument(argument, f"{attribute} in {where} is a {type(call).__name__}, not a function.")
     try:
         inspect.signature(call).bind(None, None)
     except (TypeError, ValueError) as e:
@@ -105,7 +105,7 @@ def _fingerprint(module: Any) -> str:
     return hashlib.sha256((source or "").encode()).hexdigest()[:16]
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return an error's text with the line of the Python code."""
     if type(error).__module__.startswith(("pyspark.", "py4j.")) and isinstance(error, Exception):
         return cause_of(error)

@@ -54,16 +54,16 @@ def joined(parts: Iterable[Intervals]) -> Intervals:
     for part in parts:
         for key, found in part.items():
             by_key.setdefault(key, []).append(found)
-    whole = {}
+    complete = {}
     for key, several in by_key.items():
         starts, ends = (np.concatenate([one[side] for one in several]) for side in (0, 1))
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
         again = np.flatnonzero(starts[1:] < ends[:-1])
         if len(again):
-            raise _twice(key, int(starts[1:][again[0]]))
-        whole[key] = (starts, ends)
-    return whole
+            raise _several_rows_error(key, int(starts[1:][again[0]]))
+        complete[key] = (starts, ends)
+    return complete
 
 
 def count(found: tuple[Any, Any] | None) -> int:
@@ -81,12 +81,12 @@ def offsets_of(found: tuple[_Numbers, _Numbers] | None) -> _Numbers:
 def _intervals(key: PartitionKey, offsets: _Numbers) -> tuple[_Numbers, _Numbers]:
     steps = np.diff(offsets)
     if len(again := np.flatnonzero(steps == 0)):
-        raise _twice(key, int(offsets[again[0]]))
+        raise _several_rows_error(key, int(offsets[again[0]]))
     cuts = np.flatnonzero(steps != 1) + 1
     starts = offsets[np.concatenate([[0], cuts])]
     ends = offsets[np.concatenate([cuts - 1, [len(offsets) - 1]])] + 1
     return starts, ends
 
 
-def _twice(key: PartitionKey, offset: int) -> NotOnce:
+def _several_rows_error(key: PartitionKey, offset: int) -> NotOnce:
     return NotOnce(f"it returned several rows for the record {key[0]}[{key[1]}] offset {offset}")

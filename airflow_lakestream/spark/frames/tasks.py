@@ -41,7 +41,7 @@ class StagedRowsTask:
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the files, in batches of Parquet's own size."""
         settle()
-        open_file = self.lake.part("beside").open_file
+        open_file = self.lake.part("staging").open_file
         for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
             with open_file(self.outline, self.files[number]) as stream:
                 for rows in pq.ParquetFile(stream).iter_batches():

@@ -155,17 +155,17 @@ class MaintenanceSection:
             raise InvalidArgument("maintenance.tables", "is missing.", 'Write ["lake.clicks", "lake.orders*"].')
         for name in tables:
             _check_name(name)
-        found = cls(
+        section = cls(
             tables=tables,
             compact=_work("compact", CompactionConfig, given.get("compact")),
             expire=_work("expire", ExpiryConfig, given.get("expire")),
             remove_orphans=_work("remove_orphans", OrphanConfig, given.get("remove_orphans")),
             rewrite_manifests=arguments.flag("maintenance.rewrite_manifests", given.get("rewrite_manifests")),
         )
-        if not any((found.compact, found.expire, found.remove_orphans, found.rewrite_manifests)):
+        if not any((section.compact, section.expire, section.remove_orphans, section.rewrite_manifests)):
             remedy = "Set compact, expire, remove_orphans or rewrite_manifests."
-            raise InvalidArgument("maintenance", "says nothing to do.", remedy)
-        return found
+            raise InvalidArgument("maintenance", "contains nothing to do.", remedy)
+        return section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +223,8 @@ class MaintenanceConfig(AppSettings):
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values, secrets included."""
-        kept = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
-        return {"app": self.app, **kept}
+        changed = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        return {"app": self.app, **changed}
 
     def write(self, path: str | Path) -> Path:
         """Write a file readable only by the owner, replacing any earlier file as a whole; return the path."""
@@ -243,4 +243,4 @@ def _check_name(name: str) -> None:
         remedy = "Write namespace.table. Delta tables are not for this app: Delta's own OPTIMIZE and VACUUM keep them."
         raise InvalidArgument("maintenance.tables", f"{name!r} is a location, not a table of the catalog.", remedy)
     if not re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", name):
-        raise InvalidArgument("maintenance.tables", f"{name!r} is no name of a table.", "Write namespace.table.")
+        raise InvalidArgument("maintenance.tables", f"{name!r} is not the name of a table.", "Write namespace.table.")

@@ -22,7 +22,7 @@ class NoIcebergTable(InvalidArgument):
     def __init__(self, name: str, catalog: str) -> None:
         super().__init__(
             "maintenance.tables",
-            f"{name} is no Iceberg table of catalog {catalog!r}.",
+            f"{name} is not an Iceberg table of catalog {catalog!r}.",
             "Delta tables are not for this app: Delta's own OPTIMIZE and VACUUM keep them.",
         )
 
@@ -33,24 +33,24 @@ def select(catalog: Catalog, wanted: Sequence[str]) -> list[str]:
     A pattern matches names with the pattern's number of parts. A pattern may match no table, and skips tables that are
     not Iceberg tables. Raises NoIcebergTable for a plain name that is not an Iceberg table.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for one in wanted:
         if not any(letter in one for letter in _WILD):
             if not _is_table(catalog, one):
                 raise NoIcebergTable(one, catalog.name)
-            found[one] = None
+            names[one] = None
             continue
         parts = one.split(".")
         for name in _names(catalog, parts[:-1]):
-            if fnmatchcase(name.split(".")[-1], parts[-1]) and name not in found and _is_table(catalog, name):
-                found[name] = None
-    return list(found)
+            if fnmatchcase(name.split(".")[-1], parts[-1]) and name not in names and _is_table(catalog, name):
+                names[name] = None
+    return list(names)
 
 
 def times_of_day(schema: Schema) -> list[str]:
     """Return the columns of type time, nested columns included: Spark 4.0 opens no table with such a column."""
-    found = (number for number, field in index_by_id(schema).items() if isinstance(field.field_type, TimeType))
-    return [str(schema.find_column_name(number)) for number in found]
+    ids = (number for number, field in index_by_id(schema).items() if isinstance(field.field_type, TimeType))
+    return [str(schema.find_column_name(number)) for number in ids]
 
 
 def inside(catalog: Catalog, table: Table) -> list[str]:
@@ -116,5 +116,5 @@ def _below(catalog: Catalog, namespace: tuple[str, ...]) -> Iterator[str]:
 
 
 def _children(catalog: Catalog, above: tuple[str, ...]) -> Collection[tuple[str, ...]]:
-    found = catalog.list_namespaces(above)
-    return [one for one in found if len(one) == len(above) + 1 and one[: len(above)] == above]
+    below = catalog.list_namespaces(above)
+    return [one for one in below if len(one) == len(above) + 1 and one[: len(above)] == above]

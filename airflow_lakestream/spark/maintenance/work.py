@@ -44,11 +44,11 @@ class _Undone(LakestreamError):
     def __init__(self, failed: Mapping[str, Exception], done: int) -> None:
         # Messages of foreign errors may hold secrets, and this text goes further than the log.
         self.failed = {
-            table: str(e) if isinstance(e, LakestreamError) else f"{type(e).__name__}, of which the log says more"
+            table: str(e) if isinstance(e, LakestreamError) else f"{type(e).__name__}, explained in the log"
             for table, e in failed.items()
         }
-        why = "; ".join(f"{table} ({text})" for table, text in self.failed.items())
-        super().__init__(f"{len(failed)} tables were not maintained as asked, {done} were: {why}")
+        failures = "; ".join(f"{table} ({text})" for table, text in self.failed.items())
+        super().__init__(f"{len(failed)} tables were not maintained as asked, {done} were: {failures}")
 
 
 class TableNotMaintained(_Undone, Terminal):
@@ -62,10 +62,10 @@ class TableToMaintainAgain(_Undone, Transient):
 class SharedFolder(LakestreamError, Terminal):
     """Error of a folder shared by two tables: the files of the other table would count as orphans."""
 
-    def __init__(self, table: str, others: Sequence[str]) -> None:
+    def __init__(self, table: str, neighbours: Sequence[str]) -> None:
         super().__init__(
-            f"{table}: no orphan was removed, since {', '.join(others)} has its files in the same folder: they would "
-            "count as orphans. Move one of the tables, or leave out remove_orphans for this one."
+            f"{table}: no orphan was removed, since {', '.join(neighbours)} has its files in the same folder: they "
+            "would count as orphans. Move one of the tables, or leave out remove_orphans for this one."
         )
 
 
@@ -122,24 +122,26 @@ def maintain(config: MaintenanceConfig, spark: SparkSession) -> list[TableReport
     def take(location: str) -> Lease:
         return lease_for(config, spark, location, config.fingerprint, config.inputs)
 
-    with supervised(spark, "maintaining", take, config.lease_location, config.store_properties) as told:
-        return _maintain(config, spark, told)
+    with supervised(spark, "maintaining", take, config.lease_location, config.store_properties) as supervision:
+        return _maintain(config, spark, supervision)
 
 
-def _maintain(config: MaintenanceConfig, spark: SparkSession, told: AppSupervision) -> list[TableReport]:
+def _maintain(config: MaintenanceConfig, spark: SparkSession, supervision: AppSupervision) -> list[TableReport]:
     work = config.work
     catalog = load_catalog(config.catalog_name, **config.catalog_properties)
     session = own_session(config, spark)
     reports: list[TableReport] = []
     failed: dict[str, Exception] = {}
     for number, name in enumerate(select(catalog, work.tables)):
-        if told.is_over():
+        if supervision.is_over():
             log.info("Asked to end: %s and the tables after it are not maintained.", name)
             break
         started = time.monotonic()
         try:
             reports.append(
-                _TableMaintenance(catalog, IcebergProcedures(session, config.catalog_name, name), work, told).run()
+                _TableMaintenance(
+                    catalog, IcebergProcedures(session, config.catalog_name, name), work, supervision
+                ).run()
             )
         except LeaseLost:
             raise
@@ -149,7 +151,7 @@ def _maintain(config: MaintenanceConfig, spark: SparkSession, told: AppSupervisi
             failed[name] = e
             continue
         log.info("%s", reports[-1])
-        told.report(BatchProgress(number, 0, 0, duration=time.monotonic() - started, what=str(reports[-1])))
+        supervision.report(BatchProgress(number, 0, 0, duration=time.monotonic() - started, what=str(reports[-1])))
     if failed:
         kind = TableNotMaintained if all(isinstance(e, Terminal) for e in failed.values()) else TableToMaintainAgain
         raise kind(failed, len(reports))
@@ -163,7 +165,7 @@ class _TableMaintenance:
     catalog: Catalog
     procedures: IcebergProcedures
     work: MaintenanceSection
-    told: AppSupervision
+    supervision: AppSupervision
 
     def run(self) -> TableReport:
         """Do the work: first the works that make files unneeded, then the works that delete unneeded files."""
@@ -172,7 +174,7 @@ class _TableMaintenance:
         if times := times_of_day(table.schema()):
             work = self._without_types(times)
         expired = orphans = 0
-        mended = self._mend(table)
+        mended = self._mend_bounds(table)
         if work.compact is not None and self._has_rows() and self._begins("compaction"):
             self._compact(work.compact)
         if work.rewrite_manifests and self._has_rows() and self._begins("rewriting manifests"):
@@ -205,7 +207,7 @@ class _TableMaintenance:
             )
         return replace(work, compact=None, rewrite_manifests=False, expire=None)
 
-    def _mend(self, table: Table) -> int:
+    def _mend_bounds(self, table: Table) -> int:
         wrong = narrow_bounds.wrong_bounds(table, ledger_store.head_of(table.metadata))
         for one in wrong:
             log.warning("%s: %s. Its manifests are rewritten.", self.procedures.table, one.text)
@@ -214,9 +216,9 @@ class _TableMaintenance:
 
     def _begins(self, what: str) -> bool:
         """Report that a work begins; return False if the app was asked to end."""
-        if self.told.is_over():
+        if self.supervision.is_over():
             return False
-        self.told.begin(f"{self.procedures.table}: {what}")
+        self.supervision.begin(f"{self.procedures.table}: {what}")
         return True
 
     def _has_rows(self) -> bool:
@@ -250,7 +252,7 @@ class _TableMaintenance:
         table = self._table()
         if table.properties.get(retention.GC_ENABLED, "").lower() == "false":
             return 0
-        if others := inside(self.catalog, table):
-            raise SharedFolder(self.procedures.table, others)
+        if neighbours := inside(self.catalog, table):
+            raise SharedFolder(self.procedures.table, neighbours)
         by_prefix = catalog_options.is_on_s3(table.location())
         return self.procedures.remove_orphans(age, by_prefix=by_prefix)

@@ -62,19 +62,19 @@ def kafka_options(connection: Mapping[str, Any]) -> dict[str, str]:
 
     Raises InvalidArgument with the name of the setting, never with its value.
     """
-    found = {"isolation.level": "read_committed"}
+    translated = {"isolation.level": "read_committed"}
     left = {key: value for key, value in connection.items() if value is not None and key not in NOT_FOR_US}
     for key in [key for key in left if key in _SAME or key in _RENAMED]:
-        found[_RENAMED.get(key, key)] = _text(left.pop(key))
+        translated[_RENAMED.get(key, key)] = _text(left.pop(key))
     if "security.protocol" in left:
-        found["security.protocol"] = str(left.pop("security.protocol")).upper()
-    found |= _sasl({key: left.pop(key) for key in list(left) if key in _SASL or key.startswith(_TOKENS)})
-    found |= _tls({key: left.pop(key) for key in list(left) if key.startswith(("ssl.", "enable.ssl."))})
+        translated["security.protocol"] = str(left.pop("security.protocol")).upper()
+    translated |= _sasl({key: left.pop(key) for key in list(left) if key in _SASL or key.startswith(_TOKENS)})
+    translated |= _tls({key: left.pop(key) for key in list(left) if key.startswith(("ssl.", "enable.ssl."))})
     for key in left:
         if not key.startswith(_OF_LIBRDKAFKA):
             remedy = "Leave it out of the connection for Spark."
             raise InvalidArgument(f"kafka.{key}", "has no counterpart in Spark's Kafka client.", remedy)
-    return {f"kafka.{key}": value for key, value in found.items()}
+    return {f"kafka.{key}": value for key, value in translated.items()}
 
 
 def for_executors(connection: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,11 +82,11 @@ def for_executors(connection: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InvalidArgument for a file that can't be read.
     """
-    found = dict(connection)
+    settings = dict(connection)
     for name in ("ssl.ca", "ssl.certificate", "ssl.key"):
-        if (text := _pem(found, name)) is not None:
-            found[f"{name}.pem"] = text
-    return found
+        if (text := _pem(settings, name)) is not None:
+            settings[f"{name}.pem"] = text
+    return settings
 
 
 def _sasl(given: Mapping[str, Any]) -> dict[str, str]:
@@ -125,10 +125,10 @@ def _bearer(given: dict[str, Any]) -> dict[str, str]:
     if str(given.pop(f"{_TOKENS}grant.type", "client_credentials")) != "client_credentials" or given:
         other = min(given, default=f"{_TOKENS}grant.type")
         raise InvalidArgument(f"kafka.{other}", "has no counterpart in Spark's Kafka client.")
-    told = " ".join(f"{name}={_quoted(value)}" for name, value in options.items())
+    login_options = " ".join(f"{name}={_quoted(value)}" for name, value in options.items())
     return {
         "sasl.mechanism": _BEARER,
-        "sasl.jaas.config": f"{_BEARER_MODULE} required {told};",
+        "sasl.jaas.config": f"{_BEARER_MODULE} required {login_options};",
         "sasl.login.callback.handler.class": _BEARER_HANDLER,
         "sasl.oauthbearer.token.endpoint.url": endpoint,
     }
@@ -174,7 +174,7 @@ def _pem(given: dict[str, Any], name: str) -> str | None:
 def _check_key(key: str) -> None:
     if "BEGIN PRIVATE KEY" not in key and "BEGIN ENCRYPTED PRIVATE KEY" not in key:
         remedy = "Convert it: openssl pkcs8 -topk8 -in key.pem -out key8.pem."
-        raise InvalidArgument("kafka.ssl.key.location", "is no PKCS#8 key, which Java's client needs.", remedy)
+        raise InvalidArgument("kafka.ssl.key.location", "is not a PKCS#8 key, which Java's client needs.", remedy)
 
 
 def _identification(value: object) -> str:

@@ -54,16 +54,16 @@ def left_out() -> tuple[str, ...]:
 def settings(location: str, properties: Mapping[str, str]) -> dict[str, str]:
     """Return Hadoop's settings for a location's bucket, secrets included; settings of other buckets stay."""
     options = options_of(properties)
-    found = {name: options[option] for option, name in _SETTINGS.items() if option in options}
-    if "endpoint" in found:
+    hadoop_settings = {name: options[option] for option, name in _SETTINGS.items() if option in options}
+    if "endpoint" in hadoop_settings:
         # As PyIceberg does for an endpoint: servers other than Amazon's have no host name per bucket.
         is_host = options.get("aws_virtual_hosted_style_request", "").lower() == "true"
-        found["path.style.access"] = "false" if is_host else "true"
+        hadoop_settings["path.style.access"] = "false" if is_host else "true"
     prefix = f"fs.s3a.bucket.{urlsplit(location).netloc}"
-    return {f"{prefix}.{name}": value for name, value in found.items()}
+    return {f"{prefix}.{name}": value for name, value in hadoop_settings.items()}
 
 
-def tell(spark: SparkSession, location: str, properties: Mapping[str, str]) -> None:
+def configure(spark: SparkSession, location: str, properties: Mapping[str, str]) -> None:
     """Set a session's S3 settings for a location.
 
     The settings are set here, not on the command line, so that no Spark log and no page shows them.

@@ -59,8 +59,8 @@ def align(
     """
     last = entry.streamed
     if last is None and entry.held:
-        what = "its ledger has landings of another kind, whose records the stream's state would lack."
-        raise LandedBesideStream(table, consumer_group, what)
+        problem = "its ledger has landings of another kind, whose records the stream's state would lack."
+        raise LandedBesideStream(table, consumer_group, problem)
     if checkpoint is None:
         if last is not None:
             raise CheckpointLost(table, location, last)
@@ -143,14 +143,14 @@ def _states(store: FolderStore) -> Iterator[tuple[str, _Versions]]:
 
 
 def _versions(names: Iterable[str]) -> _Versions:
-    found = ((name, _VERSION.fullmatch(name)) for name in names)
-    return [(name, int(match[1]), match[2]) for name, match in found if match]
+    matches = ((name, _VERSION.fullmatch(name)) for name in names)
+    return [(name, int(match[1]), match[2]) for name, match in matches if match]
 
 
 def _has(versions: _Versions, version: int) -> bool:
     """Return whether a version can be loaded: from the last whole version, or the start, and all changes since."""
     if not versions:
         return True
-    whole = max((number for _, number, kind in versions if kind in _WHOLE and number <= version), default=0)
+    last_full = max((number for _, number, kind in versions if kind in _WHOLE and number <= version), default=0)
     changes = {number for _, number, kind in versions if kind not in _WHOLE}
-    return all(number in changes for number in range(whole + 1, version + 1))
+    return all(number in changes for number in range(last_full + 1, version + 1))

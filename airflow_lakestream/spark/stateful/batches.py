@@ -30,7 +30,7 @@ from airflow_lakestream.spark.settings.kafka import for_executors
 from airflow_lakestream.spark.stateful import decoding
 from airflow_lakestream.spark.stateful.aligning import align
 from airflow_lakestream.spark.stateful.crew import StreamReaders
-from airflow_lakestream.spark.stateful.decoding import DecodeTask, ReportParam, Told
+from airflow_lakestream.spark.stateful.decoding import DecodeTask, ReportParam, TaskReports
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -56,7 +56,7 @@ class StatefulBatches(MicroBatches):
     def crew(self) -> StreamReaders:
         """The remote readers of a batch."""
         common = self.spark, self.extract, for_executors(self.config.kafka), WHERE
-        return StreamReaders(*common, function=self._function, told=self._told)
+        return StreamReaders(*common, function=self._function, reports=self._reports)
 
     @cached_property
     def source_options(self) -> Mapping[str, str]:
@@ -76,7 +76,7 @@ class StatefulBatches(MicroBatches):
         return function
 
     @cached_property
-    def _told(self) -> Accumulator[Told]:
+    def _reports(self) -> Accumulator[TaskReports]:
         return self.spark.sparkContext.accumulator({}, ReportParam())  # type: ignore[arg-type]  # it has both methods
 
     @cached_property
@@ -92,7 +92,7 @@ class StatefulBatches(MicroBatches):
         location = str(self.config.checkpoint_location)
         self._check_state_store(checkpoint)
         now = KafkaSource(self.config.kafka, config.topic, config.consumer_group, config.start, WHERE).look()
-        _, entry = self._books(config.topic, [config.topic], now)
+        _, entry = self._job_and_entry(config.topic, [config.topic], now)
         return align(checkpoint, entry, config.table, config.consumer_group, location)
 
     def rows(self, records: DataFrame) -> DataFrame:
@@ -103,7 +103,7 @@ class StatefulBatches(MicroBatches):
         asked = [decoding.PARTITION, decoding.OFFSET, decoding.TIMESTAMP, decoding.VALUE]
         asked += [decoding.KEY] if self._decoders.needs_keys else []
         asked += [decoding.HEADER] if self._decoders.needs_headers else []
-        decode = DecodeTask(self._decoders, self.extract.topic, columns, self._told)
+        decode = DecodeTask(self._decoders, self.extract.topic, columns, self._reports)
         stream = records.select(*asked).mapInArrow(decode.__call__, spark_schema(columns))
         result = self._function.of(stream, self.spark, self.extract.table, RangeSet())
         try:

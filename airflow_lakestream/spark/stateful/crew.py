@@ -16,7 +16,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.pieces import SharePiece
 from airflow_lakestream.spark.frames.crew import FrameReaders
 from airflow_lakestream.spark.frames.function import TransformFailed
-from airflow_lakestream.spark.stateful.decoding import Told, later, sums_of
+from airflow_lakestream.spark.stateful.decoding import TaskReports, reports_after, sums_of
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 class StreamReaders(FrameReaders):
     """`SparkCrew` of a streaming query with a function.
 
-    :param told: the tasks' reports about the records that they decode.
+    :param reports: the tasks' reports about the records that they decode.
     """
 
-    told: Accumulator[Told] = field(kw_only=True)
+    reports: Accumulator[TaskReports] = field(kw_only=True)
     # The current batch, as Spark has planned it, and whether it was run.
     _batch: DataFrame | None = None
     _ran: bool = False
@@ -49,8 +49,8 @@ class StreamReaders(FrameReaders):
         if not self._ran and self._batch is not None:
             log.info("The table has this batch already: it is run for its state, and its rows are dropped")
             self._batch.write.format("noop").mode("overwrite").save()
-            sums_of(self.told.value, ranges)
-        self._batch, self.told.value = None, later(self.told.value, ranges)
+            sums_of(self.reports.value, ranges)
+        self._batch, self.reports.value = None, reports_after(self.reports.value, ranges)
 
     def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
         """Run the batch, and write the rows. Raises TransformFailed, and the errors of a decoder."""
@@ -61,11 +61,11 @@ class StreamReaders(FrameReaders):
             written = self._write(job, plan, self._batch, metadata, plan.ranges, keeps_positions=keeps)
         except TransformFailed:
             # Perhaps for lack of the rows that a decoder refused to make: the decoder's error explains more.
-            sums_of(self.told.value, plan.ranges)
+            sums_of(self.reports.value, plan.ranges)
             raise
-        sums, rows = sums_of(self.told.value, plan.ranges), sum(one.rows for one in written)
+        sums, rows = sums_of(self.reports.value, plan.ranges), sum(one.rows for one in written)
         for rejected in sums.rejected:
-            assert job.rejects is not None, "every table has a reject table beside it"
+            assert job.rejects is not None, "every table has a reject table"
             job.rejects.reject(rejected)
         log.info("%s made %s rows in %s", self.function.name, rows, plan.streamed)
         made = FunctionRows(self.function.name, rows)

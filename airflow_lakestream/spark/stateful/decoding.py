@@ -50,17 +50,17 @@ class BatchReport:
 
 
 # By partition, first offset and end: a repeated report of the same records has the same key.
-Told = dict[tuple[int, int, int], "BatchReport | ChildFailure"]
+TaskReports = dict[tuple[int, int, int], "BatchReport | ChildFailure"]
 
 
 class ReportParam:
     """Accumulator of the tasks' reports; see `pyspark.AccumulatorParam`."""
 
-    def zero(self, value: Told) -> Told:
+    def zero(self, value: TaskReports) -> TaskReports:
         """Return the empty start value of a task."""
         return {}
 
-    def addInPlace(self, one: Told, other: Told) -> Told:  # noqa: N802  # the name is Spark's
+    def addInPlace(self, one: TaskReports, other: TaskReports) -> TaskReports:  # noqa: N802  # the name is Spark's
         """Return both values as a single value."""
         one.update(other)
         return one
@@ -76,7 +76,7 @@ class DecodeTask:
     decoders: RowDecoderFactory
     topic: str
     columns: pa.Schema
-    told: Accumulator[Told]
+    reports: Accumulator[TaskReports]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Decode all batches. Our own errors end the task, and reach the driver, so that nothing is landed."""
@@ -91,13 +91,13 @@ class DecodeTask:
                     decoded = decode(decoder, RecordChunk(covers, raw, 0))
                 except LakestreamError as e:
                     # If raised here, Spark would retry the task and bring back only the error's text.
-                    self.told.add({key: ChildFailure(e)})
+                    self.reports.add({key: ChildFailure(e)})
                     return
                 outcome = decoded.outcome
                 assert outcome is not None, "there are records"
                 rowless = _ranges(self.topic, raw.partition, outcome.rowless)
                 read = _ranges(self.topic, raw.partition, part.column(OFFSET))
-                self.told.add({key: BatchReport(read, rowless, outcome.bad, outcome.rejected, outcome.use)})
+                self.reports.add({key: BatchReport(read, rowless, outcome.bad, outcome.rejected, outcome.use)})
                 yield from outcome.rows.select(self.columns.names).cast(self.columns).to_batches()
 
     def _raw(self, part: pa.RecordBatch) -> RawBatch:
@@ -142,14 +142,14 @@ class RecordSums:
     use: ColumnUse = ColumnUse()
 
 
-def sums_of(told: Told, ranges: RangeSet) -> RecordSums:
+def sums_of(reports: TaskReports, ranges: RangeSet) -> RecordSums:
     """Return the sums of the reports about records in ranges. Raises the first reported error, if any."""
-    for one in told.values():
+    for one in reports.values():
         if isinstance(one, ChildFailure):
             raise one.error
-    chunks = [one for _, one in sorted(told.items(), key=_key) if isinstance(one, BatchReport) and one.read & ranges]
+    chunks = [one for _, one in sorted(reports.items(), key=_key) if isinstance(one, BatchReport) and one.read & ranges]
     rowless = union(chunk.rowless for chunk in chunks) & ranges
-    rejected = _once([chunk.rejected for chunk in chunks if chunk.rejected is not None], ranges)
+    rejected = _distinct([chunk.rejected for chunk in chunks if chunk.rejected is not None], ranges)
     read, bad, use = RangeSet(), BadRecords(), ColumnUse()
     for chunk in chunks:
         # Two sources may have cut the same records into different batches.
@@ -161,14 +161,14 @@ def sums_of(told: Told, ranges: RangeSet) -> RecordSums:
     return RecordSums(counts, bad, tuple(rejected), use)
 
 
-def later(told: Told, ranges: RangeSet) -> Told:
+def reports_after(reports: TaskReports, ranges: RangeSet) -> TaskReports:
     """Return the reports about records behind ranges, for a later batch: one of two sources was ahead."""
     ends = {partition: ranges.intervals(topic, partition)[-1][1] for topic, partition in ranges.partitions}
-    return {key: one for key, one in told.items() if isinstance(one, BatchReport) and key[2] > ends.get(key[0], 0)}
+    return {key: one for key, one in reports.items() if isinstance(one, BatchReport) and key[2] > ends.get(key[0], 0)}
 
 
-def _key(told: tuple[tuple[int, int, int], Any]) -> tuple[int, int, int]:
-    return told[0]
+def _key(item: tuple[tuple[int, int, int], Any]) -> tuple[int, int, int]:
+    return item[0]
 
 
 def _counts(key: PartitionKey, read: RangeSet, rowless: RangeSet, rejected: Iterable[pa.Table]) -> Counts:
@@ -178,7 +178,7 @@ def _counts(key: PartitionKey, read: RangeSet, rowless: RangeSet, rejected: Iter
     return Counts(read=read_, rejected=bad, skipped=without - bad, filtered=read_ - without)
 
 
-def _once(tables: list[pa.Table], ranges: RangeSet) -> list[pa.Table]:
+def _distinct(tables: list[pa.Table], ranges: RangeSet) -> list[pa.Table]:
     """Return rejected records in ranges, each once."""
     seen: set[tuple[Any, ...]] = set()
     kept = []

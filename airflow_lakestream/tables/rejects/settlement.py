@@ -49,7 +49,7 @@ def design_of(records: pa.Schema) -> TableDesign:
     return TableDesign(metadata=metadata, schema=schema, evolution=SchemaEvolution.ADD)
 
 
-def beside_place(columns: Sequence[str]) -> Sequence[str]:
+def with_place(columns: Sequence[str]) -> Sequence[str]:
     """Return these columns of a reject table, with the columns of PLACE; empty (all columns) without any."""
     return tuple(dict.fromkeys((*PLACE, *columns))) if columns else ()
 

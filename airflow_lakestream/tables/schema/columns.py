@@ -33,7 +33,7 @@ _LOSSLESS = {
     (iceberg.FloatType(), iceberg.DoubleType()),
 }
 TAKEN = "readers of Iceberg keep the name for themselves, and Spark reads no table with such a column"
-_CORRECT_SQL = "Correct the statement (CAST, AS), or say with schema which columns are not null"
+_CORRECT_SQL = "Correct the statement (CAST, AS), or specify with schema which columns are not null"
 _INTEGER_DIGITS = {iceberg.IntegerType(): 10, iceberg.LongType(): 19}
 
 
@@ -90,7 +90,7 @@ def with_rescued(payload: Schema) -> Schema:
 
 
 def payload_schema(
-    table: Schema, metadata_names: Collection[str], given: Schema | None = None, *, with_others: bool = False
+    table: Schema, metadata_names: Collection[str], given: Schema | None = None, *, all_fields: bool = False
 ) -> pa.Schema:
     """Return the Arrow schema for the decoder of a table.
 
@@ -104,8 +104,8 @@ def payload_schema(
         if _is_metadata(field.name, metadata_names):
             continue
         if field.name in wanted:
-            fields.append(_stricter(field, wanted[field.name], with_others=with_others))
-        elif given is None or with_others:
+            fields.append(_stricter(field, wanted[field.name], all_fields=all_fields))
+        elif given is None or all_fields:
             fields.append(field)
     return arrow_schema(Schema(*fields))
 
@@ -201,22 +201,22 @@ def _refuse_reserved(payload: Schema, metadata_names: Collection[str]) -> None:
         )
 
 
-def _stricter(field: iceberg.NestedField, given: iceberg.NestedField, *, with_others: bool) -> iceberg.NestedField:
+def _stricter(field: iceberg.NestedField, given: iceberg.NestedField, *, all_fields: bool) -> iceberg.NestedField:
     return iceberg.NestedField(
         field.field_id,
         field.name,
-        _stricter_type(field.field_type, given.field_type, with_others=with_others),
+        _stricter_type(field.field_type, given.field_type, all_fields=all_fields),
         required=field.required or given.required,
         doc=field.doc,
     )
 
 
-def _stricter_type(table: iceberg.IcebergType, given: iceberg.IcebergType, *, with_others: bool) -> iceberg.IcebergType:
-    stricter = partial(_stricter, with_others=with_others)
+def _stricter_type(table: iceberg.IcebergType, given: iceberg.IcebergType, *, all_fields: bool) -> iceberg.IcebergType:
+    stricter = partial(_stricter, all_fields=all_fields)
     match table, given:
         case iceberg.StructType(), iceberg.StructType():
             wanted = {field.name: field for field in given.fields}
-            fields = (f for f in table.fields if with_others or f.name in wanted)
+            fields = (f for f in table.fields if all_fields or f.name in wanted)
             return iceberg.StructType(*(stricter(f, wanted[f.name]) if f.name in wanted else f for f in fields))
         case iceberg.ListType(), iceberg.ListType():
             element = stricter(table.element_field, given.element_field)

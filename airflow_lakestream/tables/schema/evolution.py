@@ -104,7 +104,7 @@ class _EvolutionWalk:
             twin = taken.setdefault(item.name.lower(), item.name)
             if twin != item.name:
                 self.problems.append(
-                    f"{path + item.name!r} can't be added beside {path + twin!r}: some engines take them for one"
+                    f"{path + item.name!r} can't be added next to {path + twin!r}: some engines take them for one"
                 )
             elif parent == ROOT and item.name.lower() in self._taken:
                 self.problems.append(f"{item.name!r}: {TAKEN}; rename_columns gives the column another one")
@@ -183,7 +183,7 @@ class _EvolutionWalk:
         wide = next((kind for kind in _wider(held) if fits(wanted, kind)), None)
         sides = f"{path!r} is {type_text(held)} in the table and {type_text(wanted)} is given"
         if wide is None:
-            self.problems.append(f"{sides}: {_why_not(held, wanted)}")
+            self.problems.append(f"{sides}: {_incompatibility(held, wanted)}")
             return held
         if not self._widens:
             self.problems.append(f'{sides}: schema_evolution="widen" would make it {type_text(wide)}')
@@ -207,7 +207,7 @@ def _wider(held: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
             return
 
 
-def _why_not(held: iceberg.IcebergType, wanted: iceberg.IcebergType) -> str:
+def _incompatibility(held: iceberg.IcebergType, wanted: iceberg.IcebergType) -> str:
     match held, wanted:
         case iceberg.DateType(), (iceberg.TimestampType() | iceberg.TimestamptzType()):
             return (

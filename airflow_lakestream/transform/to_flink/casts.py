@@ -167,4 +167,4 @@ def alike(left: FlinkExpression, right: FlinkExpression, node: Node) -> tuple[Fl
         if {"FLOAT", "DOUBLE"} & set(kinds):
             return cast(left, "DOUBLE", node), cast(right, "DOUBLE", node)
         return left, right
-    raise NotCommon(f"{left.kind} beside {right.kind}", node, "is no comparison that Flink takes: cast one of them")
+    raise NotCommon(f"{left.kind} next to {right.kind}", node, "is not a comparison that Flink takes: cast one of them")

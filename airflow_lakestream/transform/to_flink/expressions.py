@@ -74,12 +74,12 @@ class ExpressionTranslator:
             return FlinkExpression(text(found), "VARCHAR")
         if kind == NULL:
             return FlinkExpression("NULL", NULL)
-        told = node["literal"]["text"] if "literal" in node else str(node["value"]["value"])
+        literal = node["literal"]["text"] if "literal" in node else str(node["value"]["value"])
         if kind == _BOOLEAN:
-            return FlinkExpression("TRUE" if told.lower() == "true" else "FALSE", kind)
+            return FlinkExpression("TRUE" if literal.lower() == "true" else "FALSE", kind)
         if not is_number(kind):
             raise NotCommon(f"a value of type {kind}", node)
-        return FlinkExpression(f"CAST({text(told)} AS {flink_type(kind, node)})", kind)
+        return FlinkExpression(f"CAST({text(literal)} AS {flink_type(kind, node)})", kind)
 
     def _cast(self, node: Node) -> FlinkExpression:
         kind = self._kind_of(node)

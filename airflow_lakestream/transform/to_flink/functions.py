@@ -53,11 +53,11 @@ _WHOLE = "REGEXP({0}, '(?s)^\\s*[\\[{{].*[\\]}}]\\s*$')"
 _NO_JSON = f"(NOT ({{0}} IS JSON AND {_WHOLE}) OR {_BEHIND} OR {{0}} IS NULL)"
 _ESCAPED = "REGEXP({0}, '\\\\u([dD]|0000)')"
 _VALUE = "JSON_VALUE({0}, {1})"
-_ANEW = f"(REGEXP({_VALUE}, '{_PRINTED}') AND (POSITION('E' IN {_VALUE}) > 0 OR POSITION({_VALUE} IN {{0}}) = 0))"
+_NORMALIZED = f"(REGEXP({_VALUE}, '{_PRINTED}') AND (POSITION('E' IN {_VALUE}) > 0 OR POSITION({_VALUE} IN {{0}}) = 0))"
 _QUERY = "JSON_QUERY({0}, {1})"
 
 FORMS: Mapping[str, FunctionForm] = {
-    "json_value": FunctionForm((TEXT, PATH), _VALUE, (_NO_JSON, _ESCAPED, _ANEW)),
+    "json_value": FunctionForm((TEXT, PATH), _VALUE, (_NO_JSON, _ESCAPED, _NORMALIZED)),
     "json_query": FunctionForm((TEXT, PATH), _QUERY, (_NO_JSON, _ESCAPED, f"REGEXP({_QUERY}, '[.\\\\]')")),
     "json_valid": FunctionForm((TEXT,), "({0} IS JSON)", (_NO_JSON,)),
     "lower": _ascii(flink="LOWER({0})"),

@@ -54,19 +54,21 @@ class NotCommon(InvalidArgument):
     :param place: line and column in the user's statement, from 1; None if unknown.
     """
 
-    def __init__(self, what: str, node: Node | None = None, why: str = _UNKNOWN, place: Place | None = None) -> None:
+    def __init__(
+        self, subject: str, node: Node | None = None, reason: str = _UNKNOWN, place: Place | None = None
+    ) -> None:
         at = None if node is None else node.get("query_location")
-        self.what, self.why, self.place = what, why, place
+        self.subject, self.reason, self.place = subject, reason, place
         self.offset = at if isinstance(at, int) and at < _NOWHERE else None
         self.remedy = f"{ENGINES} take it; docs/sql.md has what is common to all."
         where = "" if place is None else f"line {place[0]}, column {place[1]}: "
-        super().__init__("sql", f"{where}{what} {why}.", self.remedy)
+        super().__init__("sql", f"{where}{subject} {reason}.", self.remedy)
 
     def placed(self, sql: str) -> NotCommon:
         """Return the error with the place in the user's statement."""
         if self.offset is None:
             return self
-        return NotCommon(self.what, None, self.why, place_in(sql, self.offset))
+        return NotCommon(self.subject, None, self.reason, place_in(sql, self.offset))
 
 
 def place_in(sql: str, offset: int) -> Place:

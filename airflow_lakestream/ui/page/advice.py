@@ -75,14 +75,16 @@ _OF_CAUSE: dict[str, RunbookAdvice] = {
 }
 
 
-def with_advice(why: Iterable[StateReason]) -> list[dict[str, Any]]:
+def with_advice(reasons: Iterable[StateReason]) -> list[dict[str, Any]]:
     """Return reasons as JSON-ready values, with a section of the runbook at the first reason for the section."""
-    told: set[str] = set()
-    found = []
-    for one in why:
+    titles: set[str] = set()
+    reasons_with_advice = []
+    for one in reasons:
         advice = _OF_CAUSE.get(one.cause)
-        new = advice is not None and advice.title not in told
+        new = advice is not None and advice.title not in titles
         if advice is not None:
-            told.add(advice.title)
-        found.append({**one.to_dict(), "advice": advice.to_dict() if advice is not None and new else None})
-    return found
+            titles.add(advice.title)
+        reasons_with_advice.append(
+            {**one.to_dict(), "advice": advice.to_dict() if advice is not None and new else None}
+        )
+    return reasons_with_advice

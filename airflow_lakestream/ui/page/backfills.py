@@ -9,13 +9,13 @@ _USE_INTERVALS = "Give the DAG a schedule of intervals, such as CronDataInterval
 _SCHEDULES = {
     "NullTimetable": f"The DAG has no schedule, so it has no intervals. {_USE_INTERVALS}",
     "OnceTimetable": f"The DAG runs once, so it has no intervals. {_USE_INTERVALS}",
-    "ContinuousTimetable": f"The DAG runs on and on, so it has no intervals. {_USE_INTERVALS}",
+    "ContinuousTimetable": f"The DAG runs continuously, so it has no intervals. {_USE_INTERVALS}",
     "AssetTriggeredTimetable": f"The DAG runs when an asset changes, so it has no intervals. {_USE_INTERVALS}",
     "PartitionedAssetTimetable": f"The DAG runs when an asset changes, so it has no intervals. {_USE_INTERVALS}",
 }
 _NO_WIDTH = f"The runs of this schedule are for points in time, not for intervals. {_USE_INTERVALS}"
 _NOT_ALLOWED = "The DAG's allowed_run_types leave out backfills."
-RESUMES = 'Each run lands what is not landed yet, whatever its interval: a backfill is for tasks with mode="interval".'
+RESUMES = 'Each run lands what is not landed yet, in any interval: a backfill is for tasks with mode="interval".'
 
 
 def of_schedule(dag: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ from airflow.models.dagrun import DagRun
 from airflow.models.xcom import XComModel
 from sqlalchemy import ColumnElement, Float, case, cast, func, or_, select
 
-from airflow_lakestream.ui.page.landings import Key, chunks, readable, table_in, table_of
+from airflow_lakestream.ui.page.landings import Key, chunks, table_in, table_of, valid_json
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -49,7 +49,7 @@ class HourlyRows:
             if self._read_at is None or time.monotonic() - self._read_at > _FRESH_S:
                 self._read(session)
             lasting = {key[0] for key, lasts in tasks.items() if lasts} - self._goes_on.keys()
-            going_on = _going_on(session, lasting, self._floor)
+            going_on = _long_running_dags(session, lasting, self._floor)
             self._goes_on |= {dag_id: dag_id in going_on for dag_id in lasting}
             rows = {
                 key: None if lasts and self._goes_on[key[0]] else self._rows.get(key, {})
@@ -66,7 +66,7 @@ class HourlyRows:
                 XComModel.dag_id,
                 XComModel.task_id,
                 case(*hours).label("hour"),
-                _number(session, readable(session, XComModel.value)["rows"]).label("rows"),
+                _number(session, valid_json(session, XComModel.value)["rows"]).label("rows"),
                 table_in(session, XComModel.value),
             )
             .where(XComModel.dag_run_id >= self._floor, _RETURNED, XComModel.timestamp >= self._first)
@@ -74,7 +74,7 @@ class HourlyRows:
             .offset(0)
             .subquery()
         )
-        place = (landed.c.dag_id, landed.c.task_id, landed.c.told_table, landed.c.hour)
+        place = (landed.c.dag_id, landed.c.task_id, landed.c.report_table, landed.c.hour)
         by_hour = select(*place, func.sum(landed.c.rows)).where(landed.c.rows.is_not(None)).group_by(*place)
         self._rows = {}
         for dag_id, task_id, table, hour, rows in session.execute(by_hour):
@@ -108,14 +108,14 @@ def _first_run(session: Session, since: datetime) -> int:
     return low
 
 
-def _going_on(session: Session, dags: Iterable[str], floor: int) -> set[str]:
+def _long_running_dags(session: Session, dags: Iterable[str], floor: int) -> set[str]:
     """Return the DAGs with a run of more than an hour, ended or not."""
-    found: set[str] = set()
+    dag_ids: set[str] = set()
     now = datetime.now(UTC)
     for chunk in chunks(sorted(dags)):
         runs = select(DagRun.dag_id, DagRun.start_date, DagRun.end_date).where(DagRun.dag_id.in_(chunk))
         lately = or_(DagRun.id >= floor, DagRun.state == "running")
         for dag_id, started, ended in session.execute(runs.where(lately)):
             if started is not None and (ended or now) - started > _HOUR:
-                found.add(dag_id)
-    return found
+                dag_ids.add(dag_id)
+    return dag_ids

@@ -12,7 +12,7 @@ from airflow.models.asset import AssetEvent, TaskOutletAssetReference
 from airflow.models.xcom import XComModel
 from sqlalchemy import JSON, ColumnElement, String, Text, case, cast, func, or_, select, true, type_coerce
 
-from airflow_lakestream.ui.page.shapes import Odd, count, identifier, keyed, listed, mapped, offsets, text, whole
+from airflow_lakestream.ui.page.shapes import Odd, count, identifier, integer, keyed, listed, mapped, offsets, text
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -23,7 +23,7 @@ Key = tuple[str, str]
 Offsets = tuple[int, int, int]
 
 # Keys of the XComs of a task that landed: the report, and the progress of a run that goes on.
-TOLD = ("return_value", "progress")
+REPORT_KEYS = ("return_value", "progress")
 _RANGES = {"ranges": listed(offsets), "lost": listed(offsets)}
 _REPORT = mapped(
     **_RANGES,
@@ -31,7 +31,7 @@ _REPORT = mapped(
     tables=keyed(count),
     **dict.fromkeys(("topic", "table", "consumer_group"), text),
     **dict.fromkeys(("rejected", "skipped"), count),
-    **dict.fromkeys(("rows", "rows_out", "remaining_lag", "lag"), whole),
+    **dict.fromkeys(("rows", "rows_out", "remaining_lag", "lag"), integer),
     snapshot_ids=listed(identifier),
     schema_changes=listed(text),
 )
@@ -107,43 +107,43 @@ def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: 
         return None
     place = at, str(run_id or ""), -1 if map_index is None else int(map_index)
     try:
-        return TaskLanding(*place, **_told(report))
+        return TaskLanding(*place, **_fields_of(report))
     except Odd as odd:
         return TaskLanding(*place, problem=str(odd))
 
 
-def _told(report: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_of(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a landing in a report. Raises Odd."""
-    told = _REPORT("", report)
-    topics = told["topics"] or {told["topic"] or "": told}
-    names = {name: told[name] for name in ("topic", "table", "consumer_group") if told[name]}
+    fields = _REPORT("", report)
+    topics = fields["topics"] or {fields["topic"] or "": fields}
+    names = {name: fields[name] for name in ("topic", "table", "consumer_group") if fields[name]}
     lag = "remaining_lag" if "remaining_lag" in report else "lag"
     rows = "rows" if "rows" in report else "rows_out"
     # An alias has an event for each table that was written.
-    own = {table: count for table, count in told["tables"].items() if table == told["table"]} or told["tables"]
+    own = {table: count for table, count in fields["tables"].items() if table == fields["table"]} or fields["tables"]
     return {
-        "rows": sum(own.values()) if own else told[rows] or 0,
-        "rejected": told["rejected"],
-        "skipped": told["skipped"],
-        "lag": told[lag],
-        "snapshot_id": told["snapshot_ids"][-1] if told["snapshot_ids"] else None,
-        "schema_changes": tuple(one or "" for one in told["schema_changes"]),
+        "rows": sum(own.values()) if own else fields[rows] or 0,
+        "rejected": fields["rejected"],
+        "skipped": fields["skipped"],
+        "lag": fields[lag],
+        "snapshot_id": fields["snapshot_ids"][-1] if fields["snapshot_ids"] else None,
+        "schema_changes": tuple(one or "" for one in fields["schema_changes"]),
         "names": names,
         "landed": {topic: one["ranges"] for topic, one in topics.items()},
         "lost": {topic: one["lost"] for topic, one in topics.items()},
     }
 
 
-def tells(session: Session, column: Any) -> ColumnElement[bool]:
+def has_landing(session: Session, column: Any) -> ColumnElement[bool]:
     """Return the condition for a landing in a JSON column, by texts: the column may have values of any task."""
     nothing = (("read", "0"), ("rows_in", "0"), ("lost", "[]"))
     # In Airflow 3.1 SQLAlchemy does not know that the column of events is JSON.
-    known = type_coerce(readable(session, column), JSON)
+    known = type_coerce(valid_json(session, column), JSON)
     # Compares JSON texts, not their contents: for a single NUL inside, PostgreSQL fails for all rows.
     return or_(*(cast(known[name], String(64)).notin_((empty, "null")) for name, empty in nothing))
 
 
-def readable(session: Session, column: Any) -> Any:
+def valid_json(session: Session, column: Any) -> Any:
     """Return a JSON column, with NULL for values that break the database's functions for all rows.
 
     These values are NaN on SQLite, and half of a surrogate pair on PostgreSQL.
@@ -156,20 +156,20 @@ def readable(session: Session, column: Any) -> Any:
 
 
 def table_in(session: Session, column: Any) -> ColumnElement[str]:
-    """Return a report's table, as JSON text; see `tells`."""
-    return cast(type_coerce(readable(session, column), JSON)["table"], Text).label("told_table")
+    """Return a report's table, as JSON text; see `has_landing`."""
+    return cast(type_coerce(valid_json(session, column), JSON)["table"], Text).label("report_table")
 
 
-def table_of(told: str | None) -> str | None:
+def table_of(document: str | None) -> str | None:
     """Return the table of a JSON text, or None for a report without a table."""
     try:
-        table = json.loads(told or "null")
+        table = json.loads(document or "null")
     except (ValueError, RecursionError):
         return None
     return table if isinstance(table, str) and table else None
 
 
-def history(
+def read_history(
     session: Session, key: Key, newest: int | None, most: int, tables: Collection[str | None]
 ) -> list[TaskLanding]:
     """Return the newest landings of a task, the newest first.
@@ -181,13 +181,13 @@ def history(
     """
 
     def wanted(column: Any) -> ColumnElement[bool]:
-        told = func.coalesce(table_in(session, column), "null")
+        reported = func.coalesce(table_in(session, column), "null")
         texts = [json.dumps(table, ensure_ascii=False) for table in tables]
-        return told.in_(texts) if tables else true()
+        return reported.in_(texts) if tables else true()
 
     xcoms = (
         select(XComModel.timestamp, XComModel.run_id, XComModel.map_index, XComModel.value)
-        .where(XComModel.dag_id == key[0], XComModel.task_id == key[1], XComModel.key.in_(TOLD))
+        .where(XComModel.dag_id == key[0], XComModel.task_id == key[1], XComModel.key.in_(REPORT_KEYS))
         .where(wanted(XComModel.value))
         .order_by(XComModel.timestamp.desc())
         .limit(most * 2)
@@ -208,7 +208,7 @@ def history(
     )
     by_run: dict[tuple[str, int], TaskLanding] = {}
     for statement in (xcoms, events):
-        for told in session.execute(statement):
-            if (landing := landing_of(*told)) is not None:
+        for row in session.execute(statement):
+            if (landing := landing_of(*row)) is not None:
                 by_run.setdefault((landing.run_id, landing.map_index), landing)
     return sorted(by_run.values(), key=lambda one: one.at, reverse=True)[:most]

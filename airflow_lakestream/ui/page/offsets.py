@@ -26,15 +26,16 @@ def offsets_of(landings: Iterable[TaskLanding]) -> list[dict[str, Any]]:
                     into.setdefault((topic, partition), []).append((start, until))
     bars = []
     for topic, partition in sorted(landed.keys() | lost.keys())[:_MOST_PARTITIONS]:
-        here, gone = _merged(landed.get((topic, partition), [])), _merged(lost.get((topic, partition), []))
-        told = _merged([*here, *gone])
+        landed_ranges = _merged(landed.get((topic, partition), []))
+        lost_ranges = _merged(lost.get((topic, partition), []))
+        known = _merged([*landed_ranges, *lost_ranges])
         bars.append(
             {
                 "topic": topic,
                 "partition": partition,
-                "landed": here,
-                "lost": gone,
-                "holes": [[end, start] for (_, end), (start, _) in pairwise(told)],
+                "landed": landed_ranges,
+                "lost": lost_ranges,
+                "holes": [[end, start] for (_, end), (start, _) in pairwise(known)],
             }
         )
     return bars

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.ui.page.landings import Key
 
 # By default Airflow keeps the arguments of this many runs.
-_KEPT_RUNS = 30
+_RENDERED_RUNS = 30
 # Beginning of a value that Airflow has cut, and Airflow's replacement of a secret.
 _CUT = "Truncated."
 _MASKED = "***"
@@ -35,7 +35,7 @@ _FILE = ".sql"
 # Beginning of a schema of PyIceberg in Airflow's text.
 _OBJECT = "table {"
 # Results of a template of an empty param; a delimiter may be a blank.
-_NOTHING: tuple[Any, ...] = (None, "", "None", [])
+_EMPTY_VALUES: tuple[Any, ...] = (None, "", "None", [])
 
 
 class ButtonAction(StrEnum):
@@ -51,7 +51,7 @@ class ButtonAction(StrEnum):
 
 
 # Arguments of each DAG besides the names: an audit decodes nothing, and no Delta table is replayed.
-_TOLD = {
+_PASSED_ARGUMENTS = {
     ButtonAction.AUDIT: [name for name in KEPT if name.endswith("_conn_id")],
     ButtonAction.REPLAY: [name for name in KEPT if name != "storage_conn_id"],
 }
@@ -71,14 +71,14 @@ class ButtonStream:
     consumer_group: str | None
 
 
-def buttons(session: Session, stream: ButtonStream, readable: Collection[str]) -> dict[str, Any]:
+def buttons_of(session: Session, stream: ButtonStream, readable: Collection[str]) -> dict[str, Any]:
     """Return by button: the DAG, whether the DAG is available, and the reason against a press, or None."""
-    there = _there(session, readable)
+    bundled = _bundled_dags(session, readable)
     return {
         press.value: {
             "dag_id": press.dag_id,
-            "is_there": press.dag_id in there,
-            "why_not": _why_not(press, stream, there),
+            "is_there": press.dag_id in bundled,
+            "why_not": _obstacle(press, stream, bundled),
         }
         for press in ButtonAction
     }
@@ -86,25 +86,25 @@ def buttons(session: Session, stream: ButtonStream, readable: Collection[str]) -
 
 def conf_of(session: Session, press: ButtonAction, stream: ButtonStream, readable: Collection[str]) -> dict[str, Any]:
     """Return the start of a run: the DAG, whether the DAG is paused, and the run's conf. Raises NotPossible."""
-    there = _there(session, readable)
-    if (why := _why_not(press, stream, there)) is not None:
-        raise NotPossible(why)
+    bundled = _bundled_dags(session, readable)
+    if (obstacle := _obstacle(press, stream, bundled)) is not None:
+        raise NotPossible(obstacle)
     rendered = _RenderedArguments(session, stream)
     names = {"table": stream.table, "consumer_group": stream.consumer_group}
-    wanted = _TOLD[press]
-    given = {name: value for name in wanted if (value := rendered(name)) not in _NOTHING}
-    return {"dag_id": press.dag_id, "paused": there[press.dag_id], "conf": {**given, **names}}
+    wanted = _PASSED_ARGUMENTS[press]
+    given = {name: value for name in wanted if (value := rendered(name)) not in _EMPTY_VALUES}
+    return {"dag_id": press.dag_id, "paused": bundled[press.dag_id], "conf": {**given, **names}}
 
 
-def _there(session: Session, readable: Collection[str]) -> dict[str, bool]:
+def _bundled_dags(session: Session, readable: Collection[str]) -> dict[str, bool]:
     """Return the bundled DAGs among the readable DAGs, with a flag for paused DAGs."""
     wanted = [press.dag_id for press in ButtonAction if press.dag_id in readable]
     rows = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(wanted), ~DagModel.is_stale)
     return {dag_id: bool(paused) for dag_id, paused in session.execute(rows)}
 
 
-def _why_not(press: ButtonAction, stream: ButtonStream, there: Collection[str]) -> str | None:
-    if press.dag_id not in there:
+def _obstacle(press: ButtonAction, stream: ButtonStream, bundled: Collection[str]) -> str | None:
+    if press.dag_id not in bundled:
         return (
             f"There is no DAG {press.dag_id} that you may read. It is bundled: add dags/{press.dag_id}.py to your DAGs."
         )
@@ -112,10 +112,10 @@ def _why_not(press: ButtonAction, stream: ButtonStream, there: Collection[str]) 
     if stream.task.is_mapped:
         return f"Its task is mapped, and lands in a table for each: start {press.dag_id} by its form."
     if table is None:
-        return "No run has told the table's name yet."
+        return "No run has reported the table's name yet."
     if "{" in table:
         return f"It lands in several tables: start {press.dag_id} by its form, for each of them."
-    return _OF_STREAM[press](stream, TableFormat.of(table) is TableFormat.DELTA)
+    return _OBSTACLE_OF[press](stream, TableFormat.of(table) is TableFormat.DELTA)
 
 
 def _no_audit(stream: ButtonStream, is_delta: bool) -> str | None:
@@ -128,11 +128,11 @@ def _no_replay(stream: ButtonStream, is_delta: bool) -> str | None:
     if is_delta:
         return "Rejected records of a Delta table are landed by landing their offsets again, with replace=True."
     if stream.task.engine not in ("extract", "group"):
-        return "How its records are decoded does not stand in its task: start lake_replay by its form."
+        return "Its task does not specify how the records are decoded: start lake_replay by its form."
     return None
 
 
-_OF_STREAM: dict[ButtonAction, Callable[[ButtonStream, bool], str | None]] = {
+_OBSTACLE_OF: dict[ButtonAction, Callable[[ButtonStream, bool], str | None]] = {
     ButtonAction.AUDIT: _no_audit,
     ButtonAction.REPLAY: _no_replay,
 }
@@ -156,10 +156,12 @@ class _RenderedArguments:
             value = self._of_run()[name]
         text = value if isinstance(value, str) else json.dumps(value)
         if text.startswith(_CUT) or _MASKED in text:
-            what = "is longer than Airflow keeps it" if text.startswith(_CUT) else "holds something that Airflow hides"
-            raise NotPossible(f"The argument {name} {what}: start the DAG by its form.")
+            problem = (
+                "is too long for Airflow to keep" if text.startswith(_CUT) else "contains a value that Airflow hides"
+            )
+            raise NotPossible(f"The argument {name} {problem}: start the DAG by its form.")
         if name == "schema" and text.startswith(_OBJECT):
-            raise NotPossible("The argument schema is no text in the DAG file: start the DAG by its form.")
+            raise NotPossible("The argument schema is not a text in the DAG file: start the DAG by its form.")
         # In the form of a form's field.
         if name == "writer_schemas":
             try:
@@ -170,18 +172,18 @@ class _RenderedArguments:
 
     def _of_run(self) -> Mapping[str, Any]:
         if self._fields is None:
-            kept, (dag_id, task_id) = RenderedTaskInstanceFields, self._stream.key
+            rendered, (dag_id, task_id) = RenderedTaskInstanceFields, self._stream.key
             newest = (
-                select(kept.rendered_fields)
-                .join(DagRun, (DagRun.dag_id == kept.dag_id) & (DagRun.run_id == kept.run_id))
-                .where(kept.dag_id == dag_id, kept.task_id == task_id)
-                .order_by(DagRun.id.desc(), kept.map_index)
-                .limit(_KEPT_RUNS)
+                select(rendered.rendered_fields)
+                .join(DagRun, (DagRun.dag_id == rendered.dag_id) & (DagRun.run_id == rendered.run_id))
+                .where(rendered.dag_id == dag_id, rendered.task_id == task_id)
+                .order_by(DagRun.id.desc(), rendered.map_index)
+                .limit(_RENDERED_RUNS)
             )
-            found = [one for one in self._session.scalars(newest) if isinstance(one, Mapping)]
+            newest_fields = [one for one in self._session.scalars(newest) if isinstance(one, Mapping)]
             # Arguments of a run for another table do not count.
             by_run, table = self._stream.task.has_table_by_run, self._stream.table
-            self._fields = next((one for one in found if by_run or one.get("table") in (None, table)), {})
+            self._fields = next((one for one in newest_fields if by_run or one.get("table") in (None, table)), {})
         return self._fields
 
 

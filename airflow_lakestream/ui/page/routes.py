@@ -41,10 +41,10 @@ def routes() -> APIRouter:
     def one_stream(
         dag_id: str, task_id: str, readable: Readable, session: SessionDep, table: str | None = None
     ) -> Response:
-        found = streams.one(session, (dag_id, task_id), readable, table)
-        if found is None:
-            raise HTTPException(404, _nowhere(dag_id, task_id))
-        return _json(found)
+        document = streams.one(session, (dag_id, task_id), readable, table)
+        if document is None:
+            raise HTTPException(404, _no_stream(dag_id, task_id))
+        return _json(document)
 
     @router.get("/streams/{dag_id}/{task_id}/presses/{press}")
     def what_a_press_starts(
@@ -59,7 +59,7 @@ def routes() -> APIRouter:
     ) -> Response:
         stream = streams.pressed(session, (dag_id, task_id), readable, table)
         if stream is None:
-            raise HTTPException(404, _nowhere(dag_id, task_id))
+            raise HTTPException(404, _no_stream(dag_id, task_id))
         # In addition to the permission on the bundled DAG, which Airflow checks when the run is started.
         may_start_runs(request, user)
         try:
@@ -70,11 +70,11 @@ def routes() -> APIRouter:
     return router
 
 
-def _json(found: dict[str, Any]) -> Response:
+def _json(document: dict[str, Any]) -> Response:
     # The values are plain JSON: FastAPI would check each again, and fails for half a character.
-    return Response(json.dumps(found), media_type="application/json")
+    return Response(json.dumps(document), media_type="application/json")
 
 
-def _nowhere(dag_id: str, task_id: str) -> str:
+def _no_stream(dag_id: str, task_id: str) -> str:
     # The same text for a stream that may not be read: the answer must not disclose that it exists.
     return f"There is no stream {dag_id}.{task_id}, or you may not read its DAG."

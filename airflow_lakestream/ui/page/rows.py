@@ -25,7 +25,7 @@ class StreamDag:
     paused: bool
     schedule: str | None
     next_run: datetime | None
-    found: DagStreams
+    parsed: DagStreams
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class PageStream:
         return ButtonStream(self.key, self.task, self.names["table"], self.names["consumer_group"])
 
     @property
-    def told_tables(self) -> tuple[str | None, ...]:
+    def report_tables(self) -> tuple[str | None, ...]:
         """Tables of the stream's reports, with None for reports without a table; empty: all tables."""
         if self.table is None:
             return ()
@@ -75,65 +75,66 @@ def streams_of(
     """
     key, usual, by_run = (dag.dag_id, task.task_id), task.table_of({}), task.has_table_by_run
     tries, confs = runs.tries.get(key, {}), runs.confs.get(key, {})
-    found: dict[str | None, TaskLanding] = {}
-    for told in (landings, runs.told.get(key, {})):
-        for named, one in told.items():
+    newest_landings: dict[str | None, TaskLanding] = {}
+    for by_table in (landings, runs.reported.get(key, {})):
+        for named, one in by_table.items():
             table = None if by_run else named or usual
-            if table not in found or one.at > found[table].at:
-                found[table] = one
-    newest = sorted(found, key=lambda table: found[table].at, reverse=True)
-    others = [table for table in dict.fromkeys((*newest, *tries)) if table not in (None, usual)][:MOST_TABLES]
+            if table not in newest_landings or one.at > newest_landings[table].at:
+                newest_landings[table] = one
+    newest = sorted(newest_landings, key=lambda table: newest_landings[table].at, reverse=True)
+    other_tables = [table for table in dict.fromkeys((*newest, *tries)) if table not in (None, usual)][:MOST_TABLES]
     # All tables of a mapped task are usual.
     is_mapped = usual is None and not by_run and not task.has_table_by_form
 
     def stream(table: str | None) -> PageStream:
         is_usual = table == usual or is_mapped
         # A run with an unknown table counts as a run of the scheduler.
-        those = [tries[one] for one in {table, None} if one in tries and (is_usual or one is not None)]
+        newest_tries = [tries[one] for one in {table, None} if one in tries and (is_usual or one is not None)]
         return PageStream(
             dag,
             task,
             table,
-            _names(dag, task, found.get(table), None if table == usual else table),
-            max(those, key=lambda one: one.run, default=None),
-            found.get(table),
+            _names(dag, task, newest_landings.get(table), None if table == usual else table),
+            max(newest_tries, key=lambda one: one.run, default=None),
+            newest_landings.get(table),
             () if is_usual else confs.get(table),
             is_usual,
         )
 
-    return [stream(table) for table in ([usual, *others] if usual is not None or not others else others)]
+    tables = [usual, *other_tables] if usual is not None or not other_tables else other_tables
+    return [stream(table) for table in tables]
 
 
-def row_of(seen: PageStream) -> dict[str, Any]:
+def row_of(stream: PageStream) -> dict[str, Any]:
     """Return JSON-ready values."""
-    dag, task, landing, look = seen.dag, seen.task, seen.landing, seen.look
+    dag, task, landing, look = stream.dag, stream.task, stream.landing, stream.look
     # Only the scheduler's runs wait until the DAG is unpaused.
-    state, why = state_of(StateFacts(dag.paused and seen.is_usual, task.lasts, seen.newest, landing, look))
+    state, reasons = state_of(StateFacts(dag.paused and stream.is_usual, task.lasts, stream.newest, landing, look))
     return {
         "dag_id": dag.dag_id,
         "task_id": task.task_id,
         "engine": task.engine,
-        **seen.names,
-        "written": task.written(dict(seen.conf or ())),
-        "conf": None if seen.conf is None else dict(seen.conf),
-        "usual": seen.is_usual,
-        "tags": list(dag.found.tags),
+        **stream.names,
+        "written": task.written(dict(stream.conf or ())),
+        "conf": None if stream.conf is None else dict(stream.conf),
+        "usual": stream.is_usual,
+        "tags": list(dag.parsed.tags),
         "paused": dag.paused,
-        "schedule": dag.schedule if seen.is_usual else None,
-        "next_run": dag.next_run.isoformat() if dag.next_run and seen.is_usual and not dag.paused else None,
-        "newest_run": seen.newest and seen.newest.to_dict(),
+        "schedule": dag.schedule if stream.is_usual else None,
+        "next_run": dag.next_run.isoformat() if dag.next_run and stream.is_usual and not dag.paused else None,
+        "newest_run": stream.newest and stream.newest.to_dict(),
         "landing": landing and landing.to_dict(),
         "supervised": look and look.to_dict(),
         "state": state.value,
-        "why": with_advice(why),
+        "why": with_advice(reasons),
     }
 
 
 def _names(dag: StreamDag, task: StreamTask, landing: TaskLanding | None, table: str | None) -> dict[str, str | None]:
     """Return the names in the newest landing, or else in the DAG file, except templates."""
-    told: Mapping[str, str] = landing.names if landing is not None else {}
+    reported: Mapping[str, str] = landing.names if landing is not None else {}
     return {
-        "topic": told.get("topic") or task.topic,
-        "table": told.get("table") or table or task.table,
-        "consumer_group": told.get("consumer_group") or task.consumer_group or dag.dag_id,
+        "topic": reported.get("topic") or task.topic,
+        "table": reported.get("table") or table or task.table,
+        "consumer_group": reported.get("consumer_group") or task.consumer_group or dag.dag_id,
     }

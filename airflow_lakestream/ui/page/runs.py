@@ -12,9 +12,9 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from sqlalchemy import ColumnElement, func, select
 
-from airflow_lakestream.ui.page.landings import TOLD, Key, TaskLanding, chunks, landing_of
+from airflow_lakestream.ui.page.landings import REPORT_KEYS, Key, TaskLanding, chunks, landing_of
 from airflow_lakestream.ui.page.newest import MOST_TABLES, WINDOW
-from airflow_lakestream.ui.page.tasks import StreamTask, filled
+from airflow_lakestream.ui.page.tasks import StreamTask, param_text
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Of a mapped task the first of these states counts.
 _WORST_FIRST = ("failed", "upstream_failed", "up_for_retry", "running", "deferred", "queued", "scheduled")
 # A later run may be committed first: this many ids are read again.
-_AGAIN = 1000
+_READ_AGAIN = 1000
 # Conf of a run, as far as the names of its streams depend on it.
 Conf = tuple[tuple[str, str | None], ...]
 _Dag = tuple[str, tuple[str, ...]]
@@ -50,7 +50,7 @@ class RunStates:
     """
 
     tries: dict[Key, dict[str | None, TaskTry]] = field(default_factory=dict)
-    told: dict[Key, dict[str | None, TaskLanding]] = field(default_factory=dict)
+    reported: dict[Key, dict[str | None, TaskLanding]] = field(default_factory=dict)
     confs: dict[Key, dict[str | None, Conf]] = field(default_factory=dict)
 
 
@@ -61,25 +61,25 @@ class NewestRuns:
     """
 
     def __init__(self) -> None:
-        self._seen: int | None = None
+        self._last_id: int | None = None
         # By DAG, and the params that its names depend on.
         self._ids: dict[_Dag, dict[Conf, int]] = {}
         self._params: dict[str, tuple[str, ...]] = {}
         self._searched: set[_Dag] = set()
 
-    def of(self, session: Session, tasks: Mapping[Key, StreamTask], telling: Iterable[Key]) -> RunStates:
+    def of(self, session: Session, tasks: Mapping[Key, StreamTask], reporting: Iterable[Key]) -> RunStates:
         """Return the states of tasks in the newest runs of the DAGs.
 
-        :param telling: tasks whose XComs are returned, too.
+        :param reporting: tasks whose XComs are returned, too.
         """
-        told = {key: tasks[key] for key in telling}
+        with_xcoms = {key: tasks[key] for key in reporting}
         runs = RunStates()
-        self._look(session, _dags_of(tasks))
+        self._read_new_runs(session, _dags_of(tasks))
         confs = self._confs(tasks)
         for chunk in chunks(list(confs)):
             self._tries(session, chunk, tasks, confs, runs)
-        for chunk in chunks(list(self._confs(told))):
-            self._told(session, chunk, told, confs, runs)
+        for chunk in chunks(list(self._confs(with_xcoms))):
+            self._read_reports(session, chunk, with_xcoms, confs, runs)
         return runs
 
     def _confs(self, tasks: Iterable[Key]) -> dict[int, Conf]:
@@ -89,20 +89,20 @@ class NewestRuns:
             run: conf for dag_id in dags for conf, run in _newest(self._ids.get((dag_id, self._params[dag_id]), {}))
         }
 
-    def _look(self, session: Session, dags: Collection[_Dag]) -> None:
+    def _read_new_runs(self, session: Session, dags: Collection[_Dag]) -> None:
         # Also for DAGs of other users' looks: runs that are read now are not read again.
         self._params.update(dags)
         top = session.scalar(select(func.max(DagRun.id))) or 0
-        since = top - WINDOW if self._seen is None else self._seen - _AGAIN
-        self._take(session, self._params, DagRun.id > since)
-        self._seen = max(top, self._seen or 0)
+        since = top - WINDOW if self._last_id is None else self._last_id - _READ_AGAIN
+        self._take_runs(session, self._params, DagRun.id > since)
+        self._last_id = max(top, self._last_id or 0)
         # A DAG without a recent run, or with recent runs only for another table, has few runs.
         missing = sorted(dag for dag in dags if () not in self._ids.get(dag, {}) and dag not in self._searched)
         for chunk in chunks(missing):
-            self._take(session, dict(chunk), DagRun.dag_id.in_([dag_id for dag_id, _ in chunk]))
+            self._take_runs(session, dict(chunk), DagRun.dag_id.in_([dag_id for dag_id, _ in chunk]))
             self._searched.update(chunk)
 
-    def _take(self, session: Session, params: Mapping[str, tuple[str, ...]], where: ColumnElement[bool]) -> None:
+    def _take_runs(self, session: Session, params: Mapping[str, tuple[str, ...]], where: ColumnElement[bool]) -> None:
         newest = select(DagRun.dag_id, func.max(DagRun.id)).where(where).group_by(DagRun.dag_id)
         for dag_id, run in session.execute(newest):
             if not params.get(dag_id):
@@ -134,13 +134,13 @@ class NewestRuns:
             if (task := tasks.get((dag_id, task_id))) is None:
                 continue
             table = task.table_of(dict(confs[run]))
-            found = to.tries.setdefault((dag_id, task_id), {})
+            newest_tries = to.tries.setdefault((dag_id, task_id), {})
             one = TaskTry(run_id, None if state is None else str(state), at, run)
-            if table not in found or (-run, _rank(one)) < (-found[table].run, _rank(found[table])):
-                found[table] = one
+            if table not in newest_tries or (-run, _rank(one)) < (-newest_tries[table].run, _rank(newest_tries[table])):
+                newest_tries[table] = one
                 to.confs.setdefault((dag_id, task_id), {})[table] = confs[run]
 
-    def _told(
+    def _read_reports(
         self,
         session: Session,
         ids: Sequence[int],
@@ -154,14 +154,14 @@ class NewestRuns:
             .where(
                 xcom.dag_run_id.in_(ids),
                 xcom.task_id.in_(_tasks_of(tasks)),
-                xcom.key.in_(TOLD),
+                xcom.key.in_(REPORT_KEYS),
             )
             .order_by(xcom.timestamp)
         )
-        for run, dag_id, task_id, *told in session.execute(rows):
-            if (task := tasks.get((dag_id, task_id))) is not None and (landing := landing_of(*told)) is not None:
+        for run, dag_id, task_id, *report in session.execute(rows):
+            if (task := tasks.get((dag_id, task_id))) is not None and (landing := landing_of(*report)) is not None:
                 table = landing.names.get("table") or task.table_of(dict(confs[run]))
-                to.told.setdefault((dag_id, task_id), {})[table] = landing
+                to.reported.setdefault((dag_id, task_id), {})[table] = landing
 
 
 def _dags_of(tasks: Mapping[Key, StreamTask]) -> list[_Dag]:
@@ -173,7 +173,7 @@ def _dags_of(tasks: Mapping[Key, StreamTask]) -> list[_Dag]:
 
 def _conf_of(conf: Any, params: Sequence[str]) -> Conf:
     given = conf if isinstance(conf, Mapping) else {}
-    return tuple((name, filled(given[name])) for name in params if name in given)
+    return tuple((name, param_text(given[name])) for name in params if name in given)
 
 
 def _newest(runs: Mapping[Conf, int]) -> list[tuple[Conf, int]]:

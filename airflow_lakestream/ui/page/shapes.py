@@ -21,20 +21,20 @@ class Odd(ValueError):
     def __init__(self, name: str, value: object, kind: str) -> None:
         shown = ascii(value)
         shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
-        super().__init__(f"{name} is {shown}, and no {kind}")
+        super().__init__(f"{name} is {shown}, not a {kind}")
 
 
-def whole(name: str, value: Any) -> int | None:
+def integer(name: str, value: Any) -> int | None:
     """Return a whole number of 64 bits, or None. Raises Odd."""
-    found = number(name, value)
-    if found is not None and found != int(found):
+    result = number(name, value)
+    if result is not None and result != int(result):
         raise Odd(name, value, "whole number")
-    return None if found is None else int(found)
+    return None if result is None else int(result)
 
 
 def count(name: str, value: Any) -> int:
     """Return a whole number; None is 0. Raises Odd."""
-    return whole(name, value) or 0
+    return integer(name, value) or 0
 
 
 def number(name: str, value: Any) -> int | float | None:
@@ -71,41 +71,41 @@ def offsets(name: str, value: Any) -> tuple[int, int, int]:
 def listed(shape: Shape) -> Shape:
     """Return the shape of a list, which may be None for empty."""
 
-    def found(name: str, value: Any) -> list[Any]:
+    def check(name: str, value: Any) -> list[Any]:
         if value is not None and not isinstance(value, list | tuple):
             raise Odd(name, value, "list")
         return [shape(name, one) for one in value or ()]
 
-    return found
+    return check
 
 
 def keyed(shape: Shape) -> Shape:
     """Return the shape of a mapping of texts to values of the same shape; None becomes an empty mapping."""
 
-    def found(name: str, value: Any) -> dict[str, Any]:
+    def check(name: str, value: Any) -> dict[str, Any]:
         if value is not None and not isinstance(value, Mapping):
             raise Odd(name, value, "mapping")
         return {str(text(name, key)): shape(f"{name}.{key}", one) for key, one in (value or {}).items()}
 
-    return found
+    return check
 
 
 def mapped(**shapes: Shape) -> Shape:
     """Return the shape of a mapping with these keys; a missing value is None for the shape."""
 
-    def found(name: str, value: Any) -> dict[str, Any]:
+    def check(name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise Odd(name or "all of it", value, "mapping")
+            raise Odd(name or "the report", value, "mapping")
         before = f"{name}." if name else ""
         return {key: shape(before + key, value.get(key)) for key, shape in shapes.items()}
 
-    return found
+    return check
 
 
 def plain(name: str, value: Any, depth: int = 0) -> Any:
     """Return a value of any JSON kind. Raises Odd."""
     if depth > _MOST_NESTED:
-        raise Odd(name, "...", "value that is so deep")
+        raise Odd(name, "...", f"value of at most {_MOST_NESTED} levels")
     if isinstance(value, Mapping):
         before = f"{name}." if name else ""
         return {str(text(name, str(key))): plain(f"{before}{key}", one, depth + 1) for key, one in value.items()}

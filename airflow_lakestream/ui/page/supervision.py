@@ -13,7 +13,7 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from sqlalchemy import func, select
 
-from airflow_lakestream.ui.page.shapes import Odd, count, listed, mapped, number, plain, text, whole
+from airflow_lakestream.ui.page.shapes import Odd, count, integer, listed, mapped, number, plain, text
 from airflow_lakestream.ui.page.tasks import CONTENTS, LookTask
 from airflow_lakestream.watching.causes import UNSEEN
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 # Shown fields of the sensors' values, and of a table's contents.
-_LOOK = mapped(lag=whole, lost=whole, time_left=number, reasons=listed(mapped(cause=text, text=text)))
-_SAMPLE = mapped(topic=text, partition=whole, offset=whole, error=text, value=text, bytes=whole, run_id=text)
-_REASON = mapped(stage=text, reason=text, records=whole, samples=listed(_SAMPLE))
+_LOOK = mapped(lag=integer, lost=integer, time_left=number, reasons=listed(mapped(cause=text, text=text)))
+_SAMPLE = mapped(topic=text, partition=integer, offset=integer, error=text, value=text, bytes=integer, run_id=text)
+_REASON = mapped(stage=text, reason=text, records=integer, samples=listed(_SAMPLE))
 _SNAPSHOT = mapped(
     **dict.fromkeys(("snapshot_id", "at", "operation", "kind", "consumer_group"), text),
-    rows=whole,
+    rows=integer,
 )
 _CONTENTS = mapped(
     table=text,
     consumer_group=text,
-    files=mapped(**dict.fromkeys(("data_files", "delete_files", "bytes", "rows"), whole)),
-    snapshots=mapped(count=whole, newest=listed(_SNAPSHOT)),
+    files=mapped(**dict.fromkeys(("data_files", "delete_files", "bytes", "rows"), integer)),
+    snapshots=mapped(count=integer, newest=listed(_SNAPSHOT)),
     rejects=mapped(count=count, looked_at=count, kinds=count, reasons=listed(_REASON)),
 )
 # A stream in the list of streams: (table, consumer_group).
@@ -67,21 +67,21 @@ class SupervisionResult:
     problems: dict[str, str] = field(default_factory=dict)
     contents: ContentsPlace | None = None
 
-    def value(self, what: str, name: str) -> Any:
+    def value(self, kind: str, name: str) -> Any:
         """Return a figure of a look, or None without a look."""
-        return (self.looks.get(what, {}).get("value") or {}).get(name)
+        return (self.looks.get(kind, {}).get("value") or {}).get(name)
 
-    def is_bad(self, what: str) -> bool:
+    def is_bad(self, kind: str) -> bool:
         """Whether the look failed."""
-        return self.looks.get(what, {}).get("well") is False
+        return self.looks.get(kind, {}).get("well") is False
 
     def unseen(self) -> dict[str, str]:
         """Return the reasons of looks without a result, by kind of look."""
-        bad = {what: look.get("value") for what, look in self.looks.items() if look.get("well") is False}
-        usual = "The task that looks failed. The last line of its log says why."
+        bad = {kind: look.get("value") for kind, look in self.looks.items() if look.get("well") is False}
+        default = "The task that looks failed. The last line of its log has the reason."
         return {
-            what: str(value[UNSEEN]) if value is not None else usual
-            for what, value in bad.items()
+            kind: str(value[UNSEEN]) if value is not None else default
+            for kind, value in bad.items()
             if value is None or UNSEEN in value
         }
 
@@ -107,23 +107,23 @@ class SupervisionResults:
             .group_by(DagRun.dag_id)
         )
         runs = select(DagRun.id, DagRun.dag_id, DagRun.run_id, DagRun.end_date).where(DagRun.id.in_(newest))
-        found: dict[Named, SupervisionResult] = {}
+        results: dict[Named, SupervisionResult] = {}
         for run, dag_id, run_id, at in session.execute(runs):
             if at is None:
                 continue
             # A run with cleared tasks ends a second time.
             wanted = (run, at, looks[dag_id])
             if self._read.get(dag_id, (None,))[0] != wanted:
-                self._read[dag_id] = (wanted, _said(session, run, dag_id, run_id, at, looks[dag_id]))
-            for name, said in self._read[dag_id][1].items():
-                other = found.get(name)
-                found[name] = said if other is None else _both(other, said)
-        return found
+                self._read[dag_id] = (wanted, _results_of(session, run, dag_id, run_id, at, looks[dag_id]))
+            for name, result in self._read[dag_id][1].items():
+                other = results.get(name)
+                results[name] = result if other is None else _merged_results(other, result)
+        return results
 
 
-def contents_of(session: Session, said: SupervisionResult | None) -> dict[str, Any] | None:
+def contents_of(session: Session, result: SupervisionResult | None) -> dict[str, Any] | None:
     """Return the contents of a stream's table at the last look, with the time, or None without a look."""
-    place = said.contents if said is not None else None
+    place = result.contents if result is not None else None
     if place is None:
         return None
     document = session.scalar(
@@ -134,23 +134,23 @@ def contents_of(session: Session, said: SupervisionResult | None) -> dict[str, A
             XComModel.key == "return_value",
         )
     )
-    found, problem = _read(document), None
+    document, problem = _read(document), None
     try:
-        found = _CONTENTS("", found) if place.is_well else None
+        document = _CONTENTS("", document) if place.is_well else None
     except Odd as odd:
-        found, problem = None, str(odd)
+        document, problem = None, str(odd)
     return {
         "dag_id": place.dag_id,
         "run_id": place.run_id,
         "task_id": place.task_id,
         "map_index": place.map_index,
         "at": place.at.isoformat(),
-        "document": found,
+        "document": document,
         "problem": problem,
     }
 
 
-def _both(one: SupervisionResult, other: SupervisionResult) -> SupervisionResult:
+def _merged_results(one: SupervisionResult, other: SupervisionResult) -> SupervisionResult:
     return replace(
         one,
         looks={**one.looks, **other.looks},
@@ -159,15 +159,16 @@ def _both(one: SupervisionResult, other: SupervisionResult) -> SupervisionResult
     )
 
 
-def _said(
+def _results_of(
     session: Session, run: int, dag_id: str, run_id: str, at: datetime, looks: Sequence[LookTask]
 ) -> dict[Named, SupervisionResult]:
-    found: dict[Named, SupervisionResult] = {}
+    results: dict[Named, SupervisionResult] = {}
     tasks = {look.task_id: look for look in looks}
     # Contents of tables are read one by one, not here.
-    told = {task_id for task_id, look in tasks.items() if look.what != CONTENTS} | {look.listed_by for look in looks}
+    with_values = {task_id for task_id, look in tasks.items() if look.kind != CONTENTS}
+    with_values |= {look.listed_by for look in looks}
     of_run = select(XComModel.task_id, XComModel.map_index, XComModel.value).where(
-        XComModel.dag_run_id == run, XComModel.key == "return_value", XComModel.task_id.in_(told)
+        XComModel.dag_run_id == run, XComModel.key == "return_value", XComModel.task_id.in_(with_values)
     )
     values = {(task_id, index): _read(value) for task_id, index, value in session.execute(of_run)}
     states = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state).where(
@@ -177,26 +178,26 @@ def _said(
         listed = values.get((tasks[task_id].listed_by, -1))
         if not isinstance(listed, list) or not 0 <= index < len(listed) or state not in ("success", "failed"):
             continue
-        one = found.setdefault(_name(listed[index]), SupervisionResult(dag_id, run_id, at))
-        if tasks[task_id].what == CONTENTS:
+        one = results.setdefault(_stream_name(listed[index]), SupervisionResult(dag_id, run_id, at))
+        if tasks[task_id].kind == CONTENTS:
             one.contents = ContentsPlace(run, dag_id, run_id, task_id, index, at, state == "success")
             continue
-        what, value = tasks[task_id].what, values.get((task_id, index))
+        kind, value = tasks[task_id].kind, values.get((task_id, index))
         try:
-            value = None if value is None else seen_in(value)
+            value = None if value is None else look_value(value)
         except Odd as odd:
-            value, one.problems[what] = None, str(odd)
-        one.looks[what] = {"well": state == "success", "value": value}
-    return found
+            value, one.problems[kind] = None, str(odd)
+        one.looks[kind] = {"well": state == "success", "value": value}
+    return results
 
 
-def seen_in(value: Any) -> dict[str, Any]:
+def look_value(value: Any) -> dict[str, Any]:
     """Return a sensor's value of a look. Raises Odd."""
     known: dict[str, Any] = _LOOK("", value)
     return {**plain("", value), **known}
 
 
-def _name(stream: Any) -> Named:
+def _stream_name(stream: Any) -> Named:
     given = stream if isinstance(stream, Mapping) else {}
     return str(given.get("table")), str(given.get("consumer_group"))
 

@@ -37,7 +37,7 @@ _PARAM = re.compile(r"\{\{\s*params\.(\w+)\s*\}\}")
 _DAG_ID = re.compile(r"\{\{\s*dag\.dag_id\s*\}\}")
 # Reported for a single stream at a time, since it is long.
 CONTENTS = "contents"
-# Kind of look by sensor or operator, as in `Supervision`.
+# Kind of look by sensor or operator, as in `SupervisionResult`.
 LOOKS = {
     "IcebergSnapshotFreshnessSensor": "freshness",
     "CheckpointLagSensor": "lag",
@@ -100,7 +100,7 @@ class LookTask:
     """A mapped task with a look at each stream in the list from the task `listed_by`."""
 
     task_id: str
-    what: str
+    kind: str
     listed_by: str
 
 
@@ -113,7 +113,7 @@ class DagStreams:
     tags: tuple[str, ...] = ()
 
 
-def find(data: Mapping[str, Any]) -> DagStreams:
+def find_streams(data: Mapping[str, Any]) -> DagStreams:
     """Return the streams, looks and tags in the JSON of a serialized DAG."""
     dag = _map(data.get("dag"))
     tasks = [_plain(task) for task in dag.get("tasks", [])]
@@ -152,10 +152,10 @@ def _defaults(task: Mapping[str, Any], names: set[str]) -> dict[str, str | None]
     found = task.get("params")
     pairs = found if isinstance(found, list) else []
     usual = {str(name): _map(one).get("default") for name, one in pairs}
-    return {name: filled(usual.get(name)) for name in sorted(names)}
+    return {name: param_text(usual.get(name)) for name in sorted(names)}
 
 
-def filled(value: Any) -> str | None:
+def param_text(value: Any) -> str | None:
     """Return a param as text for a name, or None if unfit for a name."""
     return str(value) if isinstance(value, str | int) and value != "" else None
 
@@ -171,11 +171,11 @@ def _names(given: Mapping[str, Any]) -> dict[str, str | None]:
 
 def _looks(tasks: list[dict[str, Any]]) -> Iterator[LookTask]:
     for task in tasks:
-        what = LOOKS.get(str(task.get("task_type") or task.get("_task_type") or ""))
-        if what is None or not task.get("_is_mapped"):
+        kind = LOOKS.get(str(task.get("task_type") or task.get("_task_type") or ""))
+        if kind is None or not task.get("_is_mapped"):
             continue
         if listed_by := _xcom_of(task.get("expand_input")):
-            yield LookTask(str(task["task_id"]), what, listed_by)
+            yield LookTask(str(task["task_id"]), kind, listed_by)
 
 
 def _xcom_of(value: Any) -> str | None:

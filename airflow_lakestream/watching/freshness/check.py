@@ -20,23 +20,28 @@ from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.tables.instants import iso
 from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
 from airflow_lakestream.watching.causes import StreamReason
-from airflow_lakestream.watching.freshness.completeness import CompletenessQuestions, Step, completeness, covered_part
+from airflow_lakestream.watching.freshness.completeness import (
+    CompletenessQuestions,
+    Step,
+    covered_part,
+    measure_completeness,
+)
 from airflow_lakestream.watching.freshness.event_time import EventTimes
 from airflow_lakestream.watching.freshness.freshness import (
     FreshnessConditions,
     FreshnessFacts,
-    freshness,
     is_young,
-    nothing,
+    measure_freshness,
+    no_landing_reason,
 )
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, topics_of
 from airflow_lakestream.watching.source import ask_kafka, ask_table
-from airflow_lakestream.watching.streams.landings import BranchHistory, ledgers, look_back
+from airflow_lakestream.watching.streams.landings import BranchHistory, look_back, read_ledgers
 
 
 @dataclass(frozen=True)
 class FreshnessCheck:
-    """`watching.asking.Check` of `IcebergSnapshotFreshnessSensor`, with the arguments of the sensor."""
+    """`watching.asking.LookCheck` of `IcebergSnapshotFreshnessSensor`, with the arguments of the sensor."""
 
     table: str
     iceberg_conn_id: str
@@ -64,17 +69,17 @@ class FreshnessCheck:
         """The table."""
         return f"{self.iceberg_conn_id}/{self.wanted.table}"
 
-    def look(self, places: LookConnections, waited: float) -> Looking:
-        """Look once; see `watching.asking.Check`."""
+    def look(self, connections: LookConnections, waited: float) -> Looking:
+        """Look once; see `watching.asking.LookCheck`."""
         now_ms = int(time.time() * 1000)
-        table: Table = yield from ask_table(places, self.iceberg_conn_id, self.wanted.table)
+        table: Table = yield from ask_table(connections, self.iceberg_conn_id, self.wanted.table)
         facts: FreshnessFacts = yield self._ask("landings", table, partial(self._landings, table, now_ms))
         if self._asks_kafka(facts, now_ms):
-            facts = yield from self._of_kafka(places, table, facts, now_ms)
-        found = freshness(self.wanted, facts, now_ms)
+            facts = yield from self._of_kafka(connections, table, facts, now_ms)
+        result = measure_freshness(self.wanted, facts, now_ms)
         late = LookOutcome.FAILED if arguments.flag("fail_when_stale", self.fail_when_stale) else LookOutcome.WAITING
-        outcome = LookOutcome.DONE if found.fresh else late
-        return Verdict(outcome, found.reasons, found.to_dict())
+        outcome = LookOutcome.DONE if result.fresh else late
+        return Verdict(outcome, result.reasons, result.to_dict())
 
     def _asks_kafka(self, facts: FreshnessFacts, now_ms: int) -> bool:
         if self.wanted.complete_through is not None:
@@ -95,22 +100,22 @@ class FreshnessCheck:
         column = EventTimes.of(table, self.wanted.event_time_column)
         return column.newest([one.snapshot_id for one in history.recent], now_ms + CLOCK_SKEW_MS)
 
-    def _of_kafka(self, places: LookConnections, table: Table, facts: FreshnessFacts, now_ms: int) -> Step:
+    def _of_kafka(self, connections: LookConnections, table: Table, facts: FreshnessFacts, now_ms: int) -> Step:
         """Add to the facts the groups' backlogs, and the reasons for which the time is not complete."""
-        wanted, found = self.wanted, []
+        wanted, backlogs = self.wanted, []
         reasons: list[StreamReason] | None = [] if wanted.complete_through is not None else None
-        watch: KafkaWatch = yield ask_kafka(places, str(self.kafka_conn_id))
+        watch: KafkaWatch = yield ask_kafka(connections, str(self.kafka_conn_id))
         completing = CompletenessQuestions(watch, str(self.kafka_conn_id), wanted.table)
-        of = partial(ledgers, table, wanted.consumer_group, wanted.branch)
-        known: Mapping[str, Ledger] = yield self._ask("ledgers", table, of)
-        for group, ledger in known.items():
+        of = partial(read_ledgers, table, wanted.consumer_group, wanted.branch)
+        ledgers: Mapping[str, Ledger] = yield self._ask("ledgers", table, of)
+        for group, ledger in ledgers.items():
             for topic in topics_of(ledger):
-                found.append((group, (yield from completing.backlog(ledger, topic))))
+                backlogs.append((group, (yield from completing.backlog(ledger, topic))))
                 if reasons is not None:
-                    reasons += yield from self._incomplete(completing, group, found[-1][1], now_ms)
-        if reasons is not None and not found:
-            reasons.append(nothing(wanted, facts.history))
-        return replace(facts, backlogs=tuple(found), incomplete=None if reasons is None else tuple(reasons))
+                    reasons += yield from self._incomplete(completing, group, backlogs[-1][1], now_ms)
+        if reasons is not None and not backlogs:
+            reasons.append(no_landing_reason(wanted, facts.history))
+        return replace(facts, backlogs=tuple(backlogs), incomplete=None if reasons is None else tuple(reasons))
 
     def _incomplete(self, completing: CompletenessQuestions, group: str, backlog: TopicBacklog, now_ms: int) -> Step:
         at_ms, after = self.wanted.complete_through, self.wanted.idle_after
@@ -123,9 +128,9 @@ class FreshnessCheck:
             lows = yield completing.boundaries(backlog, part[0])
         is_idle = after is not None and now_ms - at_ms >= after * 1000
         ends = (yield completing.ends(backlog)) if is_idle else None
-        found = completeness(backlog, highs, lows, self.wanted.table, ends=ends)
-        return found.reasons(group, iso(at_ms))
+        result = measure_completeness(backlog, highs, lows, self.wanted.table, ends=ends)
+        return result.reasons(group, iso(at_ms))
 
-    def _ask(self, what: str, table: Table, answer: Any) -> LookQuestion:
-        key = (what, self.iceberg_conn_id, table.metadata_location, replace(self.wanted, complete_through=None))
+    def _ask(self, kind: str, table: Table, answer: Any) -> LookQuestion:
+        key = (kind, self.iceberg_conn_id, table.metadata_location, replace(self.wanted, complete_through=None))
         return LookQuestion(key, answer)

@@ -18,7 +18,7 @@ from airflow_lakestream.core.ports import TimeBoundary
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.watching.asking import LookQuestion
-from airflow_lakestream.watching.causes import StreamCause, StreamReason, some
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, backlog_of
 
 # A step of a look: asks questions, and returns a result.
@@ -52,30 +52,31 @@ class TimeCompleteness:
 
         :param at: the time, as text.
         """
-        found = []
+        reasons = []
         if not self.covered:
             text = f"group {group} has neither resumed on {self.topic} nor landed an interval that reaches {at}"
             return [StreamReason(StreamCause.NOT_COVERED, text)]
         if self.before:
             where = _names(self.topic, self.before)
-            found.append(StreamReason(StreamCause.NOT_COVERED, f"group {group} begins after {at} in {where}"))
+            reasons.append(StreamReason(StreamCause.NOT_COVERED, f"group {group} begins after {at} in {where}"))
         if self.missing:
-            text = f"group {group} lacks {self.missing.width} offsets from before {at}: {some(self.missing)}"
-            found.append(StreamReason(StreamCause.SLOW_CONSUMER, text))
+            text = f"group {group} lacks {self.missing.width} offsets from before {at}: {format_ranges(self.missing)}"
+            reasons.append(StreamReason(StreamCause.SLOW_CONSUMER, text))
         if self.unsettled:
             text = f"a transaction is open in {_names(self.topic, self.unsettled)}: its records may be from before {at}"
-            found.append(StreamReason(StreamCause.OPEN_INTERVAL, text))
+            reasons.append(StreamReason(StreamCause.OPEN_INTERVAL, text))
         elif self.open and len(self.open) < self.partitions:
             where = _names(self.topic, self.open)
-            found.append(
+            reasons.append(
                 StreamReason(
-                    StreamCause.LATE_PARTITION, f"{where} have no record at or after {at} yet; the others have"
+                    StreamCause.LATE_PARTITION,
+                    f"{where} have no record at or after {at} yet; the other partitions have",
                 )
             )
         elif self.open:
             text = f"no partition of {self.topic} has a record at or after {at} yet: more may come from before it"
-            found.append(StreamReason(StreamCause.OPEN_INTERVAL, text))
-        return found
+            reasons.append(StreamReason(StreamCause.OPEN_INTERVAL, text))
+        return reasons
 
 
 def covered_part(entry: TopicEntry, at_ms: int) -> Interval | None:
@@ -83,7 +84,7 @@ def covered_part(entry: TopicEntry, at_ms: int) -> Interval | None:
     return next((part for part in entry.covered if part[0] < at_ms <= part[1]), None)
 
 
-def completeness(
+def measure_completeness(
     backlog: TopicBacklog,
     highs: Mapping[int, TimeBoundary],
     lows: Mapping[int, TimeBoundary] | None,

@@ -41,7 +41,7 @@ class EventTimes:
             field = table.schema().find_field(column)
         except ValueError as e:
             names = ", ".join(one.name for one in table.schema().fields)
-            raise InvalidArgument(_ARGUMENT, f"{column!r} is no column of {_name(table)}; it has {names}.") from e
+            raise InvalidArgument(_ARGUMENT, f"{column!r} is not a column of {_name(table)}; it has {names}.") from e
         if not isinstance(field.field_type, PrimitiveType) or _milliseconds(field.field_type, 0) is None:
             raise InvalidArgument(_ARGUMENT, f"{column!r} is of type {field.field_type}, not a timestamp or a date.")
         return cls(table, column, field.field_id, field.field_type)

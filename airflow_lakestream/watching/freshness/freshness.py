@@ -16,7 +16,7 @@ from airflow_lakestream.core.names import check_table_name
 from airflow_lakestream.core.policies import is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.causes import StreamCause, StreamReason, some, span, told
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, join_reasons, span
 from airflow_lakestream.watching.lag.waiting import TopicBacklog
 from airflow_lakestream.watching.streams.landings import BranchHistory
 
@@ -88,7 +88,7 @@ class FreshnessResult:
     def message(self) -> str:
         """The result as a line of text."""
         return f"{self.table} is {'fresh' if self.fresh else 'not fresh'}" + (
-            f": {told(self.reasons)}" if self.reasons else ""
+            f": {join_reasons(self.reasons)}" if self.reasons else ""
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class FreshnessFacts:
     incomplete: tuple[StreamReason, ...] | None = None
 
 
-def freshness(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> FreshnessResult:
+def measure_freshness(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> FreshnessResult:
     """Decide whether a table is fresh.
 
     :param now_ms: the time of the look, in milliseconds since the epoch.
@@ -128,7 +128,7 @@ def freshness(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -
     age = None if reached is None else max(0, now_ms - reached) / 1000
     through = reached
     if wanted.max_age is not None and not is_young(wanted, facts, now_ms):
-        fresh, reason = _late(wanted, facts, age, now_ms)
+        fresh, reason = _judge_late(wanted, facts, age, now_ms)
         reasons.append(reason)
     if facts.incomplete is not None:
         fresh = fresh and not facts.incomplete
@@ -136,8 +136,8 @@ def freshness(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -
         through = None if facts.incomplete else wanted.complete_through
     if not fresh:
         reasons += facts.history.reasons(now_ms)
-    seen = {"snapshot_id": newest.snapshot_id, "rows": newest.rows} if newest is not None else {}
-    return FreshnessResult(fresh, wanted.table, tuple(reasons), age=age, through_ms=through, **seen)
+    snapshot = {"snapshot_id": newest.snapshot_id, "rows": newest.rows} if newest is not None else {}
+    return FreshnessResult(fresh, wanted.table, tuple(reasons), age=age, through_ms=through, **snapshot)
 
 
 def reached_ms(wanted: FreshnessConditions, facts: FreshnessFacts) -> int | None:
@@ -154,7 +154,7 @@ def is_young(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) ->
     return wanted.max_age is None or (reached is not None and now_ms - reached <= wanted.max_age * 1000)
 
 
-def nothing(wanted: FreshnessConditions, history: BranchHistory) -> StreamReason:
+def no_landing_reason(wanted: FreshnessConditions, history: BranchHistory) -> StreamReason:
     """Return the reason for a table without a counting landing."""
     if history.expired:
         return StreamReason(
@@ -166,21 +166,23 @@ def nothing(wanted: FreshnessConditions, history: BranchHistory) -> StreamReason
     return StreamReason(StreamCause.NO_LANDING, f"nothing was landed{by} yet")
 
 
-def _late(
+def _judge_late(
     wanted: FreshnessConditions, facts: FreshnessFacts, age: float | None, now_ms: int
 ) -> tuple[bool, StreamReason]:
     """Return whether a table past `max_age` counts as fresh, and the reason for the age."""
     assert wanted.max_age is not None, "see the caller"
-    waits = [(group, one) for group, one in facts.backlogs if one.lacking or one.lost]
-    what = f"the newest {wanted.event_time_column or 'landing'} is {'unknown' if age is None else f'{span(age)} old'}"
-    if facts.backlogs and not waits:
+    behind = [(group, one) for group, one in facts.backlogs if one.lacking or one.lost]
+    age_text = (
+        f"the newest {wanted.event_time_column or 'landing'} is {'unknown' if age is None else f'{span(age)} old'}"
+    )
+    if facts.backlogs and not behind:
         topics = ", ".join(sorted({one.topic for _, one in facts.backlogs}))
-        return wanted.idle_is_fresh, StreamReason(StreamCause.IDLE_TOPIC, f"all of {topics} is landed, {what}")
+        return wanted.idle_is_fresh, StreamReason(StreamCause.IDLE_TOPIC, f"all of {topics} is landed, {age_text}")
     if facts.history.newest is None:
-        return False, nothing(wanted, facts.history)
+        return False, no_landing_reason(wanted, facts.history)
     lands = now_ms - facts.history.newest.at_ms <= wanted.max_age * 1000
-    lacks = [f"group {group} lacks {one.lacking.width} offsets: {some(one.lacking)}" for group, one in waits]
-    text = "; ".join([f"{what}, allowed are {span(wanted.max_age)}", *lacks])
+    lacks = [f"group {group} lacks {one.lacking.width} offsets: {format_ranges(one.lacking)}" for group, one in behind]
+    text = "; ".join([f"{age_text}, allowed are {span(wanted.max_age)}", *lacks])
     return False, StreamReason(StreamCause.LATE_EVENTS if lands else StreamCause.STOPPED_CONSUMER, text)
 
 

@@ -63,25 +63,25 @@ class LagLimits:
 class ConsumerLag:
     """A consumer's lag at a moment; `now` is in seconds since the epoch."""
 
-    books: ConsumerProgress
+    progress: ConsumerProgress
     unread: Sequence[UnreadOffsets]
     now: float
 
     @property
     def partitions(self) -> list[PartitionLag]:
         """All partitions, also without lag."""
-        found = []
+        lags = []
         for one in self.unread:
             for p in sorted(one.state.marks):
                 oldest = one.oldest.get(p)
                 age = None if oldest is None else max(0.0, self.now - oldest / 1000)
-                found.append(PartitionLag(one.state.identity.topic, p, one.records(p), age, p in one.crowded))
-        return found
+                lags.append(PartitionLag(one.state.identity.topic, p, one.records(p), age, p in one.crowded))
+        return lags
 
     @property
     def batch_age(self) -> float | None:
         """Seconds since the consumer last made progress, or None if unknown."""
-        return None if self.books.newest_at is None else max(0.0, self.now - self.books.newest_at)
+        return None if self.progress.newest_at is None else max(0.0, self.now - self.progress.newest_at)
 
     def judge(self, limits: LagLimits, *, fail: bool) -> Verdict:
         """Compare the lag with the limits. A consumer over a limit fails with `fail`, and waits without."""
@@ -89,46 +89,49 @@ class ConsumerLag:
         behind = [lag for lag in lags if lag.records]
         lost = reasons_lost(self.unread)
         if not behind:
-            return Verdict(LookOutcome.DONE, (self._nothing_left(limits), *lost), self._value(lags, None))
+            return Verdict(LookOutcome.DONE, (self._caught_up_reason(limits), *lost), self._value(lags, None))
         worst = max(behind, key=lambda lag: (lag.crowded, lag.seconds or 0.0, lag.records))
         far = limits.far(lags)
         is_old = limits.batch_age is not None and (self.batch_age is None or self.batch_age > limits.batch_age)
         value = self._value(lags, worst)
         if not far and not is_old:
             near = StreamReason(
-                StreamCause.CAUGHT_UP, f"{self.books.name} is within the limits, {self._text(behind, worst)}"
+                StreamCause.CAUGHT_UP, f"{self.progress.name} is within the limits, {self._lag_text(behind, worst)}"
             )
             return Verdict(LookOutcome.DONE, (near, *lost), value)
         outcome = LookOutcome.FAILED if fail else LookOutcome.WAITING
         # A partition that never had a record does not count for the comparison.
         used = sum(marks.end > 0 for one in self.unread for marks in one.state.marks.values())
         late = 0 < len(far) < used and len(behind) < used
-        return Verdict(outcome, (*self._causes(behind, worst, is_old, late), *lost), value)
+        return Verdict(outcome, (*self._behind_reasons(behind, worst, is_old, late), *lost), value)
 
-    def _causes(self, behind: list[PartitionLag], worst: PartitionLag, is_old: bool, late: bool) -> list[StreamReason]:
-        text = f"{self.books.name} is {self._text(behind, worst)}"
-        if self.books.reasons:
-            first, *others = self.books.reasons
-            return [StreamReason(first.cause, f"{text}; {first.text}"), *others]
+    def _behind_reasons(
+        self, behind: list[PartitionLag], worst: PartitionLag, is_old: bool, late: bool
+    ) -> list[StreamReason]:
+        text = f"{self.progress.name} is {self._lag_text(behind, worst)}"
+        if self.progress.reasons:
+            first, *more_reasons = self.progress.reasons
+            return [StreamReason(first.cause, f"{text}; {first.text}"), *more_reasons]
         if is_old:
-            cause = StreamCause.STOPPED_CONSUMER if self.books.ledger is not None else StreamCause.STOPPED_QUERY
+            cause = StreamCause.STOPPED_CONSUMER if self.progress.ledger is not None else StreamCause.STOPPED_QUERY
             return [StreamReason(cause, text)]
         return [StreamReason(StreamCause.LATE_PARTITION if late else StreamCause.SLOW_CONSUMER, text)]
 
-    def _text(self, behind: list[PartitionLag], worst: PartitionLag) -> str:
+    def _lag_text(self, behind: list[PartitionLag], worst: PartitionLag) -> str:
         total = sum(lag.records for lag in behind)
         count = sum(len(one.state.marks) for one in self.unread)
-        newest = "" if self.batch_age is None else f", and last got on {span(self.batch_age)} ago"
+        newest = "" if self.batch_age is None else f"; it last advanced {span(self.batch_age)} ago"
         return f"{total} records behind in {len(behind)} of {count} partitions, worst is {worst}{newest}"
 
-    def _nothing_left(self, limits: LagLimits) -> StreamReason:
+    def _caught_up_reason(self, limits: LagLimits) -> StreamReason:
         topics = ", ".join(one.state.identity.topic for one in self.unread)
         if limits.batch_age is not None and self.batch_age is not None and self.batch_age > limits.batch_age:
             ago = span(self.batch_age)
             return StreamReason(
-                StreamCause.IDLE_TOPIC, f"{self.books.name} got on {ago} ago, and nothing came to {topics} since"
+                StreamCause.IDLE_TOPIC,
+                f"{self.progress.name} last advanced {ago} ago, and nothing came to {topics} since",
             )
-        return StreamReason(StreamCause.CAUGHT_UP, f"{self.books.name} has read all of {topics}")
+        return StreamReason(StreamCause.CAUGHT_UP, f"{self.progress.name} has read all of {topics}")
 
     def _value(self, lags: list[PartitionLag], worst: PartitionLag | None) -> dict[str, Any]:
         partitions: dict[str, dict[str, int]] = {}
@@ -161,23 +164,23 @@ class LagCheck(ConsumerSource):
         object.__setattr__(self, "missing", choose(MissingPolicy, "missing", self.missing))
         object.__setattr__(self, "limits", self._limits())
 
-    def look(self, places: LookConnections, waited: float) -> Looking:
-        """Look once; see `watching.asking.Check`."""
-        found = yield from self.read_books(places)
+    def look(self, connections: LookConnections, waited: float) -> Looking:
+        """Look once; see `watching.asking.LookCheck`."""
+        progress = yield from self.read_progress(connections)
         age, now = self.limits.age, time.time()
         before_ms = None if age is None else int((now - age) * 1000)
         unread = []
-        for looking, ranges, lost in (yield from self.unread_ranges(places, found)):
-            unread.append((yield from looking.waiting(ranges, lost, before_ms)))
+        for topic_look, ranges, lost in (yield from self.unread_ranges(connections, progress)):
+            unread.append((yield from topic_look.waiting(ranges, lost, before_ms)))
         fail = arguments.flag("fail_when_behind", self.fail_when_behind)
-        return ConsumerLag(found, unread, now).judge(self.limits, fail=fail)
+        return ConsumerLag(progress, unread, now).judge(self.limits, fail=fail)
 
     def _limits(self) -> LagLimits:
         age = seconds("max_lag_seconds", self.max_lag_seconds) if is_given(self.max_lag_seconds) else None
         batch_age = seconds("max_batch_age", self.max_batch_age) if is_given(self.max_batch_age) else None
         if batch_age is not None and is_given(self.group_id):
             raise InvalidArgument(
-                "max_batch_age", "does not go with group_id.", "Kafka does not tell when a group committed."
+                "max_batch_age", "does not go with group_id.", "Kafka does not report when a group committed."
             )
         records = _number("max_lag_records", self.max_lag_records)
         if records is None and age is None and batch_age is None:

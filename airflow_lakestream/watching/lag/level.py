@@ -36,15 +36,15 @@ class LevelWatch(ConsumerSource):
     min_records: int | None = None
     min_wait: float | None = None
 
-    def look(self, places: LookConnections) -> Step:
+    def look(self, connections: LookConnections) -> Step:
         """Return `UnreadLevel`. Raises the errors of `ConsumerSource`."""
-        found = yield from self._read(places)
+        progress = yield from self._read(connections)
         now = time.time()
         before_ms = None if self.min_wait is None else int((now - self.min_wait) * 1000)
         unread = []
-        for looking, ranges, lost in (yield from self.unread_ranges(places, found)):
-            unread.append((yield from looking.waiting(ranges, lost, before_ms)))
-        lags = [one for one in ConsumerLag(found, unread, now).partitions if one.records]
+        for topic_look, ranges, lost in (yield from self.unread_ranges(connections, progress)):
+            unread.append((yield from topic_look.waiting(ranges, lost, before_ms)))
+        lags = [one for one in ConsumerLag(progress, unread, now).partitions if one.records]
         partitions: dict[str, dict[str, int]] = {}
         for lag in lags:
             partitions.setdefault(lag.topic, {})[str(lag.partition)] = lag.records
@@ -58,9 +58,9 @@ class LevelWatch(ConsumerSource):
             partitions=partitions,
         )
 
-    def _read(self, places: LookConnections) -> Step:
+    def _read(self, connections: LookConnections) -> Step:
         try:
-            return (yield from self.read_books(places))
+            return (yield from self.read_progress(connections))
         except NotThere:
             if not self.topics:
                 raise

@@ -55,7 +55,7 @@ class PartitionRisk:
 class RetentionRisk:
     """Risk of all partitions of a consumer at a moment; `every` is the seconds between runs, if known."""
 
-    books: ConsumerProgress
+    progress: ConsumerProgress
     unread: Sequence[UnreadOffsets]
     partitions: Sequence[PartitionRisk]
     every: float | None
@@ -63,12 +63,12 @@ class RetentionRisk:
     def judge(self, wanted: float, watch_for: float | None, waited: float) -> Verdict:
         """Fail if less than `wanted` seconds are left or records are lost; otherwise be done, after `watch_for`."""
         short = [one for one in self.partitions if one.left.is_short(wanted)]
-        reasons = [*self._short(short, wanted), *reasons_lost(self.unread)]
+        reasons = [*self._expiring_reasons(short, wanted), *reasons_lost(self.unread)]
         if reasons:
-            return Verdict(LookOutcome.FAILED, (*reasons, *self.books.reasons), self._value())
+            return Verdict(LookOutcome.FAILED, (*reasons, *self.progress.reasons), self._value())
         outcome = LookOutcome.WAITING if watch_for is not None and waited < watch_for else LookOutcome.DONE
         least = min(self.partitions, key=lambda one: one.left.going_on, default=None)
-        text = f"no unread record of {self.books.name} leaves within {span(wanted)}"
+        text = f"no unread record of {self.progress.name} leaves within {span(wanted)}"
         if least is not None and math.isfinite(least.left.going_on):
             text += f"; the first one does in {span(least.left.going_on)}, of {least}"
         return Verdict(outcome, (StreamReason(StreamCause.CAUGHT_UP, text),), self._value())
@@ -83,15 +83,15 @@ class RetentionRisk:
         """The records per run needed to catch up, or None if the time between runs is unknown."""
         return None if self.every is None else math.ceil(self.rate * self.every)
 
-    def _short(self, short: Sequence[PartitionRisk], wanted: float) -> list[StreamReason]:
+    def _expiring_reasons(self, short: Sequence[PartitionRisk], wanted: float) -> list[StreamReason]:
         if not short:
             return []
         worst = min(short, key=lambda one: (one.left.going_on, one.left.stopped))
         at_rates = "at today's rates" if math.isfinite(worst.left.going_on) else "if it stops reading"
         left = worst.left.going_on if math.isfinite(worst.left.going_on) else worst.left.stopped
-        landed = "" if self.books.steps is not None else " (how fast it reads is not known)"
+        landed = "" if self.progress.steps is not None else " (how fast it reads is not known)"
         text = (
-            f"in {span(left)} {at_rates}{landed} Kafka removes what {self.books.name} has not read of {worst}, in "
+            f"in {span(left)} {at_rates}{landed} Kafka removes what {self.progress.name} has not read of {worst}, in "
             f"{len(short)} of {len(self.partitions)} partitions within {span(wanted)}. {self._remedy()}"
         )
         return [StreamReason(StreamCause.EXPIRING_RECORDS, text)]
@@ -107,10 +107,12 @@ class RetentionRisk:
     def _value(self) -> dict[str, Any]:
         partitions: dict[str, dict[str, int | None]] = {}
         for one in self.partitions:
-            partitions.setdefault(one.topic, {})[str(one.partition)] = _whole(one.left.going_on)
+            partitions.setdefault(one.topic, {})[str(one.partition)] = _whole_seconds(one.left.going_on)
         return {
-            "time_left": _whole(min((one.left.going_on for one in self.partitions), default=math.inf)),
-            "time_left_if_stopped": _whole(min((one.left.stopped for one in self.partitions), default=math.inf)),
+            "time_left": _whole_seconds(min((one.left.going_on for one in self.partitions), default=math.inf)),
+            "time_left_if_stopped": _whole_seconds(
+                min((one.left.stopped for one in self.partitions), default=math.inf)
+            ),
             "partitions": partitions,
             "unread": sum(one.view.unread for one in self.partitions),
             "lost": sum(one.lost.width for one in self.unread),
@@ -135,22 +137,22 @@ class RiskCheck(ConsumerSource):
             value = getattr(self, name)
             object.__setattr__(self, name, seconds(name, value) if is_given(value) else None)
 
-    def look(self, places: LookConnections, waited: float) -> Looking:
-        """Look once; see `watching.asking.Check`."""
-        found = yield from self.read_books(places, with_steps=True)
-        unread = yield from self.unread(places, found)
+    def look(self, connections: LookConnections, waited: float) -> Looking:
+        """Look once; see `watching.asking.LookCheck`."""
+        progress = yield from self.read_progress(connections, with_steps=True)
+        unread = yield from self.unread(connections, progress)
         now = time.time()
-        every = self.run_interval or every_of(found)
+        every = self.run_interval or every_of(progress)
         partitions = []
         for one in unread:
-            settings = yield from self._settings(places, one, every, now)
-            partitions += risks(one, settings, found, every, now)
-        return RetentionRisk(found, unread, partitions, every).judge(
+            settings = yield from self._settings(connections, one, every, now)
+            partitions += partition_risks(one, settings, progress, every, now)
+        return RetentionRisk(progress, unread, partitions, every).judge(
             self.min_time_left or 3600.0, self.watch_for, waited
         )
 
-    def _settings(self, places: LookConnections, unread: UnreadOffsets, every: float | None, now: float) -> Asking:
-        watch = yield ask_kafka(places, self.kafka_conn_id)
+    def _settings(self, connections: LookConnections, unread: UnreadOffsets, every: float | None, now: float) -> Asking:
+        watch = yield ask_kafka(connections, self.kafka_conn_id)
         state = unread.state
         topic = state.identity.topic
         retention = yield LookQuestion(
@@ -165,22 +167,22 @@ class RiskCheck(ConsumerSource):
         return TopicSettings(retention, produced, window)
 
 
-def every_of(found: ConsumerProgress) -> float | None:
+def every_of(progress: ConsumerProgress) -> float | None:
     """Return the seconds between the consumer's runs, from the last commits, or None if unknown."""
     first: dict[str, float] = {}
-    for step in found.steps or ():
+    for step in progress.steps or ():
         first[step.run] = min(step.at, first.get(step.run, step.at))
     gaps = [later - earlier for earlier, later in pairwise(sorted(first.values()))]
     return max(1.0, median(gaps)) if gaps else None
 
 
-def risks(
-    unread: UnreadOffsets, settings: TopicSettings, found: ConsumerProgress, every: float | None, now: float
+def partition_risks(
+    unread: UnreadOffsets, settings: TopicSettings, progress: ConsumerProgress, every: float | None, now: float
 ) -> list[PartitionRisk]:
     """Return the risk of each partition of a topic."""
     topic = unread.state.identity.topic
-    window = _landing_window(settings, found, every, now)
-    recent = [step for step in found.steps or () if step.at > now - window]
+    window = _landing_window(settings, progress, every, now)
+    recent = [step for step in progress.steps or () if step.at > now - window]
     retention = settings.retention
     sizes = [first.size + _OVERHEAD for first in unread.firsts.values()]
     result = []
@@ -204,12 +206,12 @@ def window_of(retention: TopicRetention, every: float | None) -> float:
     return min(max(_WINDOW, _RUNS * (every or 0.0)), part)
 
 
-def _landing_window(settings: TopicSettings, found: ConsumerProgress, every: float | None, now: float) -> float:
+def _landing_window(settings: TopicSettings, progress: ConsumerProgress, every: float | None, now: float) -> float:
     window = max(settings.window, _RUNS * (every or 0.0))
-    if every is None or not found.steps:
+    if every is None or not progress.steps:
         return window
     # A new consumer has a shorter window; its first run landed the records of the interval before it.
-    return min(window, now - min(step.at for step in found.steps) + every)
+    return min(window, now - min(step.at for step in progress.steps) + every)
 
 
 def _capacity(retention: TopicRetention, sizes: Sequence[int], held: int) -> float | None:
@@ -222,6 +224,6 @@ def _capacity(retention: TopicRetention, sizes: Sequence[int], held: int) -> flo
     return max(retention.size / (sum(sizes) / len(sizes)), held * share)
 
 
-def _whole(value: float) -> int | None:
+def _whole_seconds(value: float) -> int | None:
     """Return whole seconds for JSON; None means forever, since JSON has no infinity."""
     return int(value) if math.isfinite(value) else None

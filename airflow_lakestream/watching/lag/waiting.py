@@ -17,7 +17,7 @@ from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity, un
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.watch import FirstRecord, KafkaWatch
 from airflow_lakestream.watching.asking import LookQuestion
-from airflow_lakestream.watching.causes import StreamCause, StreamReason, some
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +100,18 @@ class UnreadOffsets:
 
     def records(self, partition: int) -> int:
         """Return the number of unread offsets of a partition: records or holes."""
-        return self._of(partition).width
+        return self._unread_of(partition).width
 
-    def _of(self, partition: int) -> RangeSet:
+    def _unread_of(self, partition: int) -> RangeSet:
         return self.ranges.of_partition(self.state.identity.topic, partition)
 
 
 def reasons_lost(unread: Iterable[UnreadOffsets]) -> list[StreamReason]:
     """Return the reason for lost records of these topics, if any, as a list."""
-    gone = [some(one.lost) for one in unread if one.lost]
+    lost_texts = [format_ranges(one.lost) for one in unread if one.lost]
     return (
-        [StreamReason(StreamCause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(gone)}")]
-        if gone
+        [StreamReason(StreamCause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(lost_texts)}")]
+        if lost_texts
         else []
     )
 
@@ -136,17 +136,17 @@ class TopicLook:
             asked = {p: begin for p, begin in begins.items() if p not in firsts or firsts[p].offset < begin}
             if not asked:
                 break
-            found = yield self._ask_firsts(asked, reread)
+            records = yield self._ask_firsts(asked, reread)
             for p in asked:
-                first = found.get(p)
+                first = records.get(p)
                 if first is None:
-                    if p in found:
+                    if p in records:
                         ranges -= ranges.of_partition(topic, p)
                     firsts.pop(p, None)
                     continue
                 ranges -= RangeSet.of(topic, p, 0, first.offset)
                 firsts[p] = first
-            if not any(p in found and found[p] for p in asked):
+            if not any(p in records and records[p] for p in asked):
                 break
         # If holes remain after the last try, the record found may be read already: leave it out.
         firsts = {p: one for p, one in firsts.items() if [one.offset] == [a for a, _ in ranges.intervals(topic, p)[:1]]}
@@ -160,11 +160,11 @@ class TopicLook:
         """
         unread = yield from self.behind_holes(ranges, lost, reread=before_ms is not None)
         topic = self.state.identity.topic
-        there = [p for _, p in unread.ranges.partitions]
-        proven = [p for p in there if before_ms is not None and unread.oldest.get(p, before_ms) < before_ms]
-        most = MOST_READ if before_ms is not None else MOST_READ // max(1, len(there))
-        small = _readable(unread, [p for p in there if p not in proven and unread.records(p) <= most])
-        overdue = yield from self._below(unread, proven, before_ms)
+        partitions = [p for _, p in unread.ranges.partitions]
+        proven = [p for p in partitions if before_ms is not None and unread.oldest.get(p, before_ms) < before_ms]
+        most = MOST_READ if before_ms is not None else MOST_READ // max(1, len(partitions))
+        small = _readable(unread, [p for p in partitions if p not in proven and unread.records(p) <= most])
+        overdue = yield from self._overdue_below(unread, proven, before_ms)
         read = union(unread.ranges.of_partition(topic, p) for p in small)
         stamps = (yield self._ask_stamps(read, before_ms)) if read else {}
         oldest = dict(unread.oldest)
@@ -173,11 +173,11 @@ class TopicLook:
                 oldest[p] = one.oldest[1]
             if before_ms is not None:
                 overdue |= one.before(topic, p, before_ms)
-        crowded = frozenset(there).difference(proven, small) if before_ms is not None else frozenset[int]()
+        crowded = frozenset(partitions).difference(proven, small) if before_ms is not None else frozenset[int]()
         overdue |= union(unread.ranges.of_partition(topic, p) for p in crowded)
         return replace(unread, oldest=oldest, overdue=overdue, crowded=crowded)
 
-    def _below(self, unread: UnreadOffsets, proven: list[int], before_ms: int | None) -> Asking:
+    def _overdue_below(self, unread: UnreadOffsets, proven: list[int], before_ms: int | None) -> Asking:
         """Find the unread offsets below the first record of a young enough age: all are overdue.
 
         If that record is ahead of the unread offsets, only the first unread record is proven to be overdue.
@@ -208,10 +208,10 @@ def _readable(unread: UnreadOffsets, partitions: Iterable[int]) -> list[int]:
     A partition may have 100,000 records of a megabyte.
     """
     sizes = {p: unread.records(p) * (unread.firsts[p].size if p in unread.firsts else 1) for p in partitions}
-    found, left = [], MOST_BYTES
+    readable, left = [], MOST_BYTES
     for p, size in sorted(sizes.items(), key=lambda pair: pair[1]):
         left -= size
         if left < 0:
             break
-        found.append(p)
-    return sorted(found)
+        readable.append(p)
+    return sorted(readable)

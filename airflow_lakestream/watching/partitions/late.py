@@ -25,11 +25,11 @@ def check_columns(table: Table, column: str, every: PartitionLength) -> None:
 
     Raises InvalidArgument, NoPositions.
     """
-    found = EventTimes.of(table, column)
+    event_times = EventTimes.of(table, column)
     if column not in {one.name for one in table.schema().fields}:
         raise InvalidArgument("event_time_column", f"{column!r} is within a struct.", "Give a column of the table.")
-    if isinstance(found.type, DateType) and every is PartitionLength.HOUR:
-        raise InvalidArgument("event_time_column", f"{column!r} is a date, which says no hour.", 'Give every="day".')
+    if isinstance(event_times.type, DateType) and every is PartitionLength.HOUR:
+        raise InvalidArgument("event_time_column", f"{column!r} is a date, without an hour.", 'Give every="day".')
     check_positions(table)
 
 
@@ -40,18 +40,18 @@ def late_rows(
 
     Reads only files that may hold such offsets. Raises UnreadableRows.
     """
-    found: Counter[int] = Counter()
+    late: Counter[int] = Counter()
     if not unseen:
-        return found
+        return late
     try:
         for task in _files(table, unseen):
             for rows in read_rows(table.metadata, table.io, task, columns=(*COORDINATES, column)):
-                found.update(_starts(rows.filter(is_hit(rows, unseen))[column], every))
+                late.update(_starts(rows.filter(is_hit(rows, unseen))[column], every))
     except (OSError, ValueError, pa.ArrowException) as e:
         # PyIceberg raises ValueError for delete files that it can't apply.
         raise UnreadableRows(name_of(table), e) from e
     width = every.width_ms
-    return {start: rows for start, rows in found.items() if before.has((start, start + width))}
+    return {start: rows for start, rows in late.items() if before.has((start, start + width))}
 
 
 def _files(table: Table, unseen: RangeSet) -> Iterator[FileScanTask]:

@@ -22,8 +22,13 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.tables.instants import iso
 from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere
-from airflow_lakestream.watching.causes import StreamCause, StreamReason, told
-from airflow_lakestream.watching.freshness.completeness import CompletenessQuestions, Step, begins_of, completeness
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, join_reasons
+from airflow_lakestream.watching.freshness.completeness import (
+    CompletenessQuestions,
+    Step,
+    begins_of,
+    measure_completeness,
+)
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, topics_of
 from airflow_lakestream.watching.partitions.late import check_columns, late_rows
 from airflow_lakestream.watching.partitions.telling import (
@@ -32,12 +37,12 @@ from airflow_lakestream.watching.partitions.telling import (
     Incarnation,
     PartitionEmission,
     PartitionLength,
-    candidates,
+    emission_candidates,
     late_of,
-    tell,
+    plan_emission,
 )
 from airflow_lakestream.watching.source import ask_kafka, ask_table
-from airflow_lakestream.watching.streams.landings import ledgers
+from airflow_lakestream.watching.streams.landings import read_ledgers
 
 # Asks questions, and returns whether a condition holds for a span.
 Holds = Callable[[Interval], Generator[LookQuestion, Any, Any]]
@@ -47,13 +52,13 @@ Holds = Callable[[Interval], Generator[LookQuestion, Any, Any]]
 class PartitionsResult:
     """Result of a look: the partitions to emit, if any, and the reasons for an incomplete next partition."""
 
-    telling: PartitionEmission | None
+    emission: PartitionEmission | None
     reasons: tuple[StreamReason, ...] = ()
 
     @property
     def text(self) -> str:
         """The reasons as text."""
-        return told(self.reasons) or "all of its partitions up to now are told"
+        return join_reasons(self.reasons) or "all of its partitions up to now are emitted"
 
 
 @dataclass(frozen=True)
@@ -85,31 +90,31 @@ class PartitionsLook:
         """Name of these partitions, unique among all partitions emitted for an asset."""
         return f"{self.table}/{self.consumer_group}/{self.size}"
 
-    def look(self, places: LookConnections, before: EmittedPartitions, now_ms: int | None = None) -> Step:
+    def look(self, connections: LookConnections, before: EmittedPartitions, now_ms: int | None = None) -> Step:
         """Look once. Returns `PartitionsResult`.
 
         Raises NotThere, DataLoss, UnreadableTable, NoPositions, InvalidArgument, and the errors of ledgers and Kafka.
         """
         now_ms = int(time.time() * 1000) if now_ms is None else now_ms
-        table: Table = yield from ask_table(places, self.iceberg_conn_id, self.table)
+        table: Table = yield from ask_table(connections, self.iceberg_conn_id, self.table)
         check_columns(table, self.event_time_column, self.size)
         # Before Kafka is asked: partitions are complete only by offsets that this table has.
-        ledger = ledgers(table, self.consumer_group)[self.consumer_group]
+        ledger = read_ledgers(table, self.consumer_group)[self.consumer_group]
         if not ledger.topics:
             raise NotThere(f"consumer_group: {self.table} has no ledger of {self.consumer_group!r}.")
-        found = late_rows(table, self.event_time_column, self.size, before, before.unseen(ledger))
-        watch: KafkaWatch = yield ask_kafka(places, self.kafka_conn_id)
-        return (yield from self.decide(watch, ledger, before, found, now_ms))
+        new_rows = late_rows(table, self.event_time_column, self.size, before, before.unseen(ledger))
+        watch: KafkaWatch = yield ask_kafka(connections, self.kafka_conn_id)
+        return (yield from self.decide(watch, ledger, before, new_rows, now_ms))
 
     def decide(
-        self, watch: KafkaWatch, ledger: Ledger, before: EmittedPartitions, found: Mapping[int, int], now_ms: int
+        self, watch: KafkaWatch, ledger: Ledger, before: EmittedPartitions, new_rows: Mapping[int, int], now_ms: int
     ) -> Step:
         """Decide about the partitions to emit. Returns `PartitionsResult`. Raises DataLoss if none is left.
 
         :param found: new rows in emitted partitions, by the partition's start.
         """
-        late = late_of(before, found)
-        spans: Sequence[Interval] = candidates(before, self.size, self.since_ms, now_ms, late)
+        late = late_of(before, new_rows)
+        spans: Sequence[Interval] = emission_candidates(before, self.size, self.since_ms, now_ms, late)
         completing = CompletenessQuestions(watch, self.kafka_conn_id, self.table)
         reasons: list[StreamReason] = []
         losses: list[DataLoss] = []
@@ -125,11 +130,11 @@ class PartitionsLook:
             reasons += one.reasons
             losses += one.losses
             by_origin[key] = one.by_origin
-        telling = tell(before, ledger, late, spans, by_origin)
-        if losses and telling is None:
+        emission = plan_emission(before, ledger, late, spans, by_origin)
+        if losses and emission is None:
             raise losses[0]
         return PartitionsResult(
-            telling, (*reasons, *(StreamReason(StreamCause.LOST_RECORDS, str(loss)) for loss in losses[:1]))
+            emission, (*reasons, *(StreamReason(StreamCause.LOST_RECORDS, str(loss)) for loss in losses[:1]))
         )
 
 
@@ -154,7 +159,7 @@ class _TopicSpans:
         self._begun = begun
         self._bounds: dict[int, Mapping[int, TimeBoundary]] = {}
         self._ends: Mapping[int, int] | None = None
-        self._why: dict[Interval, list[StreamReason]] = {}
+        self._reasons_by_span: dict[Interval, list[StreamReason]] = {}
         self.losses: list[DataLoss] = []
         self.by_origin: set[Interval] = set()
         self.reasons: list[StreamReason] = []
@@ -165,26 +170,26 @@ class _TopicSpans:
         Among spans within the same covered time, or outside of any, each is complete if a later span is. So Kafka is
         asked about few spans.
         """
-        found: list[Interval] = []
+        complete_spans: list[Interval] = []
         for part, group in itertools.groupby(spans, partial(part_of, self._backlog.entry)):
             if part is None and not self._backlog.entry.origin:
                 continue
-            these = list(group)
-            lows = None if part is None else (yield from self._at(part[0]))
-            if lows is not None and (doubtful := self._doubtful(lows)):
+            part_spans = list(group)
+            lows = None if part is None else (yield from self._boundaries_at(part[0]))
+            if lows is not None and (doubtful := self._doubtful_partitions(lows)):
                 text = f"Kafka has removed records that may be of the covered time and are not landed: {doubtful}"
                 self.reasons = self.reasons or [StreamReason(StreamCause.LOST_RECORDS, text)]
                 continue
-            first = 0 if part is not None else (yield from _first(these, self._begins_by))
-            last = yield from _first(these[first:], partial(self._lacks, lows=lows))
-            found += these[first : first + last]
+            first = 0 if part is not None else (yield from _first_index(part_spans, self._begins_by))
+            last = yield from _first_index(part_spans[first:], partial(self._is_lacking, lows=lows))
+            complete_spans += part_spans[first : first + last]
             if part is None:
-                self.by_origin.update(these[first : first + last])
-            if first + last < len(these) and not self.reasons:
-                self.reasons = self._why.get(these[first + last], [])
-        return found
+                self.by_origin.update(part_spans[first : first + last])
+            if first + last < len(part_spans) and not self.reasons:
+                self.reasons = self._reasons_by_span.get(part_spans[first + last], [])
+        return complete_spans
 
-    def _doubtful(self, lows: Mapping[int, TimeBoundary]) -> str:
+    def _doubtful_partitions(self, lows: Mapping[int, TimeBoundary]) -> str:
         """Return as text the partitions with possibly removed records at the beginning of a covered time."""
         state, held = self._backlog.state, self._backlog.entry.held
         topic = state.identity.topic
@@ -201,27 +206,29 @@ class _TopicSpans:
         """
         if self._begun is not None and self._begun.holds(span, self._backlog.entry):
             return True
-        bounds, marks = (yield from self._at(span[0])), self._backlog.state.marks
+        bounds, marks = (yield from self._boundaries_at(span[0])), self._backlog.state.marks
         begins = begins_of(self._backlog, bounds, None)
         return all(
             begins[p] == 0 or (begins[p] <= bound.offset and bound.offset > marks[p].low) for p, bound in bounds.items()
         )
 
-    def _lacks(self, span: Interval, lows: Mapping[int, TimeBoundary] | None) -> Step:
+    def _is_lacking(self, span: Interval, lows: Mapping[int, TimeBoundary] | None) -> Step:
         """Return whether something of the span is not landed, or may still come."""
-        highs = yield from self._at(span[1])
+        highs = yield from self._boundaries_at(span[1])
         idle = self._idle_seconds is not None and self._now_ms - span[1] >= self._idle_seconds * 1000
         if idle and self._ends is None:
             self._ends = yield self._completing.ends(self._backlog)
         try:
-            found = completeness(self._backlog, highs, lows, self._completing.table, ends=self._ends if idle else None)
+            result = measure_completeness(
+                self._backlog, highs, lows, self._completing.table, ends=self._ends if idle else None
+            )
         except DataLoss as e:
             self.losses.append(e)
             return True
-        self._why[span] = found.reasons(self._group, iso(span[1]))
-        return not found.is_complete
+        self._reasons_by_span[span] = result.reasons(self._group, iso(span[1]))
+        return not result.is_complete
 
-    def _at(self, at_ms: int) -> Step:
+    def _boundaries_at(self, at_ms: int) -> Step:
         if at_ms not in self._bounds:
             self._bounds[at_ms] = yield self._completing.boundaries(self._backlog, at_ms)
         return self._bounds[at_ms]
@@ -240,7 +247,7 @@ def check_since(argument: str, value: object) -> int:
     return at_ms
 
 
-def _first(spans: Sequence[Interval], holds: Holds) -> Step:
+def _first_index(spans: Sequence[Interval], holds: Holds) -> Step:
     """Return the index of the first span with `holds`, if `holds` is true for all later spans, too."""
     low, high = 0, len(spans)
     while low < high:

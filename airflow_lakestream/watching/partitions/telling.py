@@ -18,7 +18,7 @@ from airflow_lakestream.core.ledger import Ledger, TopicEntry, union
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce, overlapping
 
 # At most this many are emitted at a time; the rest by the next runs. Airflow writes the events in one transaction.
-MOST_TOLD = 240
+MOST_EMITTED = 240
 # Topic and topic id.
 Incarnation = tuple[str, str]
 
@@ -137,24 +137,24 @@ def landed_of(ledger: Ledger) -> dict[Incarnation, RangeSet]:
     return {(one.topic, one.topic_id): entry.landed for one, entry in ledger.topics.items() if entry.landed}
 
 
-def late_of(before: EmittedPartitions, found: Mapping[int, int]) -> dict[int, int]:
+def late_of(before: EmittedPartitions, new_rows: Mapping[int, int]) -> dict[int, int]:
     """Return the late rows not emitted yet: found now or before."""
-    starts = sorted({*before.waiting, *found})
-    return {start: before.waiting.get(start, 0) + found.get(start, 0) for start in starts}
+    starts = sorted({*before.waiting, *new_rows})
+    return {start: before.waiting.get(start, 0) + new_rows.get(start, 0) for start in starts}
 
 
-def candidates(
+def emission_candidates(
     before: EmittedPartitions, every: PartitionLength, since_ms: int, until_ms: int, late: Iterable[int]
 ) -> list[Interval]:
     """Return the candidates for an emission, in order.
 
     :param late: the starts of partitions with late rows.
     """
-    untold = [span for span in every.between(since_ms, until_ms) if not before.has(span)]
-    return sorted({*untold, *((start, start + every.width_ms) for start in late)})
+    pending = [span for span in every.between(since_ms, until_ms) if not before.has(span)]
+    return sorted({*pending, *((start, start + every.width_ms) for start in late)})
 
 
-def tell(
+def plan_emission(
     before: EmittedPartitions,
     ledger: Ledger,
     late: Mapping[int, int],
@@ -167,7 +167,7 @@ def tell(
     :param complete: the candidates that are complete.
     :param by_origin: by topic, the candidates that are complete because the group had begun by then.
     """
-    spans = sorted(complete)[:MOST_TOLD]
+    spans = sorted(complete)[:MOST_EMITTED]
     if not spans:
         return None
     reopened = {start: late[start] for start, _ in spans if start in late}
@@ -176,23 +176,23 @@ def tell(
         coalesce([*before.spans, *spans]),
         landed_of(ledger),
         {start: rows for start, rows in late.items() if start not in reopened},
-        {**before.begun, **_begun(before, ledger, by_origin or {}, spans)},
+        {**before.begun, **_new_beginnings(before, ledger, by_origin or {}, spans)},
     )
     return PartitionEmission(tuple(start for start, _ in spans if start not in late), reopened, after)
 
 
-def _begun(
+def _new_beginnings(
     before: EmittedPartitions,
     ledger: Ledger,
     by_origin: Mapping[Incarnation, Collection[Interval]],
-    told: Collection[Interval],
+    spans: Collection[Interval],
 ) -> dict[Incarnation, GroupBeginning]:
     """Return the new beginnings of the group, by topic."""
-    found = {}
+    beginnings = {}
     for identity, entry in ledger.topics.items():
         key = identity.topic, identity.topic_id
-        one = GroupBeginning.first_of((span for span in told if span in by_origin.get(key, ())), entry)
+        one = GroupBeginning.first_of((span for span in spans if span in by_origin.get(key, ())), entry)
         known = before.begun.get(key)
         if one is not None and (known is None or known.origin != one.origin):
-            found[key] = one
-    return found
+            beginnings[key] = one
+    return beginnings

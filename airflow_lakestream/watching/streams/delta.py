@@ -15,7 +15,7 @@ from airflow_lakestream.delta.commit.log import Action, info_of, read_commit
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.watching.streams.landings import RECENT, BranchHistory, SnapshotRecord
-from airflow_lakestream.watching.streams.told import EventCommit, LandingEvent, NewLandings, told
+from airflow_lakestream.watching.streams.told import EventCommit, LandingEvent, NewLandings, event_of
 
 # Limits of what is read, one small file each: landings since the given time, and versions after the newest landing.
 MOST_RECENT = 50
@@ -24,7 +24,7 @@ MOST_SINCE = 100
 
 @dataclass(frozen=True)
 class DeltaStreams:
-    """`streams.Streams` of a Delta table; the root of `store` is the table's folder."""
+    """`TableStreams` of a Delta table; the root of `store` is the table's folder."""
 
     head: DeltaTableHead
     store: Any
@@ -55,7 +55,7 @@ class DeltaStreams:
 
     def after(self, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
         """Return the landings after a cursor. Raises UnreadableLedger."""
-        return after(self.head, self.store, cursor, consumer_group)
+        return landings_after(self.head, self.store, cursor, consumer_group)
 
 
 def look_back(
@@ -71,12 +71,12 @@ def look_back(
     """
     newest = ledger_store.previous_version(head, consumer_group)
     recent: list[SnapshotRecord] = []
-    for seen in _landings(store, newest, consumer_group):
-        if topic and topic not in seen.topics:
+    for record in _landings(store, newest, consumer_group):
+        if topic and topic not in record.topics:
             continue
-        if len(recent) >= RECENT and (since_ms is None or seen.at_ms < since_ms or len(recent) >= MOST_RECENT):
+        if len(recent) >= RECENT and (since_ms is None or record.at_ms < since_ms or len(recent) >= MOST_RECENT):
             break
-        recent.append(seen)
+        recent.append(record)
     begin = head.version - MOST_SINCE if newest is None else max(newest, head.version - MOST_SINCE)
     since: list[SnapshotRecord] = []
     rolled_back: list[SnapshotRecord] = []
@@ -84,23 +84,25 @@ def look_back(
         actions = read_commit(store, version)
         if actions is None:
             break
-        seen = _seen(version, actions, consumer_group)
-        if seen.landing is not None:
+        record = _record_of(version, actions, consumer_group)
+        if record.landing is not None:
             # This landing is above the ledger's last landing: a RESTORE took it back.
-            if not topic or topic in seen.topics:
-                rolled_back.append(seen)
-        elif seen.consumer_group is None and seen.operation != "RESTORE" and _changes_files(actions):
-            since.append(seen)
+            if not topic or topic in record.topics:
+                rolled_back.append(record)
+        elif record.consumer_group is None and record.operation != "RESTORE" and _changes_files(actions):
+            since.append(record)
     return BranchHistory(tuple(recent), tuple(since), tuple(rolled_back), expired=newest is not None and not recent)
 
 
-def after(head: DeltaTableHead, store: Any, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
+def landings_after(
+    head: DeltaTableHead, store: Any, cursor: EventCursor, consumer_group: str | None = None
+) -> NewLandings:
     """Return the landings after a cursor, from the log: versions only grow, even by a RESTORE.
 
     A cursor's number is the version plus 1, since the first version is 0. Raises UnreadableLedger.
     """
     begin = cursor.of(head.table_id).sequence
-    found: list[LandingEvent] = []
+    events: list[LandingEvent] = []
     is_cut = False
     for version in range(head.version, begin - 1, -1):
         actions = read_commit(store, version)
@@ -116,10 +118,10 @@ def after(head: DeltaTableHead, store: Any, cursor: EventCursor, consumer_group:
             commit = EventCommit(
                 table=head.table, snapshot_id=version, sequence=version + 1, at_ms=at_ms, schema_changes=changes
             )
-            found.append(told(_cursor(head, version), commit, *pair))
-    if is_cut and found:
-        found[-1] = replace(found[-1], event={**found[-1].event, "earlier_expired": True})
-    return NewLandings(tuple(reversed(found)), _cursor(head, head.version))
+            events.append(event_of(_cursor(head, version), commit, *pair))
+    if is_cut and events:
+        events[-1] = replace(events[-1], event={**events[-1].event, "earlier_expired": True})
+    return NewLandings(tuple(reversed(events)), _cursor(head, head.version))
 
 
 def _cursor(head: DeltaTableHead, version: int) -> EventCursor:
@@ -129,12 +131,12 @@ def _cursor(head: DeltaTableHead, version: int) -> EventCursor:
 def _landings(store: Any, version: int | None, consumer_group: str) -> Iterator[SnapshotRecord]:
     """Yield the group's landings from a version on, newest first, as far as the log goes back."""
     while version is not None and (actions := read_commit(store, version)) is not None:
-        yield _seen(version, actions, consumer_group)
+        yield _record_of(version, actions, consumer_group)
         before = info_of(actions).get(ledger_store.PREVIOUS)
         version = int(before) if before else None
 
 
-def _seen(version: int, actions: Sequence[Action], consumer_group: str) -> SnapshotRecord:
+def _record_of(version: int, actions: Sequence[Action], consumer_group: str) -> SnapshotRecord:
     info = info_of(actions)
     texts = {key: value for key, value in info.items() if isinstance(value, str)}
     landing = codec.decode_summary(texts, consumer_group, f"version {version}")

@@ -30,8 +30,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.tables.rejects.settlement import names_of
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
-from airflow_lakestream.watching.streams import told
-from airflow_lakestream.watching.streams.told import NewLandings
+from airflow_lakestream.watching.streams.told import NewLandings, landings_after
 
 RECENT = 5
 # At most this many columns are named in a reason.
@@ -101,33 +100,35 @@ class BranchHistory:
     @property
     def silent(self) -> Mapping[str, str]:
         """Columns without an expected value in the newest run; see `core.column_use`."""
-        found: Mapping[str, str] | None = None
+        silent: Mapping[str, str] | None = None
         landings = [one.landing for one in self.recent if one.landing is not None and one.landing.rows]
         for landing in landings:
             if landing.run_id == landings[0].run_id:
-                found = in_both(found, landing.silent)
-        return found or {}
+                silent = in_both(silent, landing.silent)
+        return silent or {}
 
     def reasons(self, now_ms: int) -> list[StreamReason]:
         """Return reasons against trusting the table's newest snapshot alone."""
-        found = []
+        reasons = []
         if silent := silent_texts(self.silent):
             texts = "; ".join(silent[:_SHOWN]) + (f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else "")
-            found.append(StreamReason(StreamCause.SILENT_COLUMNS, f"no record of the last run had a value for {texts}"))
+            reasons.append(
+                StreamReason(StreamCause.SILENT_COLUMNS, f"no record of the last run had a value for {texts}")
+            )
         if self.rolled_back:
             ids = ", ".join(str(one.snapshot_id) for one in self.rolled_back)
             rows = sum(one.rows for one in self.rolled_back)
-            found.append(
+            reasons.append(
                 StreamReason(StreamCause.ROLLBACK, f"landings were rolled back, {rows} rows in snapshots {ids}")
             )
         for cause in (StreamCause.COMPACTION, StreamCause.OTHER_WRITER):
-            these = [one for one in self.since if one.is_compaction is (cause is StreamCause.COMPACTION)]
-            if these:
-                ago = span(max(0, now_ms - these[0].at_ms) / 1000)
-                what = "compactions, which land nothing" if cause is StreamCause.COMPACTION else "of other writers"
-                last = f"the last one is snapshot {these[0].snapshot_id}, {ago} ago"
-                found.append(StreamReason(cause, f"{len(these)} newer snapshots are {what}; {last}"))
-        return found
+            snapshots = [one for one in self.since if one.is_compaction is (cause is StreamCause.COMPACTION)]
+            if snapshots:
+                ago = span(max(0, now_ms - snapshots[0].at_ms) / 1000)
+                kind = "compactions, which land nothing" if cause is StreamCause.COMPACTION else "of other writers"
+                last = f"the last one is snapshot {snapshots[0].snapshot_id}, {ago} ago"
+                reasons.append(StreamReason(cause, f"{len(snapshots)} newer snapshots are {kind}; {last}"))
+        return reasons
 
 
 def look_back(
@@ -153,33 +154,33 @@ def look_back(
     since: list[SnapshotRecord] = []
     met = False
     for snapshot in ledger_store.ancestors(metadata, _head(metadata, branch)):
-        seen = _seen(snapshot, metadata, names)
-        counts = seen.landing is not None or (names is None and bool(operations))
-        met |= seen.landing is not None
-        if topic is not None and seen.landing is not None and topic not in seen.topics:
+        record = _record_of(snapshot, metadata, names)
+        counts = record.landing is not None or (names is None and bool(operations))
+        met |= record.landing is not None
+        if topic is not None and record.landing is not None and topic not in record.topics:
             continue
-        if counts and (not operations or seen.operation in operations):
-            enough = len(recent) >= RECENT and (since_ms is None or seen.at_ms < since_ms)
+        if counts and (not operations or record.operation in operations):
+            enough = len(recent) >= RECENT and (since_ms is None or record.at_ms < since_ms)
             if enough:
                 break
-            recent.append(seen)
+            recent.append(record)
         elif not recent and codec.SUMMARY_LANDING_ID not in ledger_store.summary_of(snapshot):
-            since.append(seen)
+            since.append(record)
         if consumer_group is not None and _starts_over(snapshot, consumer_group):
             break
-    expired = not met and any(ledger.topics for ledger in ledgers(table, consumer_group, branch).values())
+    expired = not met and any(ledger.topics for ledger in read_ledgers(table, consumer_group, branch).values())
     rolled_back = (one for one in _rolled_back(metadata, names, recent) if topic is None or topic in one.topics)
     return BranchHistory(tuple(recent), tuple(since), tuple(rolled_back), expired)
 
 
-def newest(table: Table, most: int) -> list[SnapshotRecord]:
+def newest_snapshots(table: Table, most: int) -> list[SnapshotRecord]:
     """Return the newest snapshots of main, by any writer. Raises UnreadableLedger."""
     metadata = table.metadata
     snapshots = islice(ledger_store.ancestors(metadata, ledger_store.head_of(metadata)), most)
-    return [_seen(snapshot, metadata, None) for snapshot in snapshots]
+    return [_record_of(snapshot, metadata, None) for snapshot in snapshots]
 
 
-def ledgers(table: Table, consumer_group: str | None, branch: str = MAIN_BRANCH) -> Mapping[str, Ledger]:
+def read_ledgers(table: Table, consumer_group: str | None, branch: str = MAIN_BRANCH) -> Mapping[str, Ledger]:
     """Return the ledgers at a branch's head, by group: all, or only the given group.
 
     Raises UndecidedLedger, UnreadableLedger, FormatVersionTooOld, and InvalidArgument if the branch does not exist.
@@ -198,11 +199,11 @@ def _head(metadata: TableMetadata, branch: str) -> int | None:
         return ledger_store.head_of(metadata)
     if (ref := metadata.refs.get(branch)) is None:
         known = ", ".join(sorted(metadata.refs)) or "none"
-        raise InvalidArgument("branch", f"there is no branch {branch!r}; there is {known}.")
+        raise InvalidArgument("branch", f"there is no branch {branch!r}. Known are: {known}.")
     return ref.snapshot_id
 
 
-def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | None) -> SnapshotRecord:
+def _record_of(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | None) -> SnapshotRecord:
     summary = ledger_store.summary_of(snapshot)
     if codec.SUMMARY_GROUP not in summary and (source := summary.get(_SOURCE)) is not None:
         # A cherry-pick has the rows of its source snapshot, but not the lakestream.* keys.
@@ -229,7 +230,7 @@ def _rolled_back(
     metadata: TableMetadata, names: Collection[str] | None, recent: list[SnapshotRecord]
 ) -> Iterator[SnapshotRecord]:
     """Yield landings outside of every branch, newer than all counting snapshots: offsets that may be landed again."""
-    kept = {
+    in_branches = {
         one.snapshot_id
         for branch in {MAIN_BRANCH, *metadata.refs}
         for one in ledger_store.ancestors(metadata, _head(metadata, branch))
@@ -237,10 +238,10 @@ def _rolled_back(
     last = max((one.at_ms for one in recent), default=0)
     for snapshot in metadata.snapshots:
         summary = ledger_store.summary_of(snapshot)
-        if codec.SUMMARY_GROUP in summary and snapshot.snapshot_id not in kept and snapshot.timestamp_ms > last:
-            seen = _seen(snapshot, metadata, names)
-            if seen.landing is not None:
-                yield seen
+        if codec.SUMMARY_GROUP in summary and snapshot.snapshot_id not in in_branches and snapshot.timestamp_ms > last:
+            record = _record_of(snapshot, metadata, names)
+            if record.landing is not None:
+                yield record
 
 
 def _is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
@@ -250,11 +251,11 @@ def _is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
     """
     if operation != "overwrite":
         return operation == "replace"
-    old, new, gone, more_deletes = (
+    old, new, position_deletes, more_deletes = (
         int(summary.get(name, 0))
         for name in ("deleted-records", "added-records", "removed-position-deletes", "added-delete-files")
     )
-    return old > 0 and new == old - gone and not more_deletes
+    return old > 0 and new == old - position_deletes and not more_deletes
 
 
 class TableStreams(Protocol):
@@ -301,7 +302,7 @@ class IcebergStreams:
 
     def ledger(self, consumer_group: str) -> Ledger:
         """Return a group's ledger. Raises UnreadableLedger, UndecidedLedger, FormatVersionTooOld."""
-        return ledgers(self.table, consumer_group)[consumer_group]
+        return read_ledgers(self.table, consumer_group)[consumer_group]
 
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> BranchHistory:
         """Return a group's landings, of a topic or all. Raises UnreadableLedger, UndecidedLedger."""
@@ -313,4 +314,4 @@ class IcebergStreams:
 
     def after(self, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
         """Return the landings after a cursor. Raises UnreadableLedger, FormatVersionTooOld."""
-        return told.after(self.table, ledger_store.name_of(self.table), cursor, consumer_group)
+        return landings_after(self.table, ledger_store.name_of(self.table), cursor, consumer_group)

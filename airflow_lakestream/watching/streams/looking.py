@@ -25,7 +25,7 @@ from airflow_lakestream.watching.books import of_checkpoint
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, TopicLook, backlog_of, topics_of
 from airflow_lakestream.watching.streams.landings import TableStreams
-from airflow_lakestream.watching.streams.status import SparkQuery, StreamFacts, StreamStatus, status
+from airflow_lakestream.watching.streams.status import SparkQuery, StreamFacts, StreamStatus, stream_status
 
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
@@ -69,24 +69,24 @@ class StreamSearch:
     landings_ms: int | None = None
 
     def streams(self, now_ms: int, max_age: float) -> list[StreamStatus]:
-        """Look at all streams; see `status.status` for the arguments.
+        """Look at all streams; see `status.stream_status` for the arguments.
 
         A stream that can't be looked at is in the list, in the state UNSEEN. Raises InvalidArgument if a table or
         namespace does not exist, NotThere without a checkpoint, and the errors of opening a catalog or a store.
         """
         topics = _LookTopics(self.kafka, int(now_ms - max_age * 1000))
-        found: list[StreamFacts] = []
+        all_facts: list[StreamFacts] = []
         queries: list[SparkQuery] = []
         for location in self.checkpoints:
-            found += _or_why(
+            all_facts += _or_problem(
                 self._of_checkpoint(location, queries, topics), StreamFacts("", "", "", checkpoint=location)
             )
         for name in self._names(queries):
             own = [query for query in queries if query.inputs["table"] == name]
             # No table can be looked at without its catalog or store: errors of opening these end the look.
             lake = self.lakes.catalog() if lake_of(name).has_catalog else self.lakes.storage()
-            found += _or_why(self._of_table(lake, name, own, topics), StreamFacts(name, "", ""))
-        return [status(facts, now_ms, max_age) for facts in found]
+            all_facts += _or_problem(self._of_table(lake, name, own, topics), StreamFacts(name, "", ""))
+        return [stream_status(facts, now_ms, max_age) for facts in all_facts]
 
     def _names(self, queries: Iterable[SparkQuery]) -> list[str]:
         names = dict.fromkeys(self.tables)
@@ -110,29 +110,31 @@ class StreamSearch:
         if (query := self._query(location)) is not None:
             queries.append(query)
             return
-        known = of_checkpoint(location, self.lakes.properties(location))
-        got_on = None if known.newest_at is None else int(known.newest_at * 1000)
-        for topic in known.topics:
-            facts = StreamFacts("", "", topic, checkpoint=location, got_on_ms=got_on)
-            yield topics.compared(facts, lambda state: TopicBacklog(state, TopicEntry(), *known.unread(state)))
+        progress = of_checkpoint(location, self.lakes.properties(location))
+        newest_ms = None if progress.newest_at is None else int(progress.newest_at * 1000)
+        for topic in progress.topics:
+            facts = StreamFacts("", "", topic, checkpoint=location, newest_ms=newest_ms)
+            yield topics.compared(facts, lambda state: TopicBacklog(state, TopicEntry(), *progress.unread(state)))
 
     def _of_table(self, lake: Any, name: str, queries: list[SparkQuery], topics: _LookTopics) -> Iterator[StreamFacts]:
         streams: TableStreams | None = lake_of(name).part("books").at(lake, name)
         if streams is None:
             # Catalogs also list tables of other formats, and tables that are just being dropped.
             if not queries and name in self.tables:
-                where = "at" if is_place(name) else "in the catalog:"
+                where = "at" if is_delta_location(name) else "in the catalog:"
                 raise InvalidArgument("table", f"there is no table {where} {name}.")
             yield from (self._of_query(query, name) for query in queries)
             return
-        left = list(queries)
+        other_queries = list(queries)
         for group in streams.groups():
             if self.group in (None, group):
-                own = next((query for query in left if query.inputs.get("group") == group), None)
-                left = [query for query in left if query is not own]
+                own = next((query for query in other_queries if query.inputs.get("group") == group), None)
+                other_queries = [query for query in other_queries if query is not own]
                 for facts in self._of_group(streams, name, group, topics):
                     yield replace(facts, query=own)
-        yield from (self._of_query(query, name) for query in left if self.group in (None, query.inputs.get("group")))
+        yield from (
+            self._of_query(query, name) for query in other_queries if self.group in (None, query.inputs.get("group"))
+        )
 
     def _of_group(self, streams: TableStreams, name: str, group: str, topics: _LookTopics) -> Iterator[StreamFacts]:
         try:
@@ -140,7 +142,7 @@ class StreamSearch:
             since = None if self.landings_ms is None else int(time.time() * 1000) - self.landings_ms
             histories = {topic: streams.history(group, topic, since) for topic in topics_of(ledger)}
         except Exception as e:  # noqa: BLE001  # the error becomes the problem of this stream; the others go on
-            yield StreamFacts(name, group, "", problem=_why(e, streams.problems))
+            yield StreamFacts(name, group, "", problem=_problem_of(e, streams.problems))
             return
         for topic, history in histories.items():
             stale = tuple(LedgerTypes(ledger.types).stale)
@@ -160,32 +162,33 @@ class _LookTopics:
     before_ms: int
     unanswered: list[KafkaUnavailable] = field(default_factory=list)
 
-    def compared(self, facts: StreamFacts, backlog: Callable[[TopicState], TopicBacklog]) -> StreamFacts:
+    def compared(self, facts: StreamFacts, read_backlog: Callable[[TopicState], TopicBacklog]) -> StreamFacts:
         """Return the facts with the backlog in the stream's topic, or with the problem of finding the backlog."""
         try:
             if len(self.unanswered) >= _UNANSWERED:
                 raise self.unanswered[-1]
-            found = backlog(self.kafka.topic(facts.topic))
-            unread = run_now(TopicLook("", self.kafka, found.state).waiting(found.lacking, found.lost, self.before_ms))
-            return replace(facts, backlog=replace(found, overdue=unread.overdue, crowded=unread.crowded))
+            backlog = read_backlog(self.kafka.topic(facts.topic))
+            look = TopicLook("", self.kafka, backlog.state)
+            unread = run_now(look.waiting(backlog.lacking, backlog.lost, self.before_ms))
+            return replace(facts, backlog=replace(backlog, overdue=unread.overdue, crowded=unread.crowded))
         except Exception as e:  # noqa: BLE001  # the error becomes the problem of this stream; the others go on
             if isinstance(e, KafkaUnavailable):
                 self.unanswered.append(e)
-            return replace(facts, problem=_why(e, _OF_STREAM))
+            return replace(facts, problem=_problem_of(e, _OF_STREAM))
 
 
-def _or_why(found: Iterator[StreamFacts], unseen: StreamFacts) -> Iterator[StreamFacts]:
+def _or_problem(facts: Iterator[StreamFacts], unseen: StreamFacts) -> Iterator[StreamFacts]:
     """Yield the facts found, and after an error `unseen` with the problem."""
     try:
-        yield from found
+        yield from facts
     except (InvalidArgument, NotThere):
         # The caller has named the missing table, namespace or checkpoint.
         raise
     except Exception as e:  # noqa: BLE001  # the error becomes the problem of this stream; the others go on
-        yield replace(unseen, problem=_why(e))
+        yield replace(unseen, problem=_problem_of(e))
 
 
-def _why(error: Exception, of_stream: tuple[type[Exception], ...] = ()) -> StreamReason:
+def _problem_of(error: Exception, of_stream: tuple[type[Exception], ...] = ()) -> StreamReason:
     """Return the reason for a stream's state, or for a failed look."""
     text = str(error) if isinstance(error, LakestreamError) else f"{type(error).__name__}: {error}"
     return StreamReason(StreamCause.UNUSABLE if isinstance(error, of_stream) else StreamCause.COULD_NOT_LOOK, text)
@@ -195,6 +198,6 @@ def _entry(ledger: Ledger, topic: str) -> TopicEntry:
     return sum((entry for identity, entry in ledger.topics.items() if identity.topic == topic), TopicEntry())
 
 
-def is_place(table: str) -> bool:
+def is_delta_location(table: str) -> bool:
     """Return whether the name is the path or URI of a Delta table, not a name in a catalog."""
     return TableFormat.of(table) is TableFormat.DELTA

@@ -17,7 +17,7 @@ from airflow_lakestream.core.ledger import LandingEngine, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
 from airflow_lakestream.driver.progress import DriverProgress
-from airflow_lakestream.watching.causes import StreamCause, StreamReason, some, span
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, span
 from airflow_lakestream.watching.lag.waiting import TopicBacklog
 from airflow_lakestream.watching.streams.landings import BranchHistory, SnapshotRecord
 
@@ -62,7 +62,7 @@ class SparkQuery:
             return StreamReason(StreamCause.VANISHED_QUERY, f"its driver, {lease}, was last heard of {ago} ago")
         if lease.outcome is DriverOutcome.FAILED:
             return StreamReason(
-                StreamCause.FAILED_QUERY, f"its driver failed {ago} ago: {lease.error or 'its log says why'}"
+                StreamCause.FAILED_QUERY, f"its driver failed {ago} ago: {lease.error or 'its log has the reason'}"
             )
         if lease.outcome is DriverOutcome.STOPPED:
             return StreamReason(
@@ -70,11 +70,11 @@ class SparkQuery:
             )
         if lease.outcome is DriverOutcome.DONE:
             return None
-        still = now - max(self.progress.moved_at, lease.taken_at)
-        if still > max_age:
+        unmoved = now - max(self.progress.moved_at, lease.taken_at)
+        if unmoved > max_age:
             doing = f", last: {self.progress.doing}" if self.progress.doing else ""
             return StreamReason(
-                StreamCause.STUCK_QUERY, f"its driver is there, and has not moved for {span(still)}{doing}"
+                StreamCause.STUCK_QUERY, f"its driver is running, but has made no progress for {span(unmoved)}{doing}"
             )
         return None
 
@@ -84,7 +84,7 @@ class StreamFacts:
     """Facts about a stream; `problem` is the error of a failed look.
 
     For a query of another application than the bundled apps all facts are from its `checkpoint`: no table, no group, no
-    lease; and `got_on_ms`, the time of its last progress, in milliseconds since the epoch.
+    lease; and `newest_ms`, the time of its last progress, in milliseconds since the epoch.
     """
 
     table: str
@@ -96,7 +96,7 @@ class StreamFacts:
     problem: StreamReason | None = None
     entry: TopicEntry | None = None
     checkpoint: str | None = None
-    got_on_ms: int | None = None
+    newest_ms: int | None = None
     # Columns that were dropped in the source and added again, see `core.source_types`.
     stale: tuple[str, ...] = ()
 
@@ -104,7 +104,7 @@ class StreamFacts:
     def reached_ms(self) -> int | None:
         """Time of the last progress, in milliseconds since the epoch."""
         newest = self.history.newest
-        return self.got_on_ms if newest is None else newest.at_ms
+        return self.newest_ms if newest is None else newest.at_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +159,13 @@ class StreamStatus:
         }
 
 
-def status(facts: StreamFacts, now_ms: int, max_age: float) -> StreamStatus:
+def stream_status(facts: StreamFacts, now_ms: int, max_age: float) -> StreamStatus:
     """Decide about the state of a stream.
 
     :param max_age: seconds for which a record may wait, and for which nothing may land while some wait.
     """
     age = None if facts.reached_ms is None else max(0, now_ms - facts.reached_ms) / 1000
-    state, reasons = _decide(facts, now_ms, max_age, age)
+    state, reasons = _decide_state(facts, now_ms, max_age, age)
     backlog = facts.backlog
     entry = backlog.entry if backlog is not None else facts.entry
     query = facts.query
@@ -189,66 +189,68 @@ def status(facts: StreamFacts, now_ms: int, max_age: float) -> StreamStatus:
     )
 
 
-def _decide(
+def _decide_state(
     facts: StreamFacts, now_ms: int, max_age: float, age: float | None
 ) -> tuple[StreamState, list[StreamReason]]:
     stale = [StreamReason(StreamCause.STALE_COLUMNS, stale_text(facts.stale))] if facts.stale else []
-    beside = [*stale, *facts.history.reasons(now_ms)]
+    additional = [*stale, *facts.history.reasons(now_ms)]
     if facts.problem is not None:
         unseen = facts.problem.cause is StreamCause.COULD_NOT_LOOK
-        return StreamState.UNSEEN if unseen else StreamState.FAILING, [facts.problem, *beside]
+        return StreamState.UNSEEN if unseen else StreamState.FAILING, [facts.problem, *additional]
     query = facts.query.reason(now_ms, max_age) if facts.query is not None else None
     of_query, backlog = [query] if query is not None else [], facts.backlog
     if query is not None and query.cause is StreamCause.FAILED_QUERY:
-        return StreamState.FAILING, [query, *_late(backlog), *beside]
+        return StreamState.FAILING, [query, *_late_reasons(backlog), *additional]
     if backlog is None:
         # A query that has landed nothing yet has no ledger to compare with the topic.
-        nothing = StreamReason(StreamCause.NO_LANDING, "nothing was landed yet")
-        return StreamState.STALLED if query is not None else StreamState.LANDING, [*of_query, nothing, *beside]
+        no_landing = StreamReason(StreamCause.NO_LANDING, "nothing was landed yet")
+        return StreamState.STALLED if query is not None else StreamState.LANDING, [*of_query, no_landing, *additional]
     if backlog.lost:
         lost = StreamReason(
-            StreamCause.LOST_RECORDS, f"Kafka no longer has {some(backlog.lost)}, and the table never had it"
+            StreamCause.LOST_RECORDS, f"Kafka no longer has {format_ranges(backlog.lost)}, and the table never had it"
         )
-        return StreamState.FAILING, [lost, *of_query, *beside]
+        return StreamState.FAILING, [lost, *of_query, *additional]
     lands = age is not None and age <= max_age
     if backlog.overdue:
-        state, waits = _overdue(facts, backlog, max_age, age)
-        late = waits if query is None else StreamReason(query.cause, f"{query.text}; {waits.text}")
-        return state, [late, *_late(backlog), *beside]
+        state, overdue = _overdue_state(facts, backlog, max_age, age)
+        late = overdue if query is None else StreamReason(query.cause, f"{query.text}; {overdue.text}")
+        return state, [late, *_late_reasons(backlog), *additional]
     # The records that wait have just arrived.
     if lands or backlog.lacking:
-        return StreamState.LANDING, [*of_query, *beside]
+        return StreamState.LANDING, [*of_query, *additional]
     return StreamState.IDLE, [
         *of_query,
         StreamReason(StreamCause.IDLE_TOPIC, f"all of {facts.topic} is landed"),
-        *beside,
+        *additional,
     ]
 
 
-def _overdue(
+def _overdue_state(
     facts: StreamFacts, backlog: TopicBacklog, max_age: float, age: float | None
 ) -> tuple[StreamState, StreamReason]:
-    waits = f"{backlog.overdue.width} offsets wait for more than {span(max_age)}: {some(backlog.overdue)}"
+    text = f"{backlog.overdue.width} offsets wait for more than {span(max_age)}: {format_ranges(backlog.overdue)}"
     if backlog.crowded:
         where = f"{backlog.topic}[{', '.join(map(str, sorted(backlog.crowded)))}]"
-        waits += (
+        text += (
             f" (too many or too large are unread in {where}: they are not looked at one by one, and count as overdue)"
         )
     if age is not None and age <= max_age:
-        return StreamState.BEHIND, StreamReason(StreamCause.SLOW_CONSUMER, waits)
+        return StreamState.BEHIND, StreamReason(StreamCause.SLOW_CONSUMER, text)
     stopped = StreamCause.STOPPED_CONSUMER if facts.checkpoint is None else StreamCause.STOPPED_QUERY
     since = "nothing was landed yet" if age is None else f"nothing was landed for {span(age)}"
-    return StreamState.STALLED, StreamReason(stopped, f"{since}, and {waits}")
+    return StreamState.STALLED, StreamReason(stopped, f"{since}, and {text}")
 
 
-def _late(backlog: TopicBacklog | None) -> Iterator[StreamReason]:
+def _late_reasons(backlog: TopicBacklog | None) -> Iterator[StreamReason]:
     """Yield a reason if only part of the partitions is late."""
     if backlog is None or not backlog.overdue:
         return
     late = [partition for _, partition in backlog.overdue.partitions]
     if len(late) < len(backlog.state.marks):
         where = f"{backlog.topic}[{', '.join(map(str, late))}]"
-        yield StreamReason(StreamCause.LATE_PARTITION, f"only {where} has overdue offsets: {some(backlog.overdue)}")
+        yield StreamReason(
+            StreamCause.LATE_PARTITION, f"only {where} has overdue offsets: {format_ranges(backlog.overdue)}"
+        )
 
 
 def _engine(facts: StreamFacts, now_ms: int) -> LandingEngine | None:

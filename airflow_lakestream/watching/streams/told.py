@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 from airflow_lakestream.core.landing.report import triples
 from airflow_lakestream.core.ledger import Landing, LandingEngine
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.untold import EventCursor, head_cursor, landing_in, untold
+from airflow_lakestream.core.untold import EventCursor, head_cursor, landing_in, pending_snapshots
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.tables.instants import iso
 from airflow_lakestream.tables.rejects.settlement import names_of
@@ -49,7 +49,7 @@ class EventCommit:
     schema_changes: Sequence[str] = field(default_factory=list)
 
 
-def told(
+def event_of(
     cursor: EventCursor, commit: EventCommit, group: str, landing: Landing, *, is_cut: bool = False
 ) -> LandingEvent:
     """Return the event of a landing; see docs/events.md.
@@ -80,7 +80,7 @@ def told(
     return LandingEvent(cursor, event, max((end for _, end in covered), default=None))
 
 
-def after(table: Table, name: str, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
+def landings_after(table: Table, name: str, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
     """Return the landings of main's history after a cursor.
 
     :param name: the table, as users write it.
@@ -93,15 +93,15 @@ def after(table: Table, name: str, cursor: EventCursor, consumer_group: str | No
         raise ledger_store.FormatVersionTooOld(name)
     facts, table_id = ledger_store.facts_of(metadata), str(metadata.table_uuid)
     names = None if consumer_group is None else names_of(metadata.properties, consumer_group)
-    history = untold(facts, cursor.of(table_id))
-    found: list[LandingEvent] = []
+    history = pending_snapshots(facts, cursor.of(table_id))
+    events: list[LandingEvent] = []
     for one in history.snapshots:
         pair = landing_in(facts, one)
         if pair is None or (names is not None and pair[0] not in names):
             continue
         snapshot = metadata.snapshot_by_id(one.snapshot_id)
         assert snapshot is not None, "its facts come from the same metadata"
-        here = EventCursor(one.sequence_number, one.snapshot_id, table_id)
+        event_cursor = EventCursor(one.sequence_number, one.snapshot_id, table_id)
         commit = EventCommit(
             table=name,
             snapshot_id=one.snapshot_id,
@@ -109,8 +109,8 @@ def after(table: Table, name: str, cursor: EventCursor, consumer_group: str | No
             at_ms=snapshot.timestamp_ms,
             schema_changes=changes_in(snapshot),
         )
-        found.append(told(here, commit, *pair, is_cut=history.is_cut and not found))
-    return NewLandings(tuple(found), head_cursor(facts, table_id) if history.leads_on else None)
+        events.append(event_of(event_cursor, commit, *pair, is_cut=history.is_cut and not events))
+    return NewLandings(tuple(events), head_cursor(facts, table_id) if history.leads_on else None)
 
 
 def _by_topic(ranges: Mapping[str, RangeSet]) -> dict[str, list[list[int]]]:

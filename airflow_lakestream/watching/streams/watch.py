@@ -11,7 +11,7 @@ from airflow_lakestream.core.policies import MissingPolicy
 from airflow_lakestream.core.untold import EventCursor
 from airflow_lakestream.lakes.formats import LakeFormat, lake_of
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.asking import LookConnections, LookOutcome, LookQuestion, NotThere, guarded
+from airflow_lakestream.watching.asking import LookConnections, LookOutcome, LookQuestion, NotThere, look_safely
 from airflow_lakestream.watching.checks import make_check
 from airflow_lakestream.watching.source import OPENED, ask_table
 from airflow_lakestream.watching.streams.told import LandingEvent, NewLandings
@@ -43,44 +43,44 @@ class LandingWatch:
         """The format of the table."""
         return lake_of(self.table)
 
-    def cursor(self, places: LookConnections) -> Step:
+    def cursor(self, connections: LookConnections) -> Step:
         """Return the cursor after all landings up to now, or the first cursor without a table."""
         try:
-            streams = yield from self._streams(places)
+            streams = yield from self._streams(connections)
         except NotThere:
             return EventCursor()
         return (yield LookQuestion((*self._key, "cursor"), streams.cursor, keep=0.0))
 
-    def after(self, places: LookConnections, cursor: EventCursor, most: int) -> Step:
-        """Return `told.Found`: at most `most` landings after a cursor.
+    def after(self, connections: LookConnections, cursor: EventCursor, most: int) -> Step:
+        """Return `NewLandings`: at most `most` landings after a cursor.
 
         Raises NotThere, the errors in the streams' `problems`, and errors of the catalog or the store.
         """
-        streams = yield from self._streams(places)
+        streams = yield from self._streams(connections)
         answer = partial(streams.after, cursor, self.consumer_group)
-        found: NewLandings = yield LookQuestion((*self._key, cursor, self.consumer_group), answer, keep=0.0)
+        new_landings: NewLandings = yield LookQuestion((*self._key, cursor, self.consumer_group), answer, keep=0.0)
         landings = []
-        for one in found.landings[:most]:
-            landings.append((yield from self._completed(places, one)))
-        return NewLandings(tuple(landings), found.head if len(found.landings) <= most else None)
+        for one in new_landings.landings[:most]:
+            landings.append((yield from self._with_completeness(connections, one)))
+        return NewLandings(tuple(landings), new_landings.head if len(new_landings.landings) <= most else None)
 
     @property
     def _key(self) -> tuple[Any, ...]:
         return ("landings", self.iceberg_conn_id, self.storage_conn_id, self.table)
 
-    def _streams(self, places: LookConnections) -> Step:
-        """Open the table. Returns `landings.Streams`; raises NotThere."""
+    def _streams(self, connections: LookConnections) -> Step:
+        """Open the table. Returns `TableStreams`; raises NotThere."""
         books = self.lake.part("books")
         if self.lake.has_catalog:
-            return books((yield from ask_table(places, self.iceberg_conn_id, self.table)))
+            return books((yield from ask_table(connections, self.iceberg_conn_id, self.table)))
         conn_id = self.storage_conn_id
-        storage = yield LookQuestion(("delta", conn_id), lambda: places.delta(conn_id), keep=OPENED)
+        storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), keep=OPENED)
         streams = yield LookQuestion((*self._key, "open"), partial(books.at, storage, self.table), keep=0.0)
         if streams is None:
             raise NotThere(f"table: there is no Delta table at {self.table!r}.")
         return streams
 
-    def _completed(self, places: LookConnections, one: LandingEvent) -> Step:
+    def _with_completeness(self, connections: LookConnections, one: LandingEvent) -> Step:
         """Set `complete_through` of the event, if the landing covers time and Kafka can be asked."""
         if one.until_ms is None or self.kafka_conn_id is None or not self.lake.has_catalog:
             return one
@@ -93,6 +93,6 @@ class LandingWatch:
             "missing": MissingPolicy.WAIT,
         }
         check = make_check("freshness", arguments)
-        verdict = yield from guarded(check, places, 0.0)
+        verdict = yield from look_safely(check, connections, 0.0)
         through = iso(one.until_ms) if verdict.outcome is LookOutcome.DONE else None
         return replace(one, event={**one.event, "complete_through": through})

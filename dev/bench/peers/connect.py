@@ -15,7 +15,7 @@ from airflow_lakestream.config.arguments import ALL, proven_share
 from airflow_lakestream.connect.client import ConnectClient, ConnectWorkers
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectorSupervision
-from airflow_lakestream.connect.iceberg_sink import complete
+from airflow_lakestream.connect.iceberg_sink import complete_config
 from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.driver.supervisor import SupervisionLimits
@@ -101,7 +101,7 @@ def _driving(
         "value.converter": "org.apache.kafka.connect.json.JsonConverter",
         "value.converter.schemas.enable": "false",
     }
-    sink = complete(name, given, CATALOG, _INTERVAL_S)
+    sink = complete_config(name, given, CATALOG, _INTERVAL_S)
     limits = SupervisionLimits(stall_timeout=sink.commit_bound)
     kind, group = ConnectorKind.ICEBERG_SINK, sink.coordinator_group
     spec = ConnectorSpec(name, kind, sink.config, limits, 0.5, _INTERVAL_S, sink, group)

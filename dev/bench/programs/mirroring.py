@@ -43,7 +43,7 @@ Take = Callable[..., Mapping[str, Any]]
 BATCH, DECODE = "whole batch", "decode and hand over (executors)"
 # Each is a part of the batch, and of no other one.
 PHASES: tuple[tuple[Any, str, str], ...] = (
-    (mirror_module, "apart", "read what was handed over"),
+    (mirror_module, "read_bare", "read what was handed over"),
     (CommitEvents, "joined", "read what was handed over"),
     (mirror_module, "newest", "last event of each key"),
     (BatchMerger, "_looked_up", "which rows of which files"),

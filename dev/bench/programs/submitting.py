@@ -19,9 +19,9 @@ class SubmitToTheEnd(SparkStreamingSubmitOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Run it, and wait for what is left of the driver."""
         report = super().execute(context)
-        assert self._driving is not None
-        assert self._driving.handle is not None
-        process = self._driving.handle.process
+        assert self._supervisor is not None
+        assert self._supervisor.handle is not None
+        process = self._supervisor.handle.process
         if process is not None:
             with suppress(psutil.NoSuchProcess):
                 psutil.Process(process.pid).wait()

@@ -56,7 +56,7 @@ def test_a_task_lands_in_a_delta_table_and_its_retry_reports_what_was_landed(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"table": "{{ 'lake.clicks' }}"}, "no place of a Delta table"),
+        ({"table": "{{ 'lake.clicks' }}"}, "not a place of a Delta table"),
         ({"partition_by": ["day(_kafka_timestamp)"]}, "CAST"),
         ({"table_format": "iceberg", "table": "lake.t", "storage_conn_id": "x"}, "storage_conn_id"),
     ],

@@ -40,7 +40,7 @@ class LocalLandingOperator(SupervisedOperator):
 
     template_fields: Sequence[str] = (*templated(__init__), *SupervisedOperator.template_fields)
 
-    def driving(self, context: Context, wait: Callable[[float], None]) -> DriverSupervision:
+    def new_supervisor(self, context: Context, wait: Callable[[float], None]) -> DriverSupervision:
         """Return what finds or submits the driver."""
         from airflow_lakestream.driver.detached import DetachedBackend, DetachedJob
         from airflow_lakestream.driver.driving import DriverSupervision, StreamSpec
@@ -51,8 +51,8 @@ class LocalLandingOperator(SupervisedOperator):
         from airflow_lakestream.operators.base import run_key
 
         location, owner = str(self.checkpoint_location), run_key(context)
-        content = {"checkpoint_location": location, "landing": dict(self.what()), "pause": self.pause}
-        known = {"fingerprint": fingerprint_of(content), "inputs": {"topic": self.what()["topic"]}}
+        content = {"checkpoint_location": location, "landing": dict(self.stream_names()), "pause": self.pause}
+        known = {"fingerprint": fingerprint_of(content), "inputs": {"topic": self.stream_names()["topic"]}}
         secret = {"kafka": KafkaHook().configuration(), "catalog": IcebergHook().properties()}
         config = DriverConfig({**content, **known, **secret, "owner": owner}, known["fingerprint"], known["inputs"])
         spec = StreamSpec(
@@ -67,7 +67,7 @@ class LocalLandingOperator(SupervisedOperator):
 
         return DriverSupervision(spec, DetachedBackend(), prepare, wait)
 
-    def what(self) -> Mapping[str, Any]:
+    def stream_names(self) -> Mapping[str, Any]:
         """Return the landing's arguments."""
         return {"consumer_group": self.dag_id, **self.landing}
 

@@ -64,8 +64,8 @@ def test_state_in_files_beside_is_found_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "written in part"),
-        (b"not of Flink at all", "none of Flink's"),
+        (b"", "_metadata is incomplete"),
+        (b"not of Flink at all", "not written by Flink"),
         (HEAD + split("clicks", 0, 7) + split("clicks", 0, 8), "two sources"),
     ],
 )

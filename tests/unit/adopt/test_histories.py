@@ -77,21 +77,25 @@ def histories(draw: st.DrawFn, *, loses: bool = True) -> History:
     return History(Log(marks, records), rows, starts, ends)
 
 
-def positions(rows: set[Place], *, all_tell: bool) -> TableRowPositions:
-    placed = sorted(rows) if all_tell else []
+def positions(rows: set[Place], *, all_have_positions: bool) -> TableRowPositions:
+    placed = sorted(rows) if all_have_positions else []
     columns = [["clicks"] * len(placed), [p for p, _ in placed], [o for _, o in placed]]
     types = [pa.string(), pa.int32(), pa.int64()]
     arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
     found = RowPositions.of([pa.table(dict(zip(COORDINATES, arrays, strict=True)))])
-    return TableRowPositions(rows=found, all_tell=all_tell, in_own_columns=True, text="", total=len(rows))
+    return TableRowPositions(
+        rows=found, all_have_positions=all_have_positions, in_own_columns=True, text="", total=len(rows)
+    )
 
 
 def decide(
-    history: History, claim: PositionClaim, *, all_tell: bool, held: RangeSet | None = None
+    history: History, claim: PositionClaim, *, all_have_positions: bool, held: RangeSet | None = None
 ) -> AdoptionDecision | None:
     """Decide; None where there is nothing to adopt."""
     log: Any = history.log
-    topic = TopicAdoption(claim, positions(history.rows, all_tell=all_tell), held or RangeSet(), log, log)
+    topic = TopicAdoption(
+        claim, positions(history.rows, all_have_positions=all_have_positions), held or RangeSet(), log, log
+    )
     try:
         return topic.decide()
     except CannotAdopt as e:
@@ -116,7 +120,7 @@ def test_the_next_run_lands_exactly_what_has_no_row(history: History, by_rows: b
         if by_rows
         else PositionClaim(source="tool", ends=history.ends, starts=history.starts)
     )
-    decision = decide(history, claim, all_tell=True)
+    decision = decide(history, claim, all_have_positions=True)
     if decision is None:
         assert not history.rows
         return
@@ -134,7 +138,7 @@ def test_the_next_run_lands_exactly_what_has_no_row(history: History, by_rows: b
 @given(histories(loses=False))
 def test_where_rows_tell_nothing_the_next_run_begins_at_the_tools_position(history: History) -> None:
     claim = PositionClaim(source="tool", ends=history.ends, starts=history.starts)
-    decision = decide(history, claim, all_tell=False)
+    decision = decide(history, claim, all_have_positions=False)
     if decision is None:
         assert history.rows.isdisjoint(history.log.records)
         return
@@ -153,7 +157,7 @@ def test_a_position_behind_the_rows_is_refused(history: History, data: st.DataOb
     partition, offset = data.draw(st.sampled_from(sorted(history.rows)))
     behind = {**history.ends, partition: offset}
     with pytest.raises(CannotAdopt, match=r"has rows at .*beyond the position"):
-        decide(history, PositionClaim(source="tool", ends=behind), all_tell=True)
+        decide(history, PositionClaim(source="tool", ends=behind), all_have_positions=True)
 
 
 @given(histories(), st.data())
@@ -161,16 +165,16 @@ def test_a_position_ahead_of_the_log_is_refused(history: History, data: st.DataO
     partition = data.draw(st.sampled_from(sorted(history.log.marks)))
     ahead = {**history.ends, partition: history.log.marks[partition].end + 1}
     with pytest.raises(CannotAdopt, match=r"ahead of the log, which ends at"):
-        decide(history, PositionClaim(source="tool", ends=ahead), all_tell=False)
+        decide(history, PositionClaim(source="tool", ends=ahead), all_have_positions=False)
     with pytest.raises(CannotAdopt, match="no such partition"):
-        decide(history, PositionClaim(source="tool", ends={**history.ends, 99: 0}), all_tell=False)
+        decide(history, PositionClaim(source="tool", ends={**history.ends, 99: 0}), all_have_positions=False)
 
 
 @given(histories(), st.data())
 def test_what_ledgers_hold_is_not_adopted_a_second_time(history: History, data: st.DataObject) -> None:
     some = data.draw(st.sets(st.sampled_from(sorted(history.rows)))) if history.rows else set()
     held = RangeSet(one for p, o in some for one in RangeSet.of("clicks", p, o, o + 1))
-    decision = decide(history, PositionClaim(source="rows"), all_tell=True, held=held)
+    decision = decide(history, PositionClaim(source="rows"), all_have_positions=True, held=held)
     if decision is None:
         assert history.rows == some
         return

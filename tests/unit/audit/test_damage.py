@@ -39,7 +39,7 @@ def test_missing_doubled_and_unexpected_ranges_are_taken_on() -> None:
     result = look(missing=of(3, 5), doubled=(DoubledRange(7, 9, 3),), unexpected=of(100, 101))
     [topic] = damage_of(result, books()).topics
     assert (topic.missing, topic.doubled, topic.unexpected) == (of(3, 5), of(7, 9), of(100, 101))
-    assert (topic.identity, topic.rows_gone) == (ID, 0)
+    assert (topic.identity, topic.rows_vanished) == (ID, 0)
 
 
 def test_a_clean_result_has_no_damage() -> None:
@@ -67,7 +67,7 @@ def test_adopted_offsets_are_not_taken_for_those_that_lack_a_row() -> None:
     counted = CountComparison("t", 50, 48, "t")
     result = look(counted, not_verifiable=of(0, 60))
     [topic] = damage_of(result, books(adopted=of(0, 50), counts=Counts(50, 50))).topics
-    assert (topic.gone, topic.rows_gone) == (of(50, 60), 2)
+    assert (topic.vanished, topic.rows_vanished) == (of(50, 60), 2)
 
 
 def test_missing_rows_of_other_tools_are_left() -> None:
@@ -85,7 +85,7 @@ def test_rejected_records_are_told_by_their_offsets() -> None:
     audit = PartitionAudit("t", 0, missing=of(3, 5), both=of(7, 8), rejects=OffsetTally([(7, 9)]))
     books_ = books(counts=Counts(100, 97, rejected=3))
     [topic] = damage_of(AuditResult("lake.t", "g", 1, True, [audit]), books_).topics
-    assert (topic.missing, topic.doubled, topic.beside) == (of(3, 5), RangeSet(), of(7, 8))
+    assert (topic.missing, topic.doubled, topic.with_row_and_reject) == (of(3, 5), RangeSet(), of(7, 8))
     assert (topic.rejected, topic.rejects_lacking) == (of(7, 8), 1)
 
 
@@ -96,7 +96,7 @@ def test_several_incarnations_are_left() -> None:
 def test_rows_missing_where_kafka_shows_nothing_are_gone_by_the_count() -> None:
     count = CountComparison("t, beyond the ranges named", 100, 98, "t")
     [topic] = damage_of(look(count, not_verifiable=of(0, 40)), books(forgotten=of(0, 5), lost=of(5, 9))).topics
-    assert (topic.gone, topic.rows_gone) == (of(9, 40), 2)
+    assert (topic.vanished, topic.rows_vanished) == (of(9, 40), 2)
 
 
 def test_rows_missing_of_compacted_records_are_said() -> None:

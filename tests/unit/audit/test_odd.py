@@ -57,24 +57,26 @@ def test_no_row_of_another_writer_escapes_or_ends_the_full_audit(files: list[lis
     found, result = RowPositions(), empty(full=True)
     for file in (LANDED, *files):
         found.add(rows(file))
-    result.odd += found.odd
+    result.impossible += found.impossible
     log = LogRecords(T, {("t", 0): OffsetTally([(0, 10)])}, RangeSet.of("t", 0, 0, 10))
     for topic in ("t", "another"):
         judge_topic(result, BOOKS, found, RowPositions(), AdoptedRows(), topic, log if topic == "t" else None)
 
     strangers = [one for file in files for one in file]
-    odd: dict = defaultdict(list)
+    impossible: dict = defaultdict(list)
     for topic, partition, offset in strangers:
         if (topic, partition, offset) == (None, None, None) or (topic, partition, offset) in LANDED:
             continue
         if None in (topic, partition, offset) or partition < 0 or not 0 <= offset < GREATEST:
-            odd[topic, partition].append(offset)
+            impossible[topic, partition].append(offset)
         else:
             [audited] = [one for one in result.partitions if (one.topic, one.partition) == (topic, partition)]
             assert audited.unexpected & RangeSet.of(topic, partition, offset, offset + 1)
-    assert {one.key: one.rows for one in result.odd} == {key: len(offsets) for key, offsets in odd.items()}
-    for one in result.odd:
-        known = [offset for offset in odd[one.key] if offset is not None]
+    assert {one.key: one.rows for one in result.impossible} == {
+        key: len(offsets) for key, offsets in impossible.items()
+    }
+    for one in result.impossible:
+        known = [offset for offset in impossible[one.key] if offset is not None]
         assert (one.low, one.high) == ((min(known), max(known)) if known else (None, None))
     assert found.without_position == strangers.count((None, None, None))
     result.to_dict()

@@ -131,9 +131,9 @@ def test_first_records_without_a_row_tell_no_columns_and_truncations_among_them_
     cut, row, own = write("t", None, ID), write("c", {"id": 1}, ID), b'{"ts_ms":1700000000000}'
     decoders = decoders_of(write, ID)
     for values in ([cut], [None, cut, own], [cut, cut]):
-        assert (decoders(None, batch(values)), decoders.waits(batch(values))) == (None, True)
+        assert (decoders(None, batch(values)), decoders.keeps_for_later(batch(values))) == (None, True)
     for values in ([None], [own, None]):
-        assert (decoders(None, batch(values)), decoders.waits(batch(values))) == (None, False)
+        assert (decoders(None, batch(values)), decoders.keeps_for_later(batch(values))) == (None, False)
     for values in ([row], [None, cut, row], [row, cut]):
         assert decoders(None, batch(values)) is not None
     # The row's columns come from it, and the truncation is an event as any other.

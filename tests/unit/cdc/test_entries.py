@@ -83,7 +83,7 @@ def told_by(known: MirrorMemory, keys: Sequence[tuple[str, int]]) -> Any:
         for at in range(10)
     ]
     rows = pa.Table.from_pylist(asked, schema=pa.schema([one for one in SCHEMA if one.name != "_row"]))
-    seen = [known.has_seen(rows.slice(at, 1)) for at in range(len(rows))]
+    seen = [known.knows_deletion(rows.slice(at, 1)) for at in range(len(rows))]
     return known.truncated, known.is_dead(rows).tolist(), seen
 
 

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
-from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, in_order, keys_of, those_with
-from airflow_lakestream.cdc.keys.images import images, is_placeholder, say_something
+from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, find_keys, in_order, keys_of
+from airflow_lakestream.cdc.keys.images import has_sent_values, images, is_placeholder
 
 LARGE = st.integers(-(2**63), 2**63 - 1)
 # Of each kind few values, which a file may have had in a narrower type, and all that a batch may have.
@@ -97,8 +97,8 @@ def test_rows_with_some_keys_are_those_whose_key_is_one_of_them(rows: pa.Table, 
     keys = keys_of(rows, rows.column_names)
     wanted = data.draw(st.sets(st.sampled_from(keys))) if keys else set()
     expected = [(at, own) for at, own in enumerate(keys) if own in wanted]
-    assert those_with(rows, rows.column_names, wanted) == expected
-    assert those_with(rows.slice(0, 0), rows.column_names, wanted) == []
+    assert find_keys(rows, rows.column_names, wanted) == expected
+    assert find_keys(rows.slice(0, 0), rows.column_names, wanted) == []
 
 
 @given(rows_by_key())
@@ -140,7 +140,7 @@ def test_deletions_say_something_where_one_of_their_images_does(rows: list[tuple
     deletions = events.filter(events["deleted"]).drop_columns(["deleted"])
     names = deletions.column_names
     said = any(not is_placeholder(value) for image in images(deletions, names) for value in image.values())
-    assert say_something(deletions, names) == said
+    assert has_sent_values(deletions, names) == said
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

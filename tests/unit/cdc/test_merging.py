@@ -326,7 +326,7 @@ def test_another_key_or_a_table_of_records_is_refused(mirror: HandMirror, tmp_pa
     with pytest.raises(InvalidArgument, match=r"soft_delete: lake\.orders was made with False"):
         mirror.sink().load("run")
     mirror.catalog.create_table("lake.records", pa.schema([("id", pa.int64())]))
-    with pytest.raises(InvalidArgument, match=r"lake\.records exists, and is no mirror"):
+    with pytest.raises(InvalidArgument, match=r"lake\.records exists, and is not a mirror"):
         MirrorSink(mirror.catalog, "lake.records", "g", replace(mirror.design)).load("run")
 
 

@@ -56,7 +56,7 @@ def ids(lake: GivenLake) -> list[int]:
 
 
 def kept(lake: GivenLake) -> list[branches.CheckBranch]:
-    return list(branches.kept(lake.iceberg(), GROUP))
+    return list(branches.kept_branches(lake.iceberg(), GROUP))
 
 
 def landed(lake: GivenLake) -> int:
@@ -199,12 +199,12 @@ def test_columns_that_the_records_tell_are_looked_up_once_they_are_known(lake: G
 
 
 NOT_TOLD: list[tuple[object, str]] = [
-    ([], r"checks: \[\] is no mapping"),
+    ([], r"checks: \[\] is not a mapping"),
     ({"notnull": ["id"]}, "checks: 'notnull' is not one of 'sql', 'not_null'"),
     ({"not_null": {"id": 1}}, "checks.not_null: .* is not a list of texts"),
     ({"unique": ["id", "id"]}, "checks.unique: 'id' is there twice"),
     ({"sql": [" "]}, "checks.sql: a statement is empty"),
-    ({"row_count": 5}, "checks.row_count: 5 says no bounds"),
+    ({"row_count": 5}, "checks.row_count: 5 has no bounds"),
     ({"row_count": {"least": 5}}, "checks.row_count: 'least' is not one of 'min', 'max'"),
     ({"row_count": {"min": 1.5}}, "checks.row_count.min: 1.5 is not a whole number"),
     ({"row_count": {"min": True}}, "checks.row_count.min: True is not"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.cli.app import FAILED, run
-from airflow_lakestream.cli.preview import about, columns_of
+from airflow_lakestream.cli.preview import columns_of, topic_lines
 from airflow_lakestream.cli.status import _PageFile
 from airflow_lakestream.iceberg.upkeep.reject_summary import RejectExample
 from airflow_lakestream.onramp.preview import TopicPreview
@@ -26,7 +26,7 @@ def test_names_of_fields_are_shown_as_they_are_made_of() -> None:
     found = TopicPreview(
         "orders", 1, 2, None, {"format": HOSTILE}, "", "`amount\u202etnuoma` bigint", 1, notes=[HOSTILE]
     )
-    lines = [*about(found), *columns_of(found)]
+    lines = [*topic_lines(found), *columns_of(found)]
     assert all(line.isprintable() for line in lines)
     assert any("amount\\u202etnuoma" in line for line in lines)
 

@@ -15,7 +15,7 @@ from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
 from airflow_lakestream.connect.configuration import ICEBERG_SINK, ConfigRefused
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector, SinkPublisher
 from airflow_lakestream.connect.driving import ConnectorSupervision, stop_connector
-from airflow_lakestream.connect.iceberg_sink import complete
+from airflow_lakestream.connect.iceberg_sink import complete_config
 from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus, TaskStatus
 from airflow_lakestream.core.publishing.branch import ValueDifference
 from airflow_lakestream.core.publishing.refusals import (
@@ -147,7 +147,7 @@ class Model:
 
 def spec(interval: float = 5, **settings: str) -> ConnectorSpec:
     given = {**GIVEN, **{key.replace("_", "."): value for key, value in settings.items()}}
-    sink = complete("c", given, "lake", interval)
+    sink = complete_config("c", given, "lake", interval)
     return ConnectorSpec(
         "c", ConnectorKind.ICEBERG_SINK, sink.config, SupervisionLimits(), 0.01, 5, sink, sink.coordinator_group
     )
@@ -156,13 +156,13 @@ def spec(interval: float = 5, **settings: str) -> ConnectorSpec:
 def applying(
     model: Model, wanted: ConnectorSpec | None = None, publish: Callable[[bool], None] = lambda _: None
 ) -> ConnectorSetup:
-    def begin_anew() -> Mapping[int, int]:
+    def begin_again() -> Mapping[int, int]:
         assert model.state is ConnectorState.STOPPED
         if model.ahead:
             raise LandedAhead("a.b", "g", RangeSet.of("orders", 0, 8, 9))
         return LEDGER_END
 
-    publisher = cast(SinkPublisher, SimpleNamespace(begin=lambda: LEDGER_END, begin_anew=begin_anew))
+    publisher = cast(SinkPublisher, SimpleNamespace(begin=lambda: LEDGER_END, begin_again=begin_again))
     return ConnectorSetup(wanted or spec(), model.client(), model.groups(), publisher, publish, lambda _: None)
 
 
@@ -196,7 +196,7 @@ def test_whenever_its_start_dies_tasks_run_only_once_all_offsets_are_set(dies_at
 
 def test_what_is_as_it_is_wanted_gets_nothing_sent() -> None:
     model = Model(dict(spec().config), ConnectorState.RUNNING)
-    assert "as it is wanted" in applying(model).apply()
+    assert "it is configured as required" in applying(model).apply()
     assert model.calls == []
 
 
@@ -206,7 +206,7 @@ def test_a_difference_is_sent_once_and_another_topic_is_refused() -> None:
     applying(model, spec(tasks_max="3")).apply()
     assert model.calls == ["configure"]
     for settings in ({"topics": "other"}, {"iceberg.tables": "a.c"}):
-        sink = complete("c", GIVEN | settings, "lake", 5)
+        sink = complete_config("c", GIVEN | settings, "lake", 5)
         other = ConnectorSpec("c", ConnectorKind.ICEBERG_SINK, sink.config, SupervisionLimits(), 1, 5, sink)
         with pytest.raises(ConfigRefused, match=f"another {next(iter(settings))}"):
             applying(model, other).apply()
@@ -288,7 +288,7 @@ def test_a_connector_without_a_ledger_is_made_running() -> None:
     ConnectorSetup(wanted, model.client(), None, None, lambda _: None, lambda _: None).apply()
     assert (model.calls, model.state) == (["configure"], ConnectorState.RUNNING)
     unknown = ConnectorSpec("d", ConnectorKind.SOURCE, {"connector.class": "x.Sink"}, SupervisionLimits(), 1, 5)
-    with pytest.raises(ConfigRefused, match="is on no worker"):
+    with pytest.raises(ConfigRefused, match="is not installed on the workers"):
         ConnectorSetup(unknown, Model().client(), None, None, lambda _: None, lambda _: None).apply()
 
 

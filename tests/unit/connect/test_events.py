@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.connect.events import ControlEvent, EventType, NotAnEvent, ends_below, parse_event
-from airflow_lakestream.connect.iceberg_sink import complete
+from airflow_lakestream.connect.iceberg_sink import complete_config
 from airflow_lakestream.connect.positions import ConnectPositions
 from airflow_lakestream.core.publishing.branch import BranchSnapshot
 from airflow_lakestream.decode.avro.one import Malformed
@@ -94,7 +94,9 @@ def test_ends_are_the_highest_below_the_control_offset() -> None:
 
 
 def test_what_a_snapshot_proves_is_what_its_summary_points_at() -> None:
-    sink = complete("c", {"topics": "orders", "iceberg.tables": "a.b", "iceberg.catalog.type": "rest"}, "lake", 60)
+    sink = complete_config(
+        "c", {"topics": "orders", "iceberg.tables": "a.b", "iceberg.catalog.type": "rest"}, "lake", 60
+    )
     key = f"kafka.connect.offsets.{sink.control_topic}.{GROUP}"
     events = [ControlEvent(0, n, EventType.DATA_COMPLETE, GROUP, {("orders", 0): 10 * (n + 1)}) for n in range(5)]
     positions = ConnectPositions(sink, lambda: events, None)

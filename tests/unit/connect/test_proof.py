@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.config.arguments import proven_share
-from airflow_lakestream.connect.iceberg_sink import complete
+from airflow_lakestream.connect.iceberg_sink import complete_config
 from airflow_lakestream.connect.proof import proof_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.publication import DecodingProof
@@ -21,7 +21,7 @@ JSON = {"value.converter": "org.apache.kafka.connect.json.JsonConverter"}
 
 def proof(share: float = 1.0, **settings: str) -> DecodingProof | None:
     given = {**GIVEN, **JSON, **{name.replace("_", "."): value for name, value in settings.items()}}
-    sink = complete("c", given, "lake", 5)
+    sink = complete_config("c", given, "lake", 5)
     found: Any = proof_of(sink.config, lambda: None, share)  # type: ignore[arg-type, return-value]  # nothing is read
     return found
 

@@ -140,7 +140,7 @@ def test_counts_that_do_not_add_up_do_not_come_back_from_a_text() -> None:
 def test_ranges_are_written_as_gap_and_width() -> None:
     ranges = RangeSet.of("t", 0, 1500, 1980) | RangeSet.of("t", 0, 2000, 2005) | RangeSet.of("t", 3, 0, 1)
     assert encode_ranges(ranges, "t") == "0:1500+480,20+5;3:0+1"
-    with pytest.raises(ValueError, match="in the books of 'u'"):
+    with pytest.raises(ValueError, match="in the ledger entry of 'u'"):
         encode_ranges(ranges, "u")
 
 

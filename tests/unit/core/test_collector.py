@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.runtime.collector import CALM, calm_collector, no_collection
+from airflow_lakestream.runtime.collector import CALM, calm_collector, pause_collection
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def collections() -> Iterator[_Collections]:
 
 
 def test_what_was_made_without_collection_is_not_looked_at_afterwards_either(collections: _Collections) -> None:
-    with no_collection():
+    with pause_collection():
         kept: list[list[int]] = [[] for _ in range(100_000)]
         assert not collections.sizes
     more: list[list[int]] = [[] for _ in range(2_000)]
@@ -99,7 +99,7 @@ def test_what_was_made_without_collection_is_collected_in_the_end() -> None:
     class Node:
         me: object
 
-    with no_collection():
+    with pause_collection():
         node = Node()
         node.me = node
         del node
@@ -110,7 +110,7 @@ def test_what_was_made_without_collection_is_collected_in_the_end() -> None:
 def test_a_collector_that_was_off_stays_off() -> None:
     gc.disable()
     try:
-        with no_collection():
+        with pause_collection():
             pass
         assert not gc.isenabled()
     finally:

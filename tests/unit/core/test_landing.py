@@ -149,7 +149,7 @@ class FakeDecoders:
         knows = first is not None and first.offsets[-1] >= self.tells
         return FakeDecoder() if schema is not None or knows else None
 
-    def waits(self, first: RawBatch) -> bool:
+    def keeps_for_later(self, first: RawBatch) -> bool:
         return self.has_waiting
 
 
@@ -230,7 +230,7 @@ def test_first_records_that_tell_no_columns_wait_for_one_that_does(max_records: 
 
 def test_what_a_run_must_write_down_is_refused_while_nothing_tells_the_columns() -> None:
     topic, table, telling = FakeTopic({0: (2, 6)}), FakeTable(exists=False), FakeDecoders(float("inf"))
-    with pytest.raises(InvalidArgument, match="no record tells its columns"):
+    with pytest.raises(InvalidArgument, match="no record shows its columns"):
         land(job(topic, table, decoders=telling, mode=ResumeMode(start_moves=True)))
 
 

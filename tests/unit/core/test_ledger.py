@@ -71,8 +71,8 @@ def test_another_incarnation_of_the_topic_shares_nothing(entry: TopicEntry) -> N
     ledger = Ledger("g").add(landing(entry))
     assert not ledger.overlap(landing(entry, other))
     assert ledger.entry(other) == TopicEntry()
-    assert ledger.others_of(TOPIC, other) == (IDENTITY,)
-    assert ledger.others_of(TOPIC, IDENTITY) == ()
+    assert ledger.other_incarnations(TOPIC, other) == (IDENTITY,)
+    assert ledger.other_incarnations(TOPIC, IDENTITY) == ()
 
 
 def test_a_landing_without_ranges_overlaps_nothing() -> None:

@@ -332,7 +332,7 @@ def test_the_guard_lets_only_the_next_batch_in_and_nothing_beside_the_query() ->
     for change in (*beside, *others):
         with pytest.raises(StreamConflict, match="does not follow what its group landed last: batch 3 of query q"):
             check_follows(TABLE, change, before)
-    with pytest.raises(StreamConflict, match="nothing of a stream"):
+    with pytest.raises(StreamConflict, match="no landing of a stream"):
         check_follows(TABLE, TopicEntry(streamed=streamed(1)), TopicEntry())
-    with pytest.raises(StreamConflict, match="nothing of a stream"):
+    with pytest.raises(StreamConflict, match="no landing of a stream"):
         check_follows(TABLE, TopicEntry(streamed=streamed(0)), TopicEntry(span(0, 1)))

@@ -11,9 +11,9 @@ from airflow_lakestream.core.routing import (
     TableTemplate,
     Unroutable,
     check_topic_or_pattern,
+    colliding_topics,
     matching,
     near_names,
-    rivals,
     sanitized,
 )
 from airflow_lakestream.exceptions import InvalidArgument
@@ -121,14 +121,14 @@ def test_a_bad_regex_is_refused(pattern: str) -> None:
 
 
 def test_topics_of_one_table_name_are_rivals() -> None:
-    assert rivals(parse("lake.{topic}"), ["a.b", "a-b", "c", "---"]) == {"a.b": "a-b", "a-b": "a.b"}
-    assert rivals(parse("lake.all"), ["a.b", "a-b"]) == {}
+    assert colliding_topics(parse("lake.{topic}"), ["a.b", "a-b", "c", "---"]) == {"a.b": "a-b", "a-b": "a.b"}
+    assert colliding_topics(parse("lake.all"), ["a.b", "a-b"]) == {}
 
 
 @pytest.mark.parametrize("value", ["x__rejected", "X--Deleted", "__home"])
 def test_names_of_tables_that_stand_beside_others_are_not_to_be_had(value: str) -> None:
-    with pytest.raises(Unroutable, match="stand beside"):
+    with pytest.raises(Unroutable, match="next to other tables"):
         parse("lake.{key}").table([value])
-    with pytest.raises(InvalidArgument, match="stand beside"):
+    with pytest.raises(InvalidArgument, match="next to other tables"):
         parse("lake.{key}__rejected")
     assert parse("lake.{key}__rejected_ones").table([value]).endswith("_ones")

@@ -11,7 +11,7 @@ from airflow_lakestream.core.source_types import (
     EventColumnType,
     LedgerTypes,
     SourceType,
-    all_seen,
+    combined_types,
     in_new_rows,
     read_types,
 )
@@ -33,7 +33,7 @@ def landed(kept: LedgerTypes, events: list[tuple[int, bool]]) -> LedgerTypes:
     """Land a batch of events, by way of JSON."""
     all_of_them: dict[str, EventColumnType] = {}
     for one in events:
-        all_of_them = all_seen(all_of_them, seen(*one))
+        all_of_them = combined_types(all_of_them, seen(*one))
     again = {
         path: EventColumnType.from_dict(json.loads(json.dumps(one.to_dict()))) for path, one in all_of_them.items()
     }

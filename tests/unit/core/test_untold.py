@@ -22,7 +22,7 @@ from airflow_lakestream.core.untold import (
     head_cursor,
     landing_in,
     landing_of_summary,
-    untold,
+    pending_snapshots,
 )
 from tests.support.table_model import IDENTITIES, TableModel
 
@@ -66,7 +66,7 @@ def true_landings(table: TableModel) -> list[str]:
     return [landing.landing_id for one in chain for landing in table.truth[one].landings.values()]
 
 
-def wrong_histories(reader: Reader = untold, *, expire: bool = False) -> list[int]:
+def wrong_histories(reader: Reader = pending_snapshots, *, expire: bool = False) -> list[int]:
     """Run seeded histories; return the seeds of those in which something was lost, out of order, or no landing."""
     return [seed for seed in range(HISTORIES) if _is_wrong(seed, reader, expire=expire)]
 
@@ -100,7 +100,7 @@ def test_what_expired_untold_is_said() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_chain_without_rollbacks_is_told_in_order_through_kills(seed: int) -> None:
     rng = random.Random(seed)
-    table, teller = TableModel(rng), Teller(random.Random(seed), untold)
+    table, teller = TableModel(rng), Teller(random.Random(seed), pending_snapshots)
     for _ in range(STEPS):
         rng.choice([table.land, table.land, table.race, table.foreign])()
         if rng.random() < 0.5:
@@ -112,13 +112,13 @@ def test_a_chain_without_rollbacks_is_told_in_order_through_kills(seed: int) -> 
 
 def newest_only(facts: TableFacts, cursor: EventCursor) -> PendingSnapshots:
     """Tell the head alone, as a look at the current snapshot does."""
-    found = untold(facts, cursor)
+    found = pending_snapshots(facts, cursor)
     return replace(found, snapshots=found.snapshots[-1:])
 
 
 def silent(facts: TableFacts, cursor: EventCursor) -> PendingSnapshots:
     """Say nothing of what has expired."""
-    return replace(untold(facts, cursor), is_cut=False)
+    return replace(pending_snapshots(facts, cursor), is_cut=False)
 
 
 def test_the_histories_would_show_a_reader_that_loses_landings() -> None:
@@ -135,11 +135,11 @@ def test_a_rollback_tells_nothing_and_what_comes_back_was_told() -> None:
         table._commit(rows=1)
     chain, everything = table.ancestry(), head_cursor(table.facts)
     rolled_back = replace(table.facts, head_id=chain[2])
-    assert untold(rolled_back, everything) == PendingSnapshots(leads_on=False)
-    assert untold(table.facts, everything) == PendingSnapshots()
+    assert pending_snapshots(rolled_back, everything) == PendingSnapshots(leads_on=False)
+    assert pending_snapshots(table.facts, everything) == PendingSnapshots()
     table.facts = rolled_back
     table._commit(rows=1)
-    assert [one.snapshot_id for one in untold(table.facts, everything).snapshots] == [table.facts.head_id]
+    assert [one.snapshot_id for one in pending_snapshots(table.facts, everything).snapshots] == [table.facts.head_id]
 
 
 def test_what_comes_back_untold_is_told_although_newer_ones_were() -> None:
@@ -153,7 +153,7 @@ def test_what_comes_back_untold_is_told_although_newer_ones_were() -> None:
     table._commit(rows=1)
     cursor = head_cursor(table.facts)
     back = replace(table.facts, head_id=newest)
-    assert [one.snapshot_id for one in untold(back, cursor).snapshots] == [between, newest]
+    assert [one.snapshot_id for one in pending_snapshots(back, cursor).snapshots] == [between, newest]
 
 
 def test_a_cursor_is_kept_as_json() -> None:

@@ -224,7 +224,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a circle": ({"$ref": "#/$defs/Circle"}, "v: references in a circle"),
     "no such reference": ({"$ref": "#/$defs/None"}, "v: #/$defs/None is not to be found"),
     "no such file": ({"$ref": "other.json"}, "v: other.json is not to be found"),
-    "no type": ({"type": "any"}, "v: any is no type of JSON Schema"),
+    "no type": ({"type": "any"}, "v: any is not a type of JSON Schema"),
     "alternatives without end": ({"$ref": "#/$defs/Twice0"}, "v: more than 1000 alternatives"),
     "fields without end": ({"$ref": "#/$defs/Wide0"}, "more than 10000 fields"),
 }

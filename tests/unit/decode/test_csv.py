@@ -120,9 +120,9 @@ TWO = pa.schema([("a", pa.string()), pa.field("n", pa.int64(), nullable=False)])
         (b"x,1\r", "a line break outside quotes, at character 3: a record is one row"),
         (b"\xff,1", "invalid UTF-8"),
         (b"x,", "n: is null or missing, and the column is required"),
-        (b'x,""', "n: '' is no value of the type int64"),
-        (b"x,null", "n: 'null' is no value of the type int64"),
-        (b"x,007", "n: '007' is no value of the type int64"),
+        (b'x,""', "n: '' is not a value of the type int64"),
+        (b"x,null", "n: 'null' is not a value of the type int64"),
+        (b"x,007", "n: '007' is not a value of the type int64"),
         (b"x,1.5", "n: 1.5 is not an integer"),
         (b"x,9223372036854775808", "n: 9223372036854775808 is out of range for int64"),
         (None, "n: the value is null (a tombstone), and the column is required"),
@@ -184,8 +184,11 @@ def test_what_csv_can_not_do_is_refused_at_once(settings: dict[str, Any], words:
 
 
 def test_the_delimiter_decides_on_the_rows_so_that_a_fan_out_knows_it() -> None:
-    assert PayloadFormats("csv", csv_delimiter=";", key_format="raw").beside == ("key_format=raw", "csv_delimiter=;")
-    assert PayloadFormats("csv").beside == ()
+    assert PayloadFormats("csv", csv_delimiter=";", key_format="raw").further_settings == (
+        "key_format=raw",
+        "csv_delimiter=;",
+    )
+    assert PayloadFormats("csv").further_settings == ()
 
 
 def test_the_delimiter_of_the_user_is_the_decoders() -> None:
@@ -194,7 +197,7 @@ def test_the_delimiter_of_the_user_is_the_decoders() -> None:
 
 
 def test_nothing_but_a_schema_says_the_columns() -> None:
-    with pytest.raises(InvalidArgument, match=r"nothing says the columns of the value of orders.*Give the columns"):
+    with pytest.raises(InvalidArgument, match=r"the columns of the value of orders are unknown.*Give the columns"):
         PayloadFormats("csv").columns(batch([b"a,1"]))
     with pytest.raises(InvalidArgument, match="it has a column b, and the table has none"):
         PayloadFormats("csv", given=("a", "b")).decoder(pa.schema([("a", pa.string())]))

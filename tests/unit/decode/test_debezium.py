@@ -119,7 +119,7 @@ def test_columns_of_a_new_table() -> None:
     # A delete may know its key only: nothing of the row is required, whatever the event's schema says.
     strict = pa.struct([pa.field("id", pa.int64(), nullable=False)])
     assert flattened(pa.schema([("after", strict), ("op", pa.string())])).field("id").nullable
-    with pytest.raises(InvalidArgument, match=r"envelope: records with the fields id, op are no change events"):
+    with pytest.raises(InvalidArgument, match=r"envelope: records with the fields id, op are not change events"):
         flattened(pa.schema([("id", pa.int64()), ("op", pa.string())]))
 
 
@@ -140,7 +140,7 @@ def test_fewer_columns_and_required_ones() -> None:
     out = PayloadFormats(envelope="debezium").decoder(schema).decode(batch([json.dumps(r).encode() for r in records]))
     assert out.rows.to_pylist() == [{"id": 1, "_after": {"name": "x"}}, {"id": 2, "_after": None}]
     assert [(row.index, row.reason) for row in out.bad] == [
-        (1, "before: null, in an event whose op is 'd', so it does not say which row was deleted")
+        (1, "before: null, in an event whose op is 'd', so it does not show which row was deleted")
     ]
 
 

@@ -321,7 +321,7 @@ def test_what_no_decoder_can_be_made_for() -> None:
         JsonDecoder(pa.schema([("a", pa.struct([("b", pa.list_(pa.uint8()))]))]))
     with pytest.raises(InvalidArgument, match=r"timestamp\[ns\]"):
         JsonDecoder(column(pa.timestamp("ns")))
-    with pytest.raises(InvalidArgument, match="v stands twice"):
+    with pytest.raises(InvalidArgument, match="v is listed twice"):
         JsonDecoder(pa.schema([("v", pa.int8()), ("v", pa.int8())]))
     with pytest.raises(InvalidArgument, match="no columns"):
         JsonDecoder(pa.schema([]))

@@ -106,7 +106,7 @@ def test_a_column_named_as_metadata_is_refused_by_name(name: str) -> None:
 
 
 def test_nothing_but_a_schema_says_the_columns_of_json_schema_without_a_registry() -> None:
-    with pytest.raises(InvalidArgument, match=r"nothing says the columns of the value of orders.*schema_registry"):
+    with pytest.raises(InvalidArgument, match=r"the columns of the value of orders are unknown.*schema_registry"):
         PayloadFormats("json_schema").columns(batch([b"\0\0\0\0\x07{}"]))
 
 

@@ -15,7 +15,7 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.policies import OnError
 from airflow_lakestream.core.records import DecodedBatch
-from airflow_lakestream.core.source_types import LedgerTypes, SourceTypeChanged, all_seen
+from airflow_lakestream.core.source_types import LedgerTypes, SourceTypeChanged, combined_types
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.registry.config import RegistryConfig
@@ -137,14 +137,14 @@ def test_a_column_that_means_something_else_is_refused_and_any_other_change_is_n
     if is_other:
         kept = LedgerTypes().add(LedgerTypes().changes(one.types))
         # In one batch, and in two: the ledger has what was landed before.
-        for before_it, seen in ((kept, other.types), (LedgerTypes(), all_seen(one.types, other.types))):
+        for before_it, seen in ((kept, other.types), (LedgerTypes(), combined_types(one.types, other.types))):
             with pytest.raises(SourceTypeChanged, match=r"column v\S* .* at orders\[7\] offset 2") as stop:
                 before_it.check("lake.t", seen)
             assert stop.value.reason == "type-changed"
         return
     kept = LedgerTypes().add(LedgerTypes().changes(one.types))
     kept.check("lake.t", other.types)
-    LedgerTypes().check("lake.t", all_seen(one.types, other.types))
+    LedgerTypes().check("lake.t", combined_types(one.types, other.types))
 
 
 JSON_SCHEMA = [

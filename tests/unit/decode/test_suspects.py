@@ -76,10 +76,10 @@ def decoded(values: list[bytes | None], on_error: OnError = OnError.REJECT, **gi
         (EVENT, {}, 'try envelope="debezium"'),
         (b'{"schema": {}, "payload": ' + EVENT + b"}", {}, 'try envelope="debezium"'),
         (WRAPPED, {}, 'try envelope="connect"'),
-        (b'{"id": 1}', {"envelope": "debezium"}, "no change events of Debezium"),
+        (b'{"id": 1}', {"envelope": "debezium"}, "not change events of Debezium"),
         (b'{"schema": {}, "payload": {"Id": 1}}', {"envelope": "connect"}, "a field 'Id' for the column 'id'"),
         (None, {}, 'tombstones="skip"'),
-        (b'{"id": 1}', {"key_format": "json"}, 'the keys are not what key_format="json" says'),
+        (b'{"id": 1}', {"key_format": "json"}, 'the keys do not have the format of key_format="json"'),
         # What says nothing of a setting.
         (JSON, {}, None),
         (b'{"id": ', {}, None),

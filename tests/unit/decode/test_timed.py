@@ -212,5 +212,5 @@ def test_a_repair_takes_a_schema_only_where_it_says_more_than_the_table() -> Non
     audit: Any = None
     timed = "id bigint, at timestamp from epoch_ms"
     assert TableRepair(audit=audit, schema=timed).decoding["schema"] == timed
-    with pytest.raises(InvalidArgument, match="where it says from what times are made"):
+    with pytest.raises(InvalidArgument, match="with sources of times in it"):
         TableRepair(audit=audit, schema="id bigint, at timestamp")

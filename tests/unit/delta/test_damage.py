@@ -100,7 +100,8 @@ def test_versions_before_the_checkpoint_are_not_asked_for(table: Path) -> None:
 def test_a_checkpoint_that_was_cut_is_named_and_expendable(table: Path, cut: Callable[[bytes], bytes]) -> None:
     checkpoint(table).write_bytes(cut(checkpoint(table).read_bytes()))
     refused(
-        table, rf"{CHECKPOINT:020}\.checkpoint\.parquet is no whole checkpoint.*Delete _delta_log/_last_checkpoint, and"
+        table,
+        rf"{CHECKPOINT:020}\.checkpoint\.parquet is not a whole checkpoint.*Delete _delta_log/_last_checkpoint, and",
     )
     last(table).unlink()
     checkpoint(table).unlink()

@@ -30,8 +30,8 @@ INPUTS = {"app": "kafka_to_iceberg", "topic": "clicks", "table": "lake.clicks", 
 HOLDS = """
 import sys, time
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
-from airflow_lakestream.driver.lease import Lease
-with Lease.take(sys.argv[1], "f", "another process", inputs={"topic": "clicks"}):
+from airflow_lakestream.driver.lease import HeldLease
+with HeldLease.take(sys.argv[1], "f", "another process", inputs={"topic": "clicks"}):
     print("taken", flush=True)
     time.sleep(600)
 """
@@ -294,8 +294,8 @@ def test_a_fingerprint_is_of_the_values_not_of_their_order() -> None:
 def test_sigterm_gives_the_lease_back(tmp_path: Path) -> None:
     location = str(tmp_path / "checkpoint")
     program = (
-        "import sys, time\nfrom airflow_lakestream.driver.lease import Lease\n"
-        "with Lease.take(sys.argv[1], 'f', 'test'):\n    print('works', flush=True)\n    time.sleep(600)\n"
+        "import sys, time\nfrom airflow_lakestream.driver.lease import HeldLease\n"
+        "with HeldLease.take(sys.argv[1], 'f', 'test'):\n    print('works', flush=True)\n    time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, location], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

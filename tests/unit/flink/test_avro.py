@@ -62,14 +62,14 @@ def reading(ddl: str, *schemas: RegisteredSchema) -> FormatReading:
 )
 def test_a_column_is_made_of_what_is_written(column: str, written: Any, flink: str, made: str) -> None:
     found = reading(f"c {column}", schema(c=written))
-    assert (found.fields, found.made) == ({"c": flink}, {"c": made})
+    assert (found.fields, found.expressions) == ({"c": flink}, {"c": made})
 
 
 @pytest.mark.parametrize(
     ("column", "written", "why"),
     [
-        ("bigint", "string", "c is written as string, of which Flink makes no long"),
-        ("double", "long", "c is written as long, of which Flink makes no double"),
+        ("bigint", "string", "c is written as string, which Flink does not convert to long"),
+        ("double", "long", "c is written as long, which Flink does not convert to double"),
         ("string", "bytes", "c is written as bytes"),
         ("string", "int", "c is written as int"),
         ("decimal(9, 2)", logical("bytes", "decimal", precision=9, scale=3), r"c is written as bytes \(decimal\)"),
@@ -77,7 +77,7 @@ def test_a_column_is_made_of_what_is_written(column: str, written: Any, flink: s
         ("timestamp", logical("long", "timestamp-nanos"), r"c is written as long \(timestamp-nanos\)"),
         ("timestamp", logical("long", "local-timestamp-millis"), "c is written as long"),
         ("timestamp_ntz", logical("long", "timestamp-millis"), "c is written as long"),
-        ("timestamp", "long", "c is written as long, of which Flink makes no timestamptz"),
+        ("timestamp", "long", "c is written as long, which Flink does not convert to timestamptz"),
         ("bigint", ["null", "long", "string"], "c is a union of several types"),
         ("array<bigint>", "long", "c is written as long, and the column is a list"),
         ("array<bigint>", {"type": "array", "items": "string"}, r"c\[\] is written as string"),
@@ -101,9 +101,9 @@ def test_what_no_schema_has_is_null_and_all_symbols_of_an_enum_are_known() -> No
     person = {"type": "record", "name": "P", "fields": [{"name": "kind", "type": ["null", ENUM]}]}
     newer = schema(who=["null", {**person, "fields": [{"name": "kind", "type": {**ENUM, "symbols": ["B", "C"]}}]}])
     found = reading("who struct<kind: string, born: date>, note string", schema(who=person), newer)
-    assert found.made is not None
-    assert found.made["note"] == "CAST(NULL AS STRING)"
-    assert found.made["who"] == (
+    assert found.expressions is not None
+    assert found.expressions["note"] == "CAST(NULL AS STRING)"
+    assert found.expressions["who"] == (
         "MAP[TRUE, CAST(ROW(`r`.`who`.`kind`, CAST(NULL AS DATE)) AS ROW<`kind` STRING, `born` DATE>)]"
         "[`r`.`who` IS NOT NULL]"
     )
@@ -115,7 +115,7 @@ def test_what_no_schema_has_is_null_and_all_symbols_of_an_enum_are_known() -> No
 
 def test_the_login_of_the_registry_has_options_that_flink_does_not_show() -> None:
     found = reading("c bigint", schema(c="long"))
-    text = statements.source("t", found, {"bootstrap.servers": "b:9092"}, "g", {0: 5})
+    text = statements.create_source("t", found, {"bootstrap.servers": "b:9092"}, "g", {0: 5})
     assert found.options["avro-confluent.basic-auth.user-info"] == "me:p:w'd"
     assert "'avro-confluent.basic-auth.user-info' = 'me:p:w''d'" in text[0]
     assert text[1] == (

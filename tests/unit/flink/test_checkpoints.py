@@ -42,7 +42,7 @@ def test_a_split_that_is_cut_is_none() -> None:
 
 
 def test_two_sources_of_one_topic_are_refused() -> None:
-    with pytest.raises(TwoSources, match=r"t\[3\]: the checkpoint says both 5 and 6"):
+    with pytest.raises(TwoSources, match=r"t\[3\]: the checkpoint has two offsets, 5 and 6"):
         offsets_in(split("t", 3, 5) + split("t", 3, 6), "t")
 
 

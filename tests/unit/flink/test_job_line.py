@@ -42,32 +42,32 @@ def test_a_job_without_a_state_begins_a_line_and_others_go_on_with_it(jobs: Land
     assert jobs.newest_line() is None
     jobs.begin_line({0: 5}, since=7)
     assert line_of(jobs)[0] == EngineJobLine(7, {0: 5})
-    first = jobs._noted("").job
+    first = jobs._write_note("").job
     assert line_of(jobs) == (EngineJobLine(7, {0: 5}), (first,))
     state = checkpoint(jobs, first, 3, p0=40, p1=9)
     jobs.note_passed(first, 3, {0: 12, 1: 9})
     assert line_of(jobs)[0].passed == ranges((0, 12, 40))
-    second = jobs._noted(state).job
+    second = jobs._write_note(state).job
     assert line_of(jobs) == (EngineJobLine(7, {0: 5}, ranges((0, 12, 40))), (first, second))
     # What a checkpoint says of a job that is not the newest any more counts for nothing.
     checkpoint(jobs, first, 4, p0=60)
     jobs.note_passed(first, 4, {0: 12})
     assert line_of(jobs)[0].passed == ranges((0, 12, 40))
     jobs.begin_line({0: 40}, since=20)
-    third = jobs._noted("").job
+    third = jobs._write_note("").job
     assert line_of(jobs) == (EngineJobLine(20, {0: 40}), (third,))
 
 
 def test_what_is_read_once_more_was_not_read_in_time(jobs: LandingJobSeries) -> None:
     jobs.begin_line({}, since=0)
-    job = jobs._noted("").job
+    job = jobs._write_note("").job
     old = checkpoint(jobs, job, 1, p0=10)
     for number, end in ((2, 20), (3, 30)):
         checkpoint(jobs, job, number, p0=end)
         # Retention has taken some before the second look, and nobody saw whether they were read by then.
         jobs.note_passed(job, number, {0: 0 if number == 2 else 24})
     assert line_of(jobs)[0].passed == ranges((0, 0, 20), (0, 24, 30))
-    jobs._noted(old)
+    jobs._write_note(old)
     assert line_of(jobs)[0].passed == ranges((0, 0, 10))
 
 
@@ -96,4 +96,4 @@ def test_a_job_that_was_noted_before_lines_were_is_a_line_of_its_own(jobs: Landi
 )
 def test_what_does_more_than_take_record_by_record_is_seen_in_the_plan(steps: str, strange: list[str]) -> None:
     plan = f"== Abstract Syntax Tree ==\nLogicalProject(id=[$0])\n\n== Optimized Execution Plan ==\n{steps}\n"
-    assert statements.beyond_rows(plan) == strange
+    assert statements.find_steps_beyond_rows(plan) == strange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.flink.lacking import lacking
+from airflow_lakestream.flink.lacking import find_missing_dependency
 
 BUNDLE = (
     "java.lang.NoSuchMethodException: Cannot find constructor for interface org.apache.iceberg.io.FileIO",
@@ -34,21 +34,24 @@ ANOTHER = (PLUGIN[1].replace("'s3'", "'gs'"),)
     ("causes", "argument", "said"),
     [
         (BUNDLE, "iceberg_conn_id", "iceberg-aws-bundle:1.11.0"),
-        (HIVE, "iceberg_conn_id", "lacks the client of that (org/apache/hadoop/hive/metastore/api/NoSuch"),
+        (HIVE, "iceberg_conn_id", "lacks the metastore's client (org/apache/hadoop/hive/metastore/api/NoSuch"),
         (DRIVER, "iceberg_conn_id", "the JDBC driver of postgresql."),
         (PLUGIN, "checkpoint_location", "Flink has no file system for s3://. Put flink-s3-fs-hadoop"),
-        (ANOTHER, "checkpoint_location", "Flink has no file system for gs://. Give it the plugin"),
+        (ANOTHER, "checkpoint_location", "Flink has no file system for gs://. Give Flink the plugin"),
     ],
     ids=["aws-bundle", "hive", "jdbc-driver", "s3-plugin", "another-plugin"],
 )
 def test_what_is_not_there_is_named(causes: tuple[str, ...], argument: str, said: str) -> None:
-    found = lacking(causes)
+    found = find_missing_dependency(causes)
     assert found is not None
     assert found.argument == argument
     assert said in str(found)
 
 
 def test_what_may_be_over_soon_is_left_to_another_try() -> None:
-    assert lacking(()) is None
-    assert lacking(("software.amazon.awssdk.services.s3.model.S3Exception: Access Denied (Service: S3)",)) is None
-    assert lacking(("java.net.ConnectException: Connection refused",)) is None
+    assert find_missing_dependency(()) is None
+    assert (
+        find_missing_dependency(("software.amazon.awssdk.services.s3.model.S3Exception: Access Denied (Service: S3)",))
+        is None
+    )
+    assert find_missing_dependency(("java.net.ConnectException: Connection refused",)) is None

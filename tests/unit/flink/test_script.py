@@ -58,13 +58,13 @@ def test_any_statements_are_found_again(statements: list[list[str]]) -> None:
     ("text", "told"),
     [
         ("-- later", "has no INSERT"),
-        ("SELECT 1", "'SELECT 1' can't be taken"),
-        (f"{INSERT}; CREATE VIEW v AS SELECT 1", "behind an INSERT"),
+        ("SELECT 1", "'SELECT 1' is refused"),
+        (f"{INSERT}; CREATE VIEW v AS SELECT 1", "follows an INSERT"),
         (f"CREATE TABLE t AS SELECT 1; {INSERT}", "a job of its own"),
         (f"SET 'execution.checkpointing.dir' = '/x'; {INSERT}", "The operator sets that"),
         (f"set  'execution.state-recovery.path' = '/x'; {INSERT}", "The operator sets that"),
-        (f"EXECUTE STATEMENT SET BEGIN {INSERT}; END", "can't be taken"),
-        (f"STOP JOB 'x'; {INSERT}", "can't be taken"),
+        (f"EXECUTE STATEMENT SET BEGIN {INSERT}; END", "is refused"),
+        (f"STOP JOB 'x'; {INSERT}", "is refused"),
     ],
 )
 def test_what_is_no_one_job_is_refused_where_the_dag_is_parsed(text: str, told: str) -> None:
@@ -176,7 +176,7 @@ def test_a_changed_script_is_refused_and_the_old_job_is_left_alone(tmp_path: Pat
 
 def test_a_job_that_finished_is_done_and_any_other_end_is_an_error(tmp_path: Path) -> None:
     made = stream(tmp_path, note_of(tmp_path))
-    made.ended("j", FlinkJobState.FINISHED)
+    made.handle_end("j", FlinkJobState.FINISHED)
     note = made.jobs.note()
     assert note is not None
     assert note.finished == "yes"
@@ -203,13 +203,13 @@ def test_a_job_of_another_parallelism_has_ended_before_the_next_begins(
     jobs = stream(tmp_path, note_of(tmp_path), parallelism=3).jobs
     manager = Manager(FlinkJobState.RUNNING, FlinkJobState.RUNNING, FlinkJobState.CANCELED)
     monkeypatch.setattr(jobs, "manager", manager)
-    assert jobs.running() is None
+    assert jobs.find_running() is None
     assert (manager.canceled, manager.states) == (["j"], [FlinkJobState.CANCELED])
 
     monkeypatch.setattr("airflow_lakestream.flink.job._ENDS_WITHIN", 0.0)
     monkeypatch.setattr(jobs, "manager", Manager(FlinkJobState.RUNNING))
     with pytest.raises(FlinkUnreachable, match="job j goes on 0 s after it was canceled"):
-        jobs.running()
+        jobs.find_running()
 
 
 @pytest.mark.parametrize("name", flink_scripts())
@@ -254,7 +254,7 @@ def test_a_mirror_of_a_database_names_the_columns_of_both_and_the_key() -> None:
         ({"source": "public.o'x"}, "source"),
         ({"table": "orders"}, "table"),
         ({"columns": "id nothing"}, "columns"),
-        ({"key": "no"}, "key: no is none of the columns"),
+        ({"key": "no"}, "key: no is not one of the columns"),
         ({"key": []}, "key: is missing"),
         ({"slot": "S-1"}, "slot"),
     ],
@@ -288,8 +288,8 @@ def test_a_connection_of_a_database_is_what_connectors_take(monkeypatch: pytest.
         ({"script": INSERT, "entry_class": "org.A"}, "entry_class: goes with jar"),
         ({"script": INSERT, "program_arguments": ["a"]}, "program_arguments: goes with jar"),
         ({"jar": "/a.jar", "database_conn_id": "db"}, "database_conn_id: goes with script"),
-        ({"jar": "/a.zip"}, "jar: '/a.zip' is no name of a jar"),
-        ({"jar": '/a".jar'}, "is no name of a jar"),
+        ({"jar": "/a.zip"}, "jar: '/a.zip' is not the name of a jar"),
+        ({"jar": '/a".jar'}, "is not the name of a jar"),
         ({"jar": "/a.jar", "program_arguments": [1]}, "program_arguments"),
     ],
 )

@@ -19,7 +19,7 @@ KAFKA = {"bootstrap.servers": "b:9092", "security.protocol": "sasl_ssl", "sasl.m
 
 def test_the_source_reads_from_where_the_ledger_ends() -> None:
     reading = json_reading(parse_schema("id bigint, `odd name` string"))
-    (text,) = statements.source("t", reading, {"bootstrap.servers": "b:9092"}, "g", {1: 7, 0: 5})
+    (text,) = statements.create_source("t", reading, {"bootstrap.servers": "b:9092"}, "g", {1: 7, 0: 5})
     assert "'scan.startup.specific-offsets' = 'partition:0,offset:5;partition:1,offset:7'" in text
     assert "(`id` BIGINT, `odd name` STRING, `_kafka_topic` STRING METADATA FROM 'topic' VIRTUAL" in text
     assert "'properties.isolation.level' = 'read_committed'" in text
@@ -27,7 +27,7 @@ def test_the_source_reads_from_where_the_ledger_ends() -> None:
 
 
 def test_texts_are_quoted() -> None:
-    (text,) = statements.source("t", json_reading(parse_schema("id bigint")), KAFKA, "g", {})
+    (text,) = statements.create_source("t", json_reading(parse_schema("id bigint")), KAFKA, "g", {})
     assert "username=\"o''neil\" password=\"p''w\";" in text
     assert quoted("a`b") == "`a``b`"
 
@@ -80,20 +80,22 @@ def test_a_type_that_json_can_not_fill_is_refused() -> None:
 
 
 def test_a_catalog_is_opened_as_pyiceberg_opens_it() -> None:
-    text = statements.catalog("lake", {"type": "rest", "uri": "http://c:8181", "token": "x", "warehouse": "w"})
+    text = statements.create_catalog("lake", {"type": "rest", "uri": "http://c:8181", "token": "x", "warehouse": "w"})
     assert text.startswith("CREATE CATALOG `lake` WITH ('type' = 'iceberg', ")
     assert "'catalog-type' = 'rest'" in text
-    sql = statements.catalog("lake", {"type": "sql", "uri": "postgresql+psycopg2://u:p@h/d", "warehouse": "s3://b"})
+    sql = statements.create_catalog(
+        "lake", {"type": "sql", "uri": "postgresql+psycopg2://u:p@h/d", "warehouse": "s3://b"}
+    )
     assert "'catalog-impl' = 'org.apache.iceberg.jdbc.JdbcCatalog'" in sql
     assert "'io-impl' = 'org.apache.iceberg.aws.s3.S3FileIO'" in sql
     with pytest.raises(InvalidArgument, match=r"catalog\.properties\.odd: has no equivalent in Flink's catalog"):
-        statements.catalog("lake", {"type": "rest", "uri": "http://c", "odd": "1"})
+        statements.create_catalog("lake", {"type": "rest", "uri": "http://c", "odd": "1"})
 
 
 def test_tables_in_s3_are_written_by_the_connection_s_keys_and_by_those_that_a_rest_catalog_gives() -> None:
     keys = {"s3.access-key-id": "i", "s3.secret-access-key": "it's", "s3.session-token": "t"}
     place = {"s3.endpoint": "http://s3:9000", "s3.region": "eu-central-1", "s3.connect-timeout": "5"}
-    text = statements.catalog("lake", {"type": "hive", "uri": "thrift://m:9083", **keys, **place})
+    text = statements.create_catalog("lake", {"type": "hive", "uri": "thrift://m:9083", **keys, **place})
     for told in (
         "'catalog-type' = 'hive'",
         "'io-impl' = 'org.apache.iceberg.aws.s3.S3FileIO'",
@@ -104,19 +106,19 @@ def test_tables_in_s3_are_written_by_the_connection_s_keys_and_by_those_that_a_r
     ):
         assert told in text
     assert "connect-timeout" not in text
-    virtual = statements.catalog("lake", {"type": "glue", **place, "s3.force-virtual-addressing": "true"})
+    virtual = statements.create_catalog("lake", {"type": "glue", **place, "s3.force-virtual-addressing": "true"})
     assert "'s3.path-style-access' = 'false'" in virtual
-    for_checkpoints = statements.catalog("lake", {"type": "hive", "warehouse": "hdfs://n/w", **keys})
+    for_checkpoints = statements.create_catalog("lake", {"type": "hive", "warehouse": "hdfs://n/w", **keys})
     assert "'io-impl' = 'org.apache.iceberg.io.ResolvingFileIO'" in for_checkpoints
     rest = {"type": "rest", "uri": "http://c"}
-    assert "'header.X-Iceberg-Access-Delegation' = 'vended-credentials'" in statements.catalog("lake", rest)
-    assert "io-impl" not in statements.catalog("lake", rest)
-    signed = statements.catalog("lake", {**rest, "header.X-Iceberg-Access-Delegation": "remote-signing"})
+    assert "'header.X-Iceberg-Access-Delegation' = 'vended-credentials'" in statements.create_catalog("lake", rest)
+    assert "io-impl" not in statements.create_catalog("lake", rest)
+    signed = statements.create_catalog("lake", {**rest, "header.X-Iceberg-Access-Delegation": "remote-signing"})
     assert "vended" not in signed
 
 
 def test_the_rows_go_into_the_branch() -> None:
-    text = statements.insert("lake", "db.t", "flink-g", ["id", "_kafka_offset"])
+    text = statements.insert_rows("lake", "db.t", "flink-g", ["id", "_kafka_offset"])
     assert text == (
         "INSERT INTO `lake`.`db`.`t` /*+ OPTIONS('branch' = 'flink-g') */ (`id`, `_kafka_offset`) "
         "SELECT `id`, `_kafka_offset` FROM landed"
@@ -134,7 +136,7 @@ def test_the_innermost_causes_of_a_trace_are_told() -> None:
 
 
 def test_a_table_below_several_namespaces_is_in_a_database_of_the_last() -> None:
-    made = statements.catalog("lake", {"type": "rest", "uri": "http://c"}, "analytics.web.clicks")
+    made = statements.create_catalog("lake", {"type": "rest", "uri": "http://c"}, "analytics.web.clicks")
     assert "'base-namespace' = 'analytics', 'default-database' = 'web'" in made
-    assert "base-namespace" not in statements.catalog("lake", {"type": "rest", "uri": "http://c"}, "web.clicks")
-    assert "INSERT INTO `lake`.`web`.`clicks` " in statements.insert("lake", "analytics.web.clicks", "b", ["id"])
+    assert "base-namespace" not in statements.create_catalog("lake", {"type": "rest", "uri": "http://c"}, "web.clicks")
+    assert "INSERT INTO `lake`.`web`.`clicks` " in statements.insert_rows("lake", "analytics.web.clicks", "b", ["id"])

@@ -63,7 +63,7 @@ CASES: list[Case] = [
     ("kafka", {"extra": {**SERVERS, "oauth_cb": "my.token"}}, "callback"),
     # Catalogs
     ("catalog", {"extra": {"type": "rset", "uri": "http://catalog"}}, "type: 'rset' is not one of .*'rest'"),
-    ("catalog", {"host": "catalog:8181"}, r"is no address of http.*https://catalog"),
+    ("catalog", {"host": "catalog:8181"}, r"is not an address of http.*https://catalog"),
     ("catalog", {"host": "http://catalog", "login": "me"}, "has login, which nothing reads.*both"),
     ("catalog", {"host": "http://catalog", "password": SECRET}, "has password, which nothing reads.*both"),
     ("catalog", {"extra": SQL, "login": "me", "password": SECRET}, "has login and password, which nothing reads"),
@@ -98,8 +98,16 @@ CASES: list[Case] = [
     # Flink
     ("flink", {"host": "gateway", "extra": {"jobmanager": "http://j:8081"}}, "has jobmanager, which is not read here"),
     ("flink", {"host": "gateway", "extra": {**PLACES, "token": [SECRET]}}, "has token, which is a list"),
-    ("flink", {"host": "gateway", "extra": {"jobmanager_url": "http://[::1"}}, "jobmanager_url .* is no address"),
-    ("flink", {"host": "gateway", "extra": {"jobmanager_url": "http://j:x"}}, "jobmanager_url .* is no address"),
+    (
+        "flink",
+        {"host": "gateway", "extra": {"jobmanager_url": "http://[::1"}},
+        "jobmanager_url .* is not an http address",
+    ),
+    (
+        "flink",
+        {"host": "gateway", "extra": {"jobmanager_url": "http://j:x"}},
+        "jobmanager_url .* is not an http address",
+    ),
     # Databases
     ("database", {"host": "db", "login": "me"}, "has no port and no password and no schema"),
     # Spark
@@ -114,13 +122,13 @@ CASES: list[Case] = [
 OF_ALL: list[tuple[str, str]] = [
     (
         json.dumps(json.dumps(SERVERS)),
-        "is a text in JSON, and no object",
+        "is a text in JSON, not an object",
     ),
-    ("[1]", "is a list, and no object"),
-    ("5", "is a number, and no object"),
-    ("true", "is a bool, and no object"),
-    ('"text"', "is a text in JSON, and no object"),
-    ("{'a': 1}", "is no JSON"),
+    ("[1]", "is a list, not an object"),
+    ("5", "is a number, not an object"),
+    ("true", "is a bool, not an object"),
+    ('"text"', "is a text in JSON, not an object"),
+    ("{'a': 1}", "is not JSON"),
 ]
 
 
@@ -170,11 +178,11 @@ def test_a_text_that_is_no_connection(kind: str, text: str, monkeypatch: pytest.
     [
         (
             '{"conn_type": "kafka", "password": "word-4711" "extra": {}}',
-            "no JSON: Expecting ',' delimiter, line 1, column 48",
+            "not JSON: Expecting ',' delimiter, line 1, column 48",
         ),
-        ('{"conn_type": "kafka", "port": "word-4711"}', "or its port is no number"),
+        ('{"conn_type": "kafka", "port": "word-4711"}', "or its port is not a number"),
         ('{"conn_type": "kafka", "pasword": "word-4711"}', "a connection has no field 'pasword'"),
-        ("kafka://me:word-4711@host:port/", "or its port is no number"),
+        ("kafka://me:word-4711@host:port/", "or its port is not a number"),
     ],
 )
 def test_a_text_that_can_not_be_read_is_named_and_not_shown(

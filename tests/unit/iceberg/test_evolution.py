@@ -116,7 +116,7 @@ def test_what_becomes_of_a_schema(held: str, wanted: str, result: str, changes: 
         ("m map<int, int>", "m map<bigint, int>", "'m.key' is int in the table and bigint is given"),
         ("s struct<x: int>", "s struct<x: string>", "'s.x' is int in the table and string is given"),
         ("s struct<x: int>", "s int", "'s' is struct<x: int> in the table and int is given"),
-        ('"a" int', '"A" int', "'A' can't be added beside 'a'"),
+        ('"a" int', '"A" int', "'A' can't be added next to 'a'"),
         ("a struct<b: int>", '"a.b" int', "two columns would have one path"),
     ],
 )

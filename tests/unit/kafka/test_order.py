@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from airflow_lakestream.kafka.order import misplaced, rises
+from airflow_lakestream.kafka.order import is_rising, misplaced
 
 
 @given(
@@ -32,15 +32,15 @@ def test_the_own_offsets_of_a_batch_are_found_where_any_goes_back(
     assume(any(after <= before for before, after in pairwise(log)))
     # All that is before it was read, and something is: else what is raised could be what is lowered.
     assume(which > 0)
-    assert not rises(log)
+    assert not is_rising(log)
     assert misplaced(log, start) == own
 
 
 def test_what_rises_has_no_such_batch() -> None:
     assert misplaced([], 0) is None
     assert misplaced([3, 4, 9, 12], 0) is None
-    assert rises(range(5))
-    assert rises([3, 4, 9])
+    assert is_rising(range(5))
+    assert is_rising([3, 4, 9])
 
 
 def test_read_from_behind_it_the_offsets_are_none() -> None:

@@ -124,7 +124,7 @@ def test_renamed_fields_come_up_later_and_swap_names(tmp_path: Path) -> None:
             {"rename_columns": {"a": "b"}, "sql": "select 1 as b from {{ input }}"},
             "the statement in sql names the columns",
         ),
-        ({"rename_columns": "a"}, "is no mapping of names"),
+        ({"rename_columns": "a"}, "is not a mapping of names"),
         ({"rename_columns": {"a": "b;"}, "table": "/lake/t", "table_format": "delta"}, "a Delta table takes no ';'"),
     ],
     ids=str,

@@ -102,7 +102,7 @@ class World:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def told(self) -> EmittedPartitions:
-        return self.task._told({"asset_state_store": {self._asset: self}, "inlet_events": self}, NAME)
+        return self.task._emitted({"asset_state_store": {self._asset: self}, "inlet_events": self}, NAME)
 
     @property
     def _asset(self) -> Asset:

@@ -15,7 +15,7 @@ from airflow_lakestream.ui.page.landings import landing_of
 from airflow_lakestream.ui.page.offsets import offsets_of
 from airflow_lakestream.ui.page.shapes import Odd
 from airflow_lakestream.ui.page.states import StateFacts, state_of
-from airflow_lakestream.ui.page.supervision import _CONTENTS, SupervisionResult, seen_in
+from airflow_lakestream.ui.page.supervision import _CONTENTS, SupervisionResult, look_value
 from tests.unit.page.test_states import AT, ended
 
 NUMBERS = st.one_of(st.integers(), st.sampled_from([10**400, -(2**70), 2**63]), st.floats())
@@ -86,7 +86,7 @@ def test_a_value_of_another_kind_is_named(name: str, value: Any) -> None:
 def test_any_value_of_a_look_is_shown_or_odd(value: Any, what: str) -> None:
     said = SupervisionResult("s", "r", AT)
     try:
-        shown = seen_in(value)
+        shown = look_value(value)
     except Odd as odd:
         shown, said.problems[what] = None, str(odd)
     said.looks[what] = {"well": False, "value": shown}

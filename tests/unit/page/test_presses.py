@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.ui.page.presses import ButtonAction, ButtonStream, NotPossible, buttons, conf_of
-from airflow_lakestream.ui.page.tasks import find
+from airflow_lakestream.ui.page.presses import ButtonAction, ButtonStream, NotPossible, buttons_of, conf_of
+from airflow_lakestream.ui.page.tasks import find_streams
 from tests.unit.page.test_tasks import dag
 
 BUNDLED = {"lake_audit": False, "lake_replay": True}
@@ -29,7 +29,7 @@ class Database:
 
 
 def pressed(table: str | None = "lake.t", **given: Any) -> ButtonStream:
-    [task] = find(dag({"task_id": "land", "task_type": "KafkaExtractOperator", **given})).streams
+    [task] = find_streams(dag({"task_id": "land", "task_type": "KafkaExtractOperator", **given})).streams
     return ButtonStream(("d", "land"), task, table, "g")
 
 
@@ -43,7 +43,7 @@ def conf(database: Any, press: ButtonAction = ButtonAction.REPLAY, **given: Any)
     ("given", "audit", "replay"),
     [
         ({}, None, None),
-        ({"table": None}, "No run has told", "No run has told"),
+        ({"table": None}, "No run has reported", "No run has reported"),
         ({"table": "lake.{key}"}, "several tables", "several tables"),
         ({"table": "s3://bucket/t"}, None, "Delta"),
         ({"_is_mapped": True}, "is mapped", "is mapped"),
@@ -56,7 +56,7 @@ def conf(database: Any, press: ButtonAction = ButtonAction.REPLAY, **given: Any)
     ids=["a table", "a template", "fan-out", "delta", "mapped", "group", "mirror", "mirror on spark", "spark", "flink"],
 )
 def test_a_button_says_why_it_can_not(given: dict[str, Any], audit: str | None, replay: str | None) -> None:
-    shown = buttons(Database(), pressed(**given), set(BUNDLED))  # type: ignore[arg-type]  # stands in for Airflow's session
+    shown = buttons_of(Database(), pressed(**given), set(BUNDLED))  # type: ignore[arg-type]  # stands in for Airflow's session
     for press, expected in ((ButtonAction.AUDIT, audit), (ButtonAction.REPLAY, replay)):
         why = shown[press]["why_not"]
         assert why is None if expected is None else expected in why, why
@@ -65,7 +65,7 @@ def test_a_button_says_why_it_can_not(given: dict[str, Any], audit: str | None, 
 @pytest.mark.parametrize(("dags", "readable"), [({}, set(BUNDLED)), ({}, set())], ids=["not there", "not readable"])
 def test_a_bundled_dag_that_is_not_there_is_named(dags: dict[str, bool], readable: set[str]) -> None:
     database: Any = Database(dags=dags)
-    shown = buttons(database, pressed(), readable)
+    shown = buttons_of(database, pressed(), readable)
     assert "add dags/lake_audit.py to your DAGs" in shown["audit"]["why_not"]
     assert "add dags/lake_replay.py to your DAGs" in shown["replay"]["why_not"]
     with pytest.raises(NotPossible, match=r"add dags/lake_replay\.py"):
@@ -119,5 +119,5 @@ def test_a_schema_that_is_an_object_is_asked_for_by_the_form() -> None:
     from pyiceberg.schema import Schema
     from pyiceberg.types import LongType, NestedField
 
-    with pytest.raises(NotPossible, match="The argument schema is no text"):
+    with pytest.raises(NotPossible, match="The argument schema is not a text"):
         conf(Database(), schema=str(Schema(NestedField(1, "id", LongType()))))

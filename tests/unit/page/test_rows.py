@@ -8,7 +8,7 @@ from typing import Any
 from airflow_lakestream.ui.page.landings import TaskLanding
 from airflow_lakestream.ui.page.rows import PageStream, StreamDag, row_of, streams_of
 from airflow_lakestream.ui.page.runs import RunStates, TaskTry
-from airflow_lakestream.ui.page.tasks import DagStreams, find
+from airflow_lakestream.ui.page.tasks import DagStreams, find_streams
 from tests.unit.page.test_states import AT
 from tests.unit.page.test_tasks import dag
 
@@ -24,7 +24,7 @@ def landed(table: str | None, minutes: int = 0, rows: int = 1) -> TaskLanding:
 def rows(
     task: dict[str, Any], landings: list[TaskLanding], runs: RunStates | None = None
 ) -> dict[str | None, PageStream]:
-    [stream] = find(dag({"task_id": "land", "task_type": "KafkaExtractOperator", **task})).streams
+    [stream] = find_streams(dag({"task_id": "land", "task_type": "KafkaExtractOperator", **task})).streams
     known = StreamDag("shop", True, "* * * * *", AT, DagStreams((stream,)))
     by_table = {one.names.get("table"): one for one in landings}
     return {one.table: one for one in streams_of(known, stream, by_table, runs or RunStates())}
@@ -55,7 +55,7 @@ def test_the_usual_stream_has_what_no_report_names_and_others_only_their_own() -
         ("lake.other", "run 0"),
     ]
     assert [one.newest is not None for one in found.values()] == [True, False]
-    assert [one.told_tables for one in found.values()] == [("lake.usual", None), ("lake.other",)]
+    assert [one.report_tables for one in found.values()] == [("lake.usual", None), ("lake.other",)]
     # What a run has to be given is not known: it can't be started from here.
     assert row_of(found["lake.other"])["conf"] is None
 
@@ -69,7 +69,7 @@ def test_the_tables_of_a_mapped_task_are_all_its_own() -> None:
 def test_tables_that_records_or_the_time_choose_are_one_stream() -> None:
     for table in ("lake.{event}", "lake.t_{{ ds_nodash }}"):
         [one] = rows({"table": table}, [landed("lake.a"), landed("lake.b", 1)]).values()
-        assert (one.table, one.names["table"], one.told_tables) == (None, "lake.b", ())
+        assert (one.table, one.names["table"], one.report_tables) == (None, "lake.b", ())
 
 
 def test_a_table_of_each_run_shows_the_newest_twenty() -> None:

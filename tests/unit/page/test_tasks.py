@@ -8,7 +8,7 @@ import pytest
 
 from airflow_lakestream.ui.page.landings import landing_of
 from airflow_lakestream.ui.page.offsets import offsets_of
-from airflow_lakestream.ui.page.tasks import find
+from airflow_lakestream.ui.page.tasks import find_streams
 from tests.unit.page.test_states import AT
 
 OURS = {"_task_module": "airflow_lakestream.operators.x"}
@@ -53,7 +53,7 @@ def dag(*tasks: dict[str, Any]) -> dict[str, Any]:
     ids=["extract", "template", "spark", "connect", "mapped"],
 )
 def test_a_stream_is_found_with_the_names_that_are_written_out(task: dict[str, Any], named: tuple[Any, ...]) -> None:
-    [one] = find(dag({"task_id": "land", **task})).streams
+    [one] = find_streams(dag({"task_id": "land", **task})).streams
     assert (one.engine, one.topic, one.table, one.consumer_group) == named
 
 
@@ -61,7 +61,7 @@ def test_before_its_first_report_a_stream_has_the_names_of_the_forms_defaults() 
     params = [["topic", {"default": "orders"}], ["table", {"default": None}]]
     task = {"topic": "{{ params.topic }}", "table": "{{params.table}}", "consumer_group": "{{ dag.dag_id }}-{{ ds }}"}
     found = dag({"task_id": "land", "task_type": "KafkaExtractOperator", "params": params, **task})
-    [one] = find({"dag": {**found["dag"], "dag_id": "shop"}}).streams
+    [one] = find_streams({"dag": {**found["dag"], "dag_id": "shop"}}).streams
     # A run may get others: as names of the stream they are not known.
     assert (one.topic, one.table, one.consumer_group) == (None, None, None)
     assert one.written({}) == {"topic": "orders", "table": "{{params.table}}", "consumer_group": "shop-{{ ds }}"}
@@ -73,7 +73,7 @@ def test_before_its_first_report_a_stream_has_the_names_of_the_forms_defaults() 
 
 @pytest.mark.parametrize("table", ["lake.{event}", "lake.t_{{ ds_nodash }}", "lake.{{ params.a or params.b }}"])
 def test_tables_that_only_a_run_knows_are_one_stream(table: str) -> None:
-    [one] = find(dag({"task_id": "land", "task_type": "KafkaExtractOperator", "table": table})).streams
+    [one] = find_streams(dag({"task_id": "land", "task_type": "KafkaExtractOperator", "table": table})).streams
     assert (one.has_table_by_run, one.table_of({})) == (True, None)
 
 
@@ -88,7 +88,7 @@ def test_tables_that_only_a_run_knows_are_one_stream(table: str) -> None:
     ids=["maintenance", "own program", "a share", "another's"],
 )
 def test_what_is_no_stream(task: dict[str, Any]) -> None:
-    assert find(dag({"task_id": "t", **task})).streams == ()
+    assert find_streams(dag({"task_id": "t", **task})).streams == ()
 
 
 def test_what_is_no_landing() -> None:

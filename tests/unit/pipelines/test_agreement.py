@@ -22,7 +22,7 @@ from airflow_lakestream.pipelines.compiled import CompiledPipeline
 from airflow_lakestream.pipelines.compiling import compile_document
 from airflow_lakestream.pipelines.dags import BROKEN, BrokenPipelineWarning, load_folder, make_dag
 from airflow_lakestream.pipelines.errors import PipelineError
-from airflow_lakestream.pipelines.flow import check_flow, ways
+from airflow_lakestream.pipelines.flow import check_flow, record_flows
 from airflow_lakestream.pipelines.folder import read_folder
 from airflow_lakestream.pipelines.model import Pipeline, json_schema
 from airflow_lakestream.pipelines.reading import problems_of
@@ -125,7 +125,7 @@ def refusing(text: str) -> str:
         return "keys and values" if is_of_model(text) is False else "the value of a variable"
     if check_flow(document, pipeline):
         return "the way of records"
-    if list(contradictions(document, pipeline, ways(pipeline))):
+    if list(contradictions(document, pipeline, record_flows(pipeline))):
         return "keys that exclude each other"
     try:
         compiled = compile_document(document)
@@ -254,11 +254,11 @@ MISTAKES = [
     ({"metadata": {"tags": ["t" * 101]}}, "metadata.tags"),
     ({"metadata": {"owner": "o" * 501}}, "metadata.owner"),
     ({"orchestration": {"pool": "p" * 257}}, "orchestration.pool"),
-    ({"orchestration": {"schedule": "0 0 31 2 *"}}, "'0 0 31 2 *' is no cron expression"),
+    ({"orchestration": {"schedule": "0 0 31 2 *"}}, "'0 0 31 2 *' is not a cron expression"),
     ({"orchestration": {"retry_delay": "99999999999d"}}, "more than three hundred years"),
-    ({"orchestration": {"retries": True}}, "true is no number"),
-    ({"orchestration": {"parallelism": True}}, "true is no number"),
-    ({"quality": {"checks": {"row_count": {"min": True}}}}, "true is no number"),
+    ({"orchestration": {"retries": True}}, "true is not a number"),
+    ({"orchestration": {"parallelism": True}}, "true is not a number"),
+    ({"quality": {"checks": {"row_count": {"min": True}}}}, "true is not a number"),
     ({"orchestration": {"alerts": {"on_failure": "nope:f"}}}, "nope:f can't be imported"),
     (
         {"orchestration": {"engine": "connect", "connect": {"config": {"iceberg.catalog.token": "abc"}}}},

@@ -166,7 +166,7 @@ def test_engines_that_write_a_branch(tmp_path: Path) -> None:
     flink = operator_of(compiled(tmp_path, avro))
     assert (flink.arguments["format"], flink.arguments["schema_registry"]) == ("avro", "registry")
     (said,) = problems(tmp_path, text.replace("topic: orders", "topic: orders, format: csv"))
-    assert "'csv' is not read by Flink's landing: Flink's own makes NULL of an empty text in quotes" in said
+    assert "'csv' is not read by Flink's landing: Flink's decoder makes NULL of an empty text in quotes" in said
     (said,) = problems(tmp_path, avro.replace("engine: flink", "engine: connect"))
     assert "connect reads JSON here." in said
     connect = operator_of(compiled(tmp_path, text, "connect")).arguments
@@ -271,13 +271,13 @@ def test_what_a_file_does_not_say_is_the_operators_default(tmp_path: Path) -> No
         ("    topic:", "    topik:", "9:5 sources.clickstream.topik: there is no such key. Did you mean topic?"),
         ("    topic: web.clickstream\n", "", "6:3 sources.clickstream.topic: is missing."),
         ("engine: extract", "engine: flonk", "30:3 orchestration.engine: 'flonk' is not one of"),
-        ("parallelism: 4", "parallelism: many", "32:3 orchestration.parallelism: many is no number."),
+        ("parallelism: 4", "parallelism: many", "32:3 orchestration.parallelism: many is not a number."),
         ("mode: append", "mode: upsert", "27:5 sinks.analytics_lake.mode: 'upsert' is not one of"),
         ("${KAFKA_CONNECTION}", "${KAFKA}", "8:17 there is no Airflow variable KAFKA. Set it:"),
         ("${KAFKA_CONNECTION}", "${KAFKA_PASSWORD}", "8:17 ${KAFKA_PASSWORD} has the name of a secret"),
         ("${KAFKA_CONNECTION}", "${connection:c.password}", "8:17 ${connection:c.password}: of a connection there are"),
         ("${KAFKA_CONNECTION}", "${connection:d.host}", "8:17 ${connection:d.host}: there is no connection d."),
-        ("    input: clickstream", "    input: parse_events", "15:5 parse_events makes nothing of a sink's rows"),
+        ("    input: clickstream", "    input: parse_events", "15:5 parse_events leads to no sink"),
         (
             "    input: clickstream",
             "    input: orders",
@@ -291,7 +291,7 @@ def test_what_a_file_does_not_say_is_the_operators_default(tmp_path: Path) -> No
         ("    mode: append", "    mode: append\n    mode: append", "28:5 mode is there twice."),
         ("    mode: append", "    mode: mirror", "14:1 a mirror has the rows of the database's table; leave them out."),
         ("    mode: append", "    mode: append\n    key: id", "28:5 key goes with mode: mirror"),
-        ("    mode: append", "    mode: replace", "29:1 mode: replace lands a run's data interval anew"),
+        ("    mode: append", "    mode: replace", "29:1 mode: replace lands a run's data interval again"),
         ("  parallelism: 4", "  start_date: soon", "32:3 start_date is not a date such as 2026-01-31."),
         ("  engine: extract", "  engine: spark\n  idle_timeout: 5", "31:3 idle_timeout is not for Spark"),
         (
@@ -302,7 +302,7 @@ def test_what_a_file_does_not_say_is_the_operators_default(tmp_path: Path) -> No
         (
             "  checkpoint_interval: 60s\n  parallelism: 4\n",
             "quality:\n  checks:\n    row_count: {min: few}\n",
-            "33:17 quality.checks.row_count.min: few is no number.",
+            "33:17 quality.checks.row_count.min: few is not a number.",
         ),
         (
             "  checkpoint_interval: 60s\n  parallelism: 4\n",
@@ -319,7 +319,7 @@ def test_what_a_file_does_not_say_is_the_operators_default(tmp_path: Path) -> No
             "metadata: &a\n  name: x\nother: *a\nrest:",
             "aliases and deep nesting are not for pipelines",
         ),
-        ("  owner: analytics-team", "  owner: [analytics", "no YAML:"),
+        ("  owner: analytics-team", "  owner: [analytics", "invalid YAML:"),
         ("  owner: analytics-team", "  owner: !!python/name:os.system x", "4:10 the tag"),
         ("  name: realtime-clickstream", "  name: a b", "2:3 metadata.name: String should match pattern"),
         ("    connection: ${KAFKA_CONNECTION}\n", "    password: x\n", "8:5 sources.clickstream.password: there is no"),
@@ -392,7 +392,7 @@ def test_a_circle_is_said(tmp_path: Path) -> None:
     )
     found = problems(tmp_path, EXAMPLE.replace("sinks:", more + "sinks:"))
     assert [one.split(" ", 1)[1] for one in found] == [
-        f"{name} makes nothing of a sink's rows: it reads from itself, by way of others." for name in "bc"
+        f"{name} leads to no sink: it reads from itself, through other steps." for name in "bc"
     ]
 
 

@@ -222,9 +222,9 @@ PRICES, BEHIND = line("    prices:"), line("    behind:")
         (
             "    input: parsed\n    sql: SELECT",
             "    input: known\n    sql: SELECT",
-            "13:5 known makes nothing of a sink",
+            "13:5 known leads to no sink",
         ),
-        ("    input: known\n", "", f"{CLICKS}:3 input is missing: say what lands here. One sink of a file may"),
+        ("    input: known\n", "", f"{CLICKS}:3 input is missing. One sink of a file may"),
         ("    table: lake.orders\n", "    table: lake.orders\n    input: known\n", "4:3 orders is read by no sink."),
         (
             "  clicks:\n",
@@ -292,11 +292,11 @@ PRICES, BEHIND = line("    prices:"), line("    behind:")
         ("sinks: orders_lake", "sinks: []", f"{PRICES + 4}:7 no sink waits for it. Name some, or write when: beside."),
         ("      of: orders_lake", "      of: lake", f"{BEHIND + 2}:7 there is no sink 'lake'; there are"),
         ("      when: beside\n", "", f"{BEHIND + 2}:7 the landing in orders_lake would wait for its own rows."),
-        ("      when: beside\n", "      when: beside\n      sinks: clicks_lake\n", f"{BEHIND + 4}:7 nothing waits for"),
+        ("      when: beside\n", "      when: beside\n      sinks: clicks_lake\n", f"{BEHIND + 4}:7 no sink waits for"),
         (
             "      when: beside\n",
             "      when: beside\n      table: l.t\n",
-            f"{BEHIND + 4}:7 table is said by the sink ord",
+            f"{BEHIND + 4}:7 table is set by the sink ord",
         ),
         (
             "    behind:\n      type: lag\n      of: orders_lake\n      when: beside\n      max_lag_records: 10",

@@ -139,7 +139,7 @@ def test_a_place_that_readers_of_delta_look_for_elsewhere_is_refused(tmp_path: P
 @pytest.mark.parametrize("place", ["s3://b/{}/t", "file:///lake/{}/t", "abfss://c@a.dfs.core.windows.net/{}/t"])
 @pytest.mark.parametrize("odd", [*(one for one in ENCODED if "%25" in one), *BACKSLASH, *CUT, *CONTROL])
 def test_a_uri_that_readers_of_delta_look_for_elsewhere_is_refused(place: str, odd: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"^table: .*(is in it|'\?' or '#'|no place of a Delta)"):
+    with pytest.raises(InvalidArgument, match=r"^table: .*(is in it|'\?' or '#'|not a place of a Delta)"):
         check_location(place.format(odd.replace("%25", "%2525") if place.startswith("file") else odd))
 
 

@@ -16,7 +16,7 @@ from airflow_lakestream.core.landing.modes import RangesMode
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.flink.leftovers import ExtractProof, LeftoverLog, holes
+from airflow_lakestream.flink.leftovers import ExtractProof, LeftoverLog, left_out_ranges
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.run.publication import KafkaLogView
 from tests.support.fault_log import Kind, ModelReader, ModelSource, Shape
@@ -36,7 +36,7 @@ def published(world: World, **config: Any) -> tuple[LandingReport, RangeSet]:
     job = extract(world, **config)
     proof = ExtractProof(job, {}, lambda: world.table().schema())
     log = LeftoverLog(KafkaLogView(ModelReader(world.log, 7)))
-    return world.publish(proof=proof, log=log), holes(world.entry(), TOPIC, BRANCH, published=True)
+    return world.publish(proof=proof, log=log), left_out_ranges(world.entry(), TOPIC, BRANCH, published=True)
 
 
 def land_rest(world: World, ranges: RangeSet, **config: Any) -> LandingReport:
@@ -54,11 +54,11 @@ def test_what_has_no_row_is_landed_by_the_extract_as_a_row_or_rejected(world: Wo
     bare = len(world.log.partitions[0].entries) - 4
     assert left == RangeSet.of(TOPIC, 0, 2, 3) | RangeSet.of(TOPIC, 0, bare, bare + 1) | RangeSet.of(TOPIC, 1, 2, 3)
     # Where the driver dies here, the next one finds them.
-    assert holes(world.entry(), TOPIC, BRANCH) == left
+    assert left_out_ranges(world.entry(), TOPIC, BRANCH) == left
     counts = land_rest(world, left).counts
     assert (counts.read, counts.written, counts.rejected) == (3, 2, 1)
     entry = world.entry()
-    assert not holes(entry, TOPIC, BRANCH)
+    assert not left_out_ranges(entry, TOPIC, BRANCH)
     for p, log in enumerate(world.log.partitions):
         assert entry.held.first_missing(TOPIC, p, 0) == log.end
     assert world.rows() == sorted([*rows, (0, 2), (0, bare)])
@@ -77,14 +77,14 @@ def test_what_has_left_main_again_is_left_once_more_and_what_the_job_is_to_read_
     assert head is not None
     land_rest(world, left)
     world.table().manage_snapshots().rollback_to_snapshot(head).commit()
-    assert holes(world.entry(), TOPIC, BRANCH, published=True) == left
+    assert left_out_ranges(world.entry(), TOPIC, BRANCH, published=True) == left
     land_rest(world, left)
     # Another run lands behind what the job has to read yet.
     world.records(0, 10)
     end = world.log.partitions[0].end
     land_rest(world, RangeSet.of(TOPIC, 0, end - 3, end))
-    assert not holes(world.entry(), TOPIC, BRANCH, published=True)
-    assert holes(world.entry(), TOPIC, BRANCH) == RangeSet.of(TOPIC, 0, end - 10, end - 3)
+    assert not left_out_ranges(world.entry(), TOPIC, BRANCH, published=True)
+    assert left_out_ranges(world.entry(), TOPIC, BRANCH) == RangeSet.of(TOPIC, 0, end - 10, end - 3)
 
 
 @pytest.mark.parametrize(("spoilt", "said"), [("another value", "n"), ("no value", "n"), ("a bad record", "no row")])
@@ -106,7 +106,7 @@ def test_a_row_that_is_not_the_extract_s_is_named_and_nothing_shows(world: World
     assert world.heads() == head
     # What the driver does then.
     land(extract(world))
-    world.begin_anew()
+    world.begin_again()
     world.records(0, 2)
     world.step()
     assert published(world)[0].counts.written == 2

@@ -86,7 +86,7 @@ def test_an_engine_without_its_state_reads_again_what_was_not_published(world: W
     lost, world.positions.said = world.positions.said, {}
     refused(world, PositionsUnknown)
     assert lost
-    assert world.begin_anew() == {0: 10, 1: 0}
+    assert world.begin_again() == {0: 10, 1: 0}
     assert world.table().refs()[BRANCH].snapshot_id == world.heads()
     world.step()
     world.publish()
@@ -96,10 +96,10 @@ def test_an_engine_without_its_state_reads_again_what_was_not_published(world: W
 def test_an_engine_without_its_state_can_not_begin_below_what_is_landed(world: World) -> None:
     land_by_hand(world, (0, 5, 8))
     with pytest.raises(LandedAhead, match="KafkaExtractOperator") as caught:
-        world.begin_anew()
+        world.begin_again()
     assert caught.value.ranges == ranges((0, 5, 8))
     land_by_hand(world, (0, 0, 5))
-    assert world.begin_anew() == {0: 8, 1: 0}
+    assert world.begin_again() == {0: 8, 1: 0}
 
 
 @pytest.mark.parametrize("has_begun", [False, True], ids=["first start", "start without its state"])
@@ -110,7 +110,7 @@ def test_what_the_log_has_lost_before_an_engine_begins_is_lost_loudly(tmp_path: 
     world.records(0, 20)
     land_by_hand(world, (0, 0, 5))
     world.log.trim(0, 8)
-    start = world.begin_anew if has_begun else world.begin
+    start = world.begin_again if has_begun else world.begin
     with pytest.raises(DataLoss, match=r"orders\[0\] \[5,8\)"):
         start()
     assert start(on_data_loss=OnDataLoss.RECORD) == {0: 8, 1: 0}
@@ -238,9 +238,9 @@ def test_an_older_checkpoint_restored_is_refused(world: World) -> None:
     world.step()
     error = refused(world, RowsOnMain)
     assert error.ranges == ranges((0, 10, 20), (1, 0, 5))
-    assert "the branch begins anew" in str(error)
+    assert "the branch begins again" in str(error)
     # The way out that the error names.
-    world.begin_anew()
+    world.begin_again()
     world.step()
     world.publish()
     world.assert_main_has_it_all()
@@ -467,7 +467,7 @@ def test_files_with_columns_whose_names_others_have_now_are_refused(
     assert refused(world, ColumnsMoved, schema=None, checks=checks).columns == ("n",)
     # The way out that the error names.
     world.table().manage_snapshots().remove_branch(BRANCH).commit()
-    world.begin_anew(schema=None)
+    world.begin_again(schema=None)
     world.step()
     world.publish(schema=None, checks=checks)
     assert world.rows() == world.expected()

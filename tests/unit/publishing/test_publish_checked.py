@@ -50,7 +50,7 @@ def test_rows_that_do_not_pass_stay_on_the_engines_branch(world: World) -> None:
     told = str(error)
     assert f"lake.orders: the rows of {TOPIC}[1] [3,5) did not pass 1 of the checks" in told
     assert f"{TOPIC}[1] offset 3: n=1000003" in told
-    assert "the branch is checked anew" in told
+    assert "the branch is checked again" in told
     # The engine goes on; what is bad holds back what came after it.
     world.records(0, 5)
     world.step()
@@ -66,7 +66,7 @@ def test_a_branch_that_is_dropped_is_read_anew(world: World) -> None:
     world.step()
     failed(world, {"row_count": {"max": 2}})
     world.table().manage_snapshots().remove_branch(BRANCH).commit()
-    assert world.begin_anew() == {0: 0, 1: 0}
+    assert world.begin_again() == {0: 0, 1: 0}
     world.write(world.read({0: 2}))
     world.publish(checks={"row_count": {"max": 2}})
     world.step()
@@ -99,9 +99,9 @@ def test_a_branch_that_the_extract_has_kept_goes_when_its_offsets_land(world: Wo
     landing = Landing("a" * 32, "run", {ORDERS: TopicEntry(landed=ranges((0, 0, 3)))})
     branches.stage(world.catalog(), world.table(), GROUP, landing, files, handed=True)
     failed(world, {"row_count": {"max": 1}})
-    assert len(list(branches.kept(world.table(), GROUP))) == 1
+    assert len(list(branches.kept_branches(world.table(), GROUP))) == 1
     world.publish(checks={"unique": "n"})
-    assert list(branches.kept(world.table(), GROUP)) == []
+    assert list(branches.kept_branches(world.table(), GROUP)) == []
     world.assert_main_has_it_all()
 
 

@@ -26,7 +26,7 @@ EVENTS = (
     *("produce", "step") * 5,
     *("publish",) * 3,
     *("late", "lose") * 2,
-    *("restore", "begin_anew", "drop", "cut", "expire", "roll_back", "change_columns"),
+    *("restore", "begin_again", "drop", "cut", "expire", "roll_back", "change_columns"),
 )
 
 
@@ -138,21 +138,21 @@ class History:
     def _begin_as_told(self, error: PublicationRefused) -> None:
         says(error, "drop the branch")
         self.drop()
-        self.begin_anew()
+        self.begin_again()
         self.step()
         self.world.publish(rowless=self.rowless, on_data_loss=OnDataLoss.RECORD)
         entry = self.world.entry()
         for p, log in enumerate(self.world.log.partitions):
             assert entry.held.first_missing(TOPIC, p, entry.origin.get(p, 0)) == log.end
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Start a job without state; holes below what is landed are for the extract, as the error says."""
         try:
-            self.world.begin_anew(on_data_loss=OnDataLoss.RECORD)
+            self.world.begin_again(on_data_loss=OnDataLoss.RECORD)
         except LandedAhead as error:
             says(error, "Run KafkaExtractOperator once")
             self._extract()
-            self.world.begin_anew(on_data_loss=OnDataLoss.RECORD)
+            self.world.begin_again(on_data_loss=OnDataLoss.RECORD)
         self.checkpoints = [dict(self.world.at)]
 
     def _extract(self) -> None:

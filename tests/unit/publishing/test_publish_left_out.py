@@ -53,7 +53,7 @@ def remedy(world: World, **job: Any) -> None:
     """Do what the errors of a branch say: drop it, and start the job without state, where the ledger ends."""
     if world.has_branch():
         world.table().manage_snapshots().remove_branch(BRANCH).commit()
-    world.begin_anew(**job)
+    world.begin_again(**job)
     world.step()
     world.publish(**FILTERED, **job)
 
@@ -160,7 +160,7 @@ def test_main_rolled_back_to_before_the_job_began_is_refused(world: World) -> No
     assert before is not None
     world.write(world.read({0: 9}))
     world.publish(**FILTERED)
-    world.begin_anew()
+    world.begin_again()
     world.table().manage_snapshots().rollback_to_snapshot(before).commit()
     world.step()
     assert refused(world, LeftOutUnproven, **FILTERED).ranges == ranges((0, 4, 9))
@@ -191,13 +191,13 @@ def test_what_the_branch_had_when_a_job_began_anew_counts_for_nothing(world: Wor
     world._begin_line = begin_line  # type: ignore[method-assign]  # of this world alone
     if died.startswith("before the branch"):
         with pytest.raises(KeyboardInterrupt):
-            world.begin_anew()
+            world.begin_again()
     else:
-        world.begin_anew()
+        world.begin_again()
     world.positions.final = None
     assert world.publish(**FILTERED).snapshot_ids == []
     world._begin_line = begin  # type: ignore[method-assign]  # as above
-    world.begin_anew()
+    world.begin_again()
     world.step()
     world.publish(**FILTERED)
     world.assert_main_has_it_all()

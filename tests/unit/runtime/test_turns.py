@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from airflow_lakestream.runtime.turns import SHORT, short_turns
+from airflow_lakestream.runtime.turns import SHORT, shorten_turns
 
 
 def test_turns_are_short_until_the_last_landing_ends() -> None:
     before = sys.getswitchinterval()
-    with short_turns():
-        with pytest.raises(KeyError), short_turns():
+    with shorten_turns():
+        with pytest.raises(KeyError), shorten_turns():
             raise KeyError
         assert sys.getswitchinterval() == pytest.approx(SHORT)
     assert sys.getswitchinterval() == before

@@ -43,7 +43,7 @@ def test_triggers(trigger: str, seconds: float | None) -> None:
     ("change", "words"),
     [
         ({"checkpoint_locatoin": "/c"}, "Did you mean 'checkpoint_location'?"),
-        ({"landing": LANDING | {"tabel": "x"}}, "landing.tabel: is no setting of the app. Did you mean 'table'?"),
+        ({"landing": LANDING | {"tabel": "x"}}, "landing.tabel: is not a setting of the app. Did you mean 'table'?"),
         ({"catalog": {"nam": "x"}}, "Did you mean 'name'?"),
         ({"app": "kafka_to_icberg"}, "Did you mean 'kafka_to_iceberg'?"),
         ({"trigger": "soon"}, "trigger: 'soon'"),

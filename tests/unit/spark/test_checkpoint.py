@@ -55,9 +55,9 @@ def test_text_that_looks_like_the_end_of_a_line_is_none(folder: Path) -> None:
     write(folder / "commits" / "1", 'v1\n{"odd":"\u2029"}')
     checkpoint = read_checkpoint(str(folder))
     assert checkpoint is not None
-    checkpoint.check_whole()
+    checkpoint.check_complete()
     assert checkpoint.ends(2) == {("clicks", 0): 30, ("clicks", 1): 9}
-    assert checkpoint.begun_at(2) == 1790000000.0
+    assert checkpoint.started_at(2) == 1790000000.0
 
 
 @pytest.mark.parametrize("made", [False, True])
@@ -153,16 +153,16 @@ def test_when_a_batch_was_begun_is_told(folder: Path) -> None:
     write(folder / "offsets" / "1", f"v1\n\n{offsets(p0=20)}")
     checkpoint = read_checkpoint(str(folder))
     assert checkpoint is not None
-    assert [checkpoint.begun_at(batch) for batch in (0, 1, 9)] == [1_790_000_000, None, None]
+    assert [checkpoint.started_at(batch) for batch in (0, 1, 9)] == [1_790_000_000, None, None]
 
 
 @pytest.mark.parametrize("left", [b"", b"v1", b"v1\n{", b"v\n{}", b"\xff\xfe\n{}", b"\0" * 40])
 @pytest.mark.parametrize("file", ["offsets/2", "commits/1", "sources/0/0", "metadata"])
 def test_what_spark_reads_is_looked_at_before_it_starts(folder: Path, file: str, left: bytes) -> None:
-    read_checkpoint(str(folder)).check_whole()  # type: ignore[union-attr]  # it is there
+    read_checkpoint(str(folder)).check_complete()  # type: ignore[union-attr]  # it is there
     (folder / file).write_bytes(left)
     with pytest.raises(CheckpointDamaged, match=rf"{file} .*Delete the checkpoint. Nothing is lost") as error:
-        read_checkpoint(str(folder)).check_whole()  # type: ignore[union-attr]  # it is there
+        read_checkpoint(str(folder)).check_complete()  # type: ignore[union-attr]  # it is there
     assert isinstance(error.value, Terminal)
 
 
@@ -211,7 +211,7 @@ def test_what_spark_would_fail_on_is_named_before_it_starts(tmp_path: Path, dama
     def look() -> None:
         checkpoint = read_checkpoint(str(folder))
         assert checkpoint is not None
-        checkpoint.check_whole()
+        checkpoint.check_complete()
 
     if named is None:
         look()

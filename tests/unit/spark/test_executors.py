@@ -8,7 +8,7 @@ import sys
 # What a chunk takes, some arrays of 8 MiB, gone before the next: their pages are had once, or anew each time.
 _PROGRAM = """
 import resource, numpy as np
-from airflow_lakestream.spark.crew.executors import Work
+from airflow_lakestream.spark.crew.executors import ExecutorTask
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -19,7 +19,7 @@ def faults():
 faults()
 first = faults()
 try:
-    Work(*[None] * 12)(None)
+    ExecutorTask(*[None] * 12)(None)
 except AttributeError:
     pass
 faults()

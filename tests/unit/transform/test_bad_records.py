@@ -69,7 +69,7 @@ def test_the_reason_names_the_place_and_the_value(sql: str) -> None:
     assert skip.startswith("WHERE: ")
     assert "perhaps" in skip
     assert "Malformed JSON" in document
-    assert text == "value: it is no UTF-8 text (byte 0)"
+    assert text == "value: it is not UTF-8 text (byte 0)"
 
 
 def test_a_statement_can_reject_a_record_itself() -> None:

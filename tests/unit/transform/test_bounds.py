@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform import SqlTransform, search
-from airflow_lakestream.transform.bounds import BESIDE, TOO_LARGE, size_of
+from airflow_lakestream.transform.bounds import RESERVE, TOO_LARGE, size_of
 from airflow_lakestream.transform.process import SqlFailed
 from tests.unit.transform.support import batch
 
 pytestmark = pytest.mark.long
 
-MOST = size_of("256MB") + BESIDE
+MOST = size_of("256MB") + RESERVE
 
 # Statements over records that say a number, the number of those that are to exceed a bound, and which bound.
 INNER = "list_sum(list_transform(range(n), lambda y: list_sum(list_transform(range(n), lambda z: sin(x * y * z)))))"
@@ -228,7 +228,7 @@ def test_what_stands_in_the_working_folder_is_not_imported(tmp_path: Any, monkey
 
 def test_where_no_process_can_be_had_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(SqlFailed, match=r"sql: no process can be had to run it in: .*/nowhere/python"):
+    with pytest.raises(SqlFailed, match=r"sql: its process can't be started: .*/nowhere/python"):
         SqlTransform("SELECT value AS v FROM {{ input }}")
 
 

@@ -98,7 +98,7 @@ def test_a_decoded_column_needs_no_doubt_and_a_list_is_refused() -> None:
         ("SELECT event_timestamp AT TIME ZONE 'Europe/Berlin' AS a FROM {{ input }}", "column 8: timezone takes 'UTC'"),
         ("SELECT strftime(event_timestamp, '%j') AS a FROM {{ input }}", "column 8: strftime takes a format that is"),
         ("SELECT regexp_matches(key, '(?i)a') AS a FROM {{ input }}", "column 8: regexp_matches takes a pattern that"),
-        ("SELECT key = event_timestamp AS a FROM {{ input }}", "VARCHAR beside TIMESTAMP WITH TIME ZONE"),
+        ("SELECT key = event_timestamp AS a FROM {{ input }}", "VARCHAR next to TIMESTAMP WITH TIME ZONE"),
     ],
 )
 def test_what_is_not_common_is_named_with_its_place_and_who_takes_it(sql: str, said: str) -> None:

@@ -38,9 +38,7 @@ SCHEMAS = {
     "json_schema": ("JSON", '{"type": "object", "properties": {"a": {"type": "integer"}}}'),
 }
 FRAMED = {"avro": framed(b"\2\x0e"), "protobuf": framed(b"\0\x08\7"), "json_schema": framed(b'{"a":7}')}
-SAID = (
-    "the id of its schema stands in the header __{}_schema_id, which is not read, and not in the {}: set {}.schema.id"
-)
+SAID = "the id of its schema is in the header __{}_schema_id, which is not read, and not in the {}: set {}.schema.id"
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def test_nothing_is_asked_for_once_there_are_columns_and_the_run_says_it_once(na
         300,
         set() if name == "json_schema" else {1},
     )
-    assert list(told.bad.causes) == ["the values are written without the ids of their schemas, which stand in headers"]
+    assert list(told.bad.causes) == ["the values are written without the ids of their schemas, which are in headers"]
 
 
 def test_headers_are_read_where_a_record_may_name_a_schema_there_whatever_becomes_of_bad_records(
@@ -176,5 +174,5 @@ def test_flink_publishes_no_row_of_a_value_that_a_header_calls_bare(headers: Any
     if headers is None:
         assert proof.check(wanted, nothing, state, threading.Event()).seen == wanted
     else:
-        with pytest.raises(BadRecord, match=r"offset 1: the id of its schema stands in the header __value_schema_id"):
+        with pytest.raises(BadRecord, match=r"offset 1: the id of its schema is in the header __value_schema_id"):
             proof.check(wanted, nothing, state, threading.Event())

@@ -9,7 +9,7 @@ from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ports import TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.watching.causes import StreamCause
-from airflow_lakestream.watching.freshness.completeness import TimeCompleteness, completeness, covered_part
+from airflow_lakestream.watching.freshness.completeness import TimeCompleteness, covered_part, measure_completeness
 from airflow_lakestream.watching.lag.waiting import backlog_of
 
 TOPIC = TopicIdentity("t", "id", "c")
@@ -25,7 +25,7 @@ def found(
 ) -> TimeCompleteness:
     state = TopicState(TOPIC, {p: PartitionWatermarks(low, 100) for p in highs})
     backlog = backlog_of(Ledger("g", {TOPIC: entry}), state, "lake.t")
-    return completeness(backlog, highs, lows, "lake.t", ends=ends)
+    return measure_completeness(backlog, highs, lows, "lake.t", ends=ends)
 
 
 def landed(*ranges: tuple[int, int, int], **more: object) -> TopicEntry:

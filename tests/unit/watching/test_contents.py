@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.upkeep.reject_summary import RejectExample
-from airflow_lakestream.watching.contents import MOST_BYTES, MOST_CHARACTERS, TableContents, _sample, _within
+from airflow_lakestream.watching.contents import MOST_BYTES, MOST_CHARACTERS, TableContents, _cut_to_size, _sample
 
 
 def sample(value: bytes | None, error: str = "n: 'x' is no bigint") -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_the_last_samples_are_left_out_of_a_document_that_is_too_long() -> None:
     def reason() -> dict[str, Any]:
         return {"records": 9, "samples": [sample("\U0001f600".encode() * 500) for _ in range(10)]}
 
-    document = _within({"rejects": {"count": 45, "reasons": [reason() for _ in range(5)]}})
+    document = _cut_to_size({"rejects": {"count": 45, "reasons": [reason() for _ in range(5)]}})
     assert len(json.dumps(document)) <= MOST_BYTES
     kept = [len(one["samples"]) for one in document["rejects"]["reasons"]]
     assert kept == sorted(kept, reverse=True)

@@ -100,7 +100,7 @@ def test_only_files_that_may_hold_unseen_offsets_are_read(table: Table, monkeypa
 
 @pytest.mark.parametrize(
     ("column", "problem"),
-    [("when", "is no column"), ("word", "not a timestamp"), ("nested.at", "within a struct"), ("day", "a date")],
+    [("when", "is not a column"), ("word", "not a timestamp"), ("nested.at", "within a struct"), ("day", "a date")],
 )
 def test_a_column_that_says_no_hour_is_refused(table: Table, column: str, problem: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^event_time_column: .*{problem}"):

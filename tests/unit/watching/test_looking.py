@@ -14,7 +14,7 @@ from airflow_lakestream.kafka.errors import KafkaRefused, KafkaUnavailable, Topi
 from airflow_lakestream.watching.causes import StreamCause
 from airflow_lakestream.watching.lag.waiting import TopicBacklog
 from airflow_lakestream.watching.streams.looking import _LookTopics
-from airflow_lakestream.watching.streams.status import StreamFacts, StreamState, status
+from airflow_lakestream.watching.streams.status import StreamFacts, StreamState, stream_status
 
 
 @dataclass
@@ -38,7 +38,7 @@ def look(kafka: SilentKafka, *names: str) -> dict[str, tuple[StreamState, list[S
         facts = topics.compared(
             StreamFacts("lake.t", "g", name), lambda state: TopicBacklog(state, TopicEntry(), RangeSet(), RangeSet())
         )
-        stream = status(facts, 0, 60.0)
+        stream = stream_status(facts, 0, 60.0)
         found[name] = (stream.state, [one.cause for one in stream.reasons])
     return found
 

@@ -21,7 +21,12 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.watching.asking import run_now
 from airflow_lakestream.watching.partitions.look import PartitionsLook, PartitionsResult
-from airflow_lakestream.watching.partitions.telling import EmittedPartitions, GroupBeginning, PartitionLength, tell
+from airflow_lakestream.watching.partitions.telling import (
+    EmittedPartitions,
+    GroupBeginning,
+    PartitionLength,
+    plan_emission,
+)
 
 HOUR = PartitionLength.HOUR.width_ms
 TOPIC = TopicIdentity("clicks", "id", "cluster")
@@ -175,15 +180,15 @@ class World:
             # A rollback has taken rows whose records Kafka has no more.
             assert not self.keeps_all
             return PartitionsResult(None)
-        if found.telling is not None:
-            new, again = set(found.telling.new), set(found.telling.reopened)
+        if found.emission is not None:
+            new, again = set(found.emission.new), set(found.emission.reopened)
             assert not new & set(self.seen), "told twice without a mark"
             assert again <= set(self.seen), "marked, and never told"
             assert all(start >= self.since for start in new)
-            assert [one for one in found.telling.starts if not self.is_complete((one, one + HOUR))] == []
+            assert [one for one in found.emission.starts if not self.is_complete((one, one + HOUR))] == []
             if not killed:
                 self.again += len(again)
-                self.told = found.telling.after
+                self.told = found.emission.after
                 self.seen |= {start: rows.get(start, set()) for start in (*new, *again)}
         return found
 
@@ -216,7 +221,7 @@ class World:
             origin=self.entry.origin or begins,
             covered=self.entry.covered,
         )
-        while self.look().telling is not None:
+        while self.look().emission is not None:
             pass
 
     @staticmethod
@@ -272,11 +277,11 @@ def test_a_year_of_hours_is_found_with_few_questions_and_told_in_portions() -> N
     world.log.stamps[0] = [BEGIN, BEGIN + 365 * 24 * HOUR]
     world.entry = TopicEntry(landed=RangeSet.of(TOPIC.topic, 0, 0, 2), origin={0: 0})
     world.now = BEGIN + 366 * 24 * HOUR
-    first = world.look().telling
+    first = world.look().emission
     assert first is not None
     assert len(first.new) == 240
     assert world.log.asked < 40
-    second = world.look().telling
+    second = world.look().emission
     assert second is not None
     assert second.new[0] == BEGIN + 240 * HOUR
 
@@ -296,7 +301,7 @@ def test_a_lost_offset_is_an_error_once_nothing_else_is_to_be_told() -> None:
             )
         )
     world.entry += TopicEntry(lost=RangeSet.of(TOPIC.topic, 0, 4, 6), landed=RangeSet.of(TOPIC.topic, 0, 6, 9))
-    assert world.look().telling is not None
+    assert world.look().emission is not None
 
 
 def test_an_hour_whose_beginning_was_never_landed_is_not_told_when_kafka_forgets_it_either() -> None:
@@ -310,7 +315,7 @@ def test_an_hour_whose_beginning_was_never_landed_is_not_told_when_kafka_forgets
 
     def told() -> tuple[int, ...]:
         found = world.look()
-        return () if found.telling is None else found.telling.new
+        return () if found.emission is None else found.emission.new
 
     world.log.lows = [3]
     # It begins with the hour of the log's start, which Kafka may have had more of; later hours are certain.
@@ -330,9 +335,9 @@ def test_a_covered_time_whose_beginning_kafka_and_the_table_have_lost_is_not_com
     # The landing of offsets 2 to 5 was rolled back after Kafka had removed them.
     world.entry = TopicEntry(landed=world._ranges([(0, 0, 2), (0, 6, 13)]), covered=((BEGIN, BEGIN + 3 * HOUR),))
     found = world.look()
-    assert (found.telling, "clicks[0] before 6" in found.text) == (None, True)
+    assert (found.emission, "clicks[0] before 6" in found.text) == (None, True)
     world.entry += TopicEntry(lost=RangeSet.of(TOPIC.topic, 0, 2, 6))
-    assert world.look().telling is not None
+    assert world.look().emission is not None
 
 
 def test_a_group_that_begins_anew_has_not_begun_by_what_was_seen_before() -> None:
@@ -352,10 +357,10 @@ def test_an_hour_is_not_told_while_a_transaction_may_bring_records_of_it() -> No
     world.entry = TopicEntry(landed=world._ranges([(0, 0, 1)]), origin={0: 0})
     world.now = BEGIN + 2 * HOUR
     found = world.look()
-    assert (found.telling, "a transaction is open in clicks[0]" in found.text) == (None, True)
+    assert (found.emission, "a transaction is open in clicks[0]" in found.text) == (None, True)
     world.transact()
     world.entry += TopicEntry(landed=world._ranges([(0, 1, 2)]))
-    told = world.look().telling
+    told = world.look().emission
     assert told is not None
     assert told.new == (BEGIN,)
 
@@ -368,29 +373,29 @@ def test_why_nothing_is_told_is_said() -> None:
     world.now = BEGIN + 2 * HOUR
     assert "clicks[1] have no record at or after" in world.look().text
     world.now = BEGIN
-    assert "all of its partitions up to now are told" in world.look().text
+    assert "all of its partitions up to now are emitted" in world.look().text
 
 
 def test_late_rows_of_an_hour_that_is_not_complete_wait_for_the_next_telling() -> None:
     ledger = Ledger("g", {TOPIC: TopicEntry(landed=RangeSet.of(TOPIC.topic, 0, 0, 9))})
     before = EmittedPartitions(3, ((0, 2 * HOUR),), {}, {0: 2})
-    telling = tell(before, ledger, {0: 5, HOUR: 1}, [(HOUR, 2 * HOUR), (2 * HOUR, 3 * HOUR)])
-    assert telling is not None
-    assert (telling.new, telling.reopened) == ((2 * HOUR,), {HOUR: 1})
-    assert (telling.after.number, telling.after.spans, telling.after.waiting) == (4, ((0, 3 * HOUR),), {0: 5})
-    assert tell(before, ledger, {0: 5}, []) is None
+    emission = plan_emission(before, ledger, {0: 5, HOUR: 1}, [(HOUR, 2 * HOUR), (2 * HOUR, 3 * HOUR)])
+    assert emission is not None
+    assert (emission.new, emission.reopened) == ((2 * HOUR,), {HOUR: 1})
+    assert (emission.after.number, emission.after.spans, emission.after.waiting) == (4, ((0, 3 * HOUR),), {0: 5})
+    assert plan_emission(before, ledger, {0: 5}, []) is None
 
 
 def test_rows_that_a_rollback_took_and_that_land_again_count_as_new() -> None:
     before = EmittedPartitions(1, ((0, HOUR),), {("clicks", "id"): RangeSet.of(TOPIC.topic, 0, 0, 9)})
     without = Ledger("g", {TOPIC: TopicEntry(landed=RangeSet.of(TOPIC.topic, 0, 0, 5))})
-    telling = tell(before, without, {}, [(HOUR, 2 * HOUR)])
-    assert telling is not None
+    emission = plan_emission(before, without, {}, [(HOUR, 2 * HOUR)])
+    assert emission is not None
     again = Ledger("g", {TOPIC: TopicEntry(landed=RangeSet.of(TOPIC.topic, 0, 0, 10))})
-    assert telling.after.unseen(again) == RangeSet.of(TOPIC.topic, 0, 5, 10)
+    assert emission.after.unseen(again) == RangeSet.of(TOPIC.topic, 0, 5, 10)
     # A topic that was made anew has all of its records for the first time.
     anew = Ledger("g", {TopicIdentity("clicks", "other", "cluster"): TopicEntry(landed=RangeSet.of("clicks", 0, 0, 2))})
-    assert telling.after.unseen(anew) == RangeSet.of("clicks", 0, 0, 2)
+    assert emission.after.unseen(anew) == RangeSet.of("clicks", 0, 0, 2)
     assert EmittedPartitions().unseen(anew) == RangeSet()
 
 

@@ -16,7 +16,7 @@ from airflow_lakestream.driver.progress import DriverProgress
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, backlog_of
 from airflow_lakestream.watching.streams.landings import BranchHistory, SnapshotRecord
-from airflow_lakestream.watching.streams.status import SparkQuery, StreamFacts, StreamState, StreamStatus, status
+from airflow_lakestream.watching.streams.status import SparkQuery, StreamFacts, StreamState, StreamStatus, stream_status
 
 NOW = 1_800_000_000_000
 TOPIC = TopicIdentity("t", "id", "c")
@@ -46,7 +46,7 @@ def query(**changes: object) -> SparkQuery:
 
 def look(**facts: object) -> StreamStatus:
     given = {"history": BranchHistory((landing(60),)), "backlog": backlog(10, 10), **facts}
-    return status(StreamFacts("lake.t", "g", "t", **given), NOW, MAX_AGE)  # type: ignore[arg-type]  # a keyword each, of fields of several types
+    return stream_status(StreamFacts("lake.t", "g", "t", **given), NOW, MAX_AGE)  # type: ignore[arg-type]  # a keyword each, of fields of several types
 
 
 def causes(stream: StreamStatus) -> list[StreamCause]:

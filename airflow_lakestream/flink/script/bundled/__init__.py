@@ -70,13 +70,13 @@ def flink_cdc_script(
         problem = f"{source!r} is not of the form schema.table."
         raise InvalidArgument("source", problem, 'Write such as "public.orders".')
     if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
-        problem = f"{slot!r} is no name of a replication slot."
+        problem = f"{slot!r} is not the name of a replication slot."
         raise InvalidArgument("slot", problem, "PostgreSQL takes lower-case letters, digits and '_'.")
     fields = parse_schema(columns, "columns").fields
     keys = arguments.items("key", key)
     names = [field.name for field in fields]
     if not keys or (strange := [one for one in keys if one not in names]):
-        problem = f"{', '.join(strange)} is none of the columns." if keys else "is missing."
+        problem = f"{', '.join(strange)} is not one of the columns." if keys else "is missing."
         raise InvalidArgument("key", problem, "Name the columns of the table's primary key.")
     return _filled(
         _CAPTURES,

@@ -43,7 +43,7 @@ export const css = `
 .ls td[data-label]:not([data-label=""])::before{content:attr(data-label) ": ";color:${color("fg-muted")}}}
 `;
 
-/** Ask Airflow. Returns [answer, what is wrong]; an error is a sentence for the reader. */
+/** Ask Airflow. Returns [answer, error]; an error is a sentence for the reader. */
 export const ask = async (path, options = {}) => {
   let answer;
   try {
@@ -125,11 +125,11 @@ export const runPath = ({ dag_id, task_id }, run) => {
   const [dag, id, task] = [dag_id, run.run_id, task_id].map(encodeURIComponent);
   return `/dags/${dag}/runs/${id}/tasks/${task}${mapped}`;
 };
-// A template that the form's defaults leave is no name.
+// A template left by the form's defaults is not a name.
 const plain = (text) => (text && !text.includes("{{") ? text : "");
 export const nameOf = (stream) => stream.topic || plain(stream.written.topic) || stream.task_id;
 export const tableOf = (stream) => stream.table || plain(stream.written.table) || "a table of each run";
-/** The part of an address that says which of a task's tables is meant. */
+/** The part of an address that names one of a task's tables. */
 export const asking = (table) => (table ? `?${new URLSearchParams({ table })}` : "");
 export const docs = (page) => `${base}lakestream/docs/${page}`;
 
@@ -140,7 +140,7 @@ export const send = (path, body) => ask(`api/v2/${path}`, {
   body: JSON.stringify(body),
 });
 
-/** A line that tells what a press has done; screen readers read it out. */
+/** A line with the result of a press; screen readers read it out. */
 export const useSaying = () => {
   const [said, setSaid] = useState({ text: "", bad: false });
   const line = h("p", { role: "status", className: said.bad ? "said error" : "said" }, said.text);

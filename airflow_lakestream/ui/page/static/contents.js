@@ -39,20 +39,20 @@ const Rejects = ({ rejects }) => {
   const left = rejects.kinds - rejects.reasons.length;
   return h(Fragment, null,
     h("p", null, `${figure(rejects.count)} rejected records count. `,
-      rejects.looked_at === 0 ? "None of them is in a file that was looked at." : rejects.looked_at < rejects.count ? `Of the newest ${figure(rejects.looked_at)} these are the reasons:` : "The reasons:"),
+      rejects.looked_at === 0 ? "The files that were looked at contain none of them." : rejects.looked_at < rejects.count ? `Of the newest ${figure(rejects.looked_at)} these are the reasons:` : "The reasons:"),
     rejects.reasons.map((one, n) => h(Fragment, { key: n },
       h("h3", null, `${figure(one.records)} at stage ${one.stage}: `, h("code", null, one.reason)),
       h("ul", null, one.samples.map((sample, m) => h(Sample, { key: m, sample }))))),
-    left > 0 ? h("p", { className: "muted" }, `${figure(left)} more reasons: lakestream rejects show tells all.`) : null);
+    left > 0 ? h("p", { className: "muted" }, `${figure(left)} more reasons: lakestream rejects show lists all.`) : null);
 };
 
-export const Contents = ({ told, supervisors: [dag] }) => {
-  if (!told) return h("p", { className: "muted" }, "Files, snapshots and rejects are not known: nothing has looked into this table yet. ",
+export const Contents = ({ report, supervisors: [dag] }) => {
+  if (!report) return h("p", { className: "muted" }, "Files, snapshots and rejects are not known: nothing has looked into this table yet. ",
     h(WithLink, { dag: dag ?? BUNDLED, isThere: Boolean(dag), text: `The task looks_inside of the DAG ${dag ?? `${BUNDLED}, which is bundled,`} does it.` }));
-  const task = h(Link, { to: runPath(told, told) }, told.dag_id);
-  const seen = told.document;
+  const task = h(Link, { to: runPath(report, report) }, report.dag_id);
+  const seen = report.document;
   return h(Fragment, null, h("h2", null, "Files and snapshots"),
-    h("p", { className: "muted" }, seen ? "As seen by " : told.problem ? "What was told could not be read: by " : "The table could not be looked at by ", task, " ", h(Ago, told), told.problem ? `: ${told.problem}.` : "."),
+    h("p", { className: "muted" }, seen ? "As seen by " : report.problem ? "The report could not be read: by " : "The table could not be looked at by ", task, " ", h(Ago, report), report.problem ? `: ${report.problem}.` : "."),
     !seen ? null : h(Fragment, null, h(Files, seen), h(Snapshots, seen),
       h("h2", null, "Rejected records"), h(Rejects, seen)));
 };

@@ -4,7 +4,7 @@ import { RunNow } from "./run.js";
 
 const STATES = ["failing", "stalled", "could not look", "behind", "paused", "new", "landing", "idle"];
 const value = (stream, what, name) => stream.supervised?.looks[what]?.value?.[name] ?? null;
-// What Kafka says is newer than what the last run has left, where somebody looks.
+// Kafka's answer is newer than the lag that the last run left, if a DAG looks at the stream.
 export const lagOf = (stream) => {
   const seen = value(stream, "lag", "lag");
   const newer = stream.landing && stream.supervised && Date.parse(stream.landing.at) > Date.parse(stream.supervised.at);
@@ -36,7 +36,7 @@ const compare = (key, down) => (a, b) => {
 /** The rows of the last day by the hour; the last bar is the hour that is on. */
 const ByHour = ({ hours }) => {
   if (hours === undefined) return "";
-  if (hours === null) return h("span", { className: "muted", title: "A run that goes on tells only of its sum." }, "goes on");
+  if (hours === null) return h("span", { className: "muted", title: "A run that goes on reports only its sum." }, "goes on");
   const most = Math.max(...hours);
   const text = most === 0 ? "No rows in the last day" : `${figure(sum(hours))} rows in the last day, at most ${figure(most)} in an hour`;
   const tall = (rows) => (rows === 0 ? 0 : Math.max(2, (20 * rows) / most));

@@ -1,4 +1,4 @@
-// Runs of bundled DAGs for one stream: an audit of its table, and a replay of its rejected records. What a run is told
+// Runs of bundled DAGs for one stream: an audit of its table, and a replay of its rejected records. The conf of a run
 // comes from the page, which asks whether the user may start runs of the stream's DAG; it is started by Airflow's API.
 import { Fragment, Link, WithLink, ask, asking, dagPath, h, send, useSaying, useState } from "./common.js";
 
@@ -14,15 +14,15 @@ const Button = ({ stream, press, more, say }) => {
   const work = async () => {
     const forbidden = (dag) => say(`You may not ${what} ${stream.table}: your role has no permission to start runs of ${dag}.`, true);
     const [dag, task] = [stream.dag_id, stream.task_id].map(encodeURIComponent);
-    const [told, wrong, status] = await ask(`lakestream/api/streams/${dag}/${task}/presses/${press}${asking(stream.table)}`);
+    const [start, wrong, status] = await ask(`lakestream/api/streams/${dag}/${task}/presses/${press}${asking(stream.table)}`);
     if (status === 403) return forbidden(stream.dag_id);
     if (wrong) return say(`${bundled} was not started: ${wrong}`, true);
     const [run, refused, answered] = await send(`dags/${encodeURIComponent(bundled)}/dagRuns`, {
-      logical_date: null, conf: { ...told.conf, ...more } });
+      logical_date: null, conf: { ...start.conf, ...more } });
     if (answered === 403) return forbidden(bundled);
     if (refused) return say(`${bundled} was not started: ${refused}`, true);
     const where = `${dagPath(bundled)}/runs/${encodeURIComponent(run.dag_run_id)}`;
-    const waits = told.paused ? ` It waits: ${bundled} is paused.` : "";
+    const waits = start.paused ? ` It waits: ${bundled} is paused.` : "";
     return say(h(Fragment, null, `${done} of ${stream.table} is started: `, h(Link, { to: where }, run.dag_run_id), ".", waits));
   };
   const click = async () => { setBusy(true); say(""); await work(); setBusy(false); };

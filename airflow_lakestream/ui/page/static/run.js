@@ -3,13 +3,13 @@ import { Fragment, Link, ask, dagPath, h, send, useEffect, useRef, useState } fr
 
 const kinds = ({ schema }) => [schema.type ?? "string"].flat();
 const isText = (param) => kinds(param).includes("string");
-/** Return how a value stands in its field: what is no text as JSON. */
+/** Return a value as the text of its field: values other than text as JSON. */
 const written = (param) => {
   const value = param.value ?? null;
   if (value === null) return "";
   return typeof value === "string" && isText(param) ? value : JSON.stringify(value);
 };
-/** Return the value of a field. An empty one is null where that is allowed. Throws at what is no JSON. */
+/** Return the value of a field. An empty one is null if that is allowed. Throws if the text is not JSON. */
 const read = (param, text) => {
   if (text === "" && (kinds(param).includes("null") || !isText(param))) return null;
   if (param.schema.enum) return param.schema.enum.find((one) => String(one) === text) ?? text;
@@ -40,7 +40,7 @@ const Form = ({ stream, params, start, leave, busy, refused }) => {
     const conf = {};
     for (const name of names) {
       try {
-        // What nobody has changed is the DAG's to say.
+        // Unchanged values are left to the DAG.
         if (texts[name] !== written(params[name])) conf[name] = read(params[name], texts[name]);
       } catch {
         return setWrong(`${params[name].schema.title || name} has to be JSON.`);
@@ -86,7 +86,7 @@ export const RunNow = ({ stream, say }) => {
     if (Object.keys(dag.params ?? {}).length === 0) return start({});
     return setParams(dag.params);
   };
-  // Nobody knows what a run has to be told so that it lands there.
+  // The conf that makes a run land there is unknown.
   if (stream.conf === null) return null;
   return h(Fragment, null,
     h("button", { type: "button", disabled: busy, onClick: press, "aria-label": `Run ${stream.dag_id} now` }, "Run now"),

@@ -81,7 +81,7 @@ export const OneStream = ({ dagId, taskId, table, back }) => {
         answer.offsets.map((bar) => h(Bar, { key: `${bar.topic} ${bar.partition}`, bar }))),
       changes.length === 0 ? null : h(Fragment, null, h("h2", null, "Changes of the schema"),
         h("ul", null, changes.map((one, n) => h("li", { key: n }, `${when(one.at)}: ${one.text}`)))),
-      h(Contents, { told: answer.contents, supervisors: answer.supervisors }),
+      h(Contents, { report: answer.contents, supervisors: answer.supervisors }),
       answer.landings.length === 0 ? null : h(Fragment, null, h("h2", null, "Landings"),
         h(Rows, { landings: answer.landings }), h(Landings, { stream: answer }))));
 };

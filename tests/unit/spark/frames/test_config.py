@@ -103,7 +103,7 @@ def test_apps_of_mirrors_take_no_function() -> None:
     for argument in FUNCTIONS:
         landing = {**GIVEN, argument: "sessions:by_user"}
         assert AppConfig.parse({"app": "kafka_to_iceberg", "landing": landing, **app})
-        with pytest.raises(InvalidArgument, match=rf"landing\.{argument}: is no setting of the app"):
+        with pytest.raises(InvalidArgument, match=rf"landing\.{argument}: is not a setting of the app"):
             AppConfig.parse({"app": "cdc_to_iceberg", "landing": landing, **app})
 
 

@@ -28,8 +28,8 @@ def test_a_careful_landing_with_a_function_is_read_by_executors_all_the_same(arg
     careful = replace(job, careful=True)
     common = None, config, {}, "here"
     crew = FrameReaders(*common, function=load_function(name, argument))  # type: ignore[arg-type]  # no Spark is needed
-    assert crew.takes(careful, PLAN)
-    assert not SparkReaders(*common).takes(careful, PLAN)  # type: ignore[arg-type]  # as above
+    assert crew.can_read(careful, PLAN)
+    assert not SparkReaders(*common).can_read(careful, PLAN)  # type: ignore[arg-type]  # as above
     # Rows of a function's are no records that could be rejected: there is nothing to try.
     with pytest.raises(RowsNotWritable):
-        job.carefully(RowsNotWritable("lake.t", "too long", None))
+        job.with_trials(RowsNotWritable("lake.t", "too long", None))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.operators.spark.code import checked, zip_of
+from airflow_lakestream.operators.spark.code import import_function, write_zip
 from airflow_lakestream.spark.frames.function import load_function
 
 SOURCE = "def make(batch, spark):\n    return batch\n"
@@ -29,11 +29,11 @@ def module(tmp_path: Path) -> str:
     ("name", "said"),
     [
         ("tests.support.frames:nobody", "there is no nobody in "),
-        ("tests.support.frames:SCHEMA", "SCHEMA in .* is a str, no function"),
+        ("tests.support.frames:SCHEMA", "SCHEMA in .* is a str, not a function"),
         ("tests.support.frames:of_one", "can't be called with two arguments: too many positional arguments"),
         (
             "tests.support.no_such:f",
-            "can't be imported .*No module named 'tests.support.no_such'.*Put it beside",
+            "can't be imported .*No module named 'tests.support.no_such'.*Put it next to",
         ),
         ("tests.support.frames", "is not of the form module:function"),
         ("tests.support.frames:a.b", "is not of the form module:function"),
@@ -47,29 +47,29 @@ def test_what_can_not_be_called_is_refused_by_its_name(name: str, said: str) -> 
 def test_a_module_that_fails_or_exits_when_it_is_imported_is_named_with_the_place(tmp_path: Path, module: str) -> None:
     (tmp_path / f"{module}.py").write_text("import sys\nsys.exit('not today')\n")
     with pytest.raises(InvalidArgument, match=rf"SystemExit: not today \(.*{module}\.py:2\)"):
-        checked(f"{module}:make", tmp_path)
+        import_function(f"{module}:make", tmp_path)
 
 
 def test_a_function_is_found_beside_the_dag_and_nothing_stays_on_the_path(tmp_path: Path, module: str) -> None:
     before = list(sys.path)
-    function = checked(f"{module}:make", tmp_path)
+    function = import_function(f"{module}:make", tmp_path)
     assert (function.call("batch", None), function.name) == ("batch", f"{module}:make")
     assert sys.path == before
 
 
 def test_a_changed_source_has_another_fingerprint(tmp_path: Path, module: str) -> None:
-    first = checked(f"{module}:make", tmp_path).fingerprint
+    first = import_function(f"{module}:make", tmp_path).fingerprint
     sys.modules.pop(module)
-    assert checked(f"{module}:make", tmp_path).fingerprint == first
+    assert import_function(f"{module}:make", tmp_path).fingerprint == first
     (tmp_path / f"{module}.py").write_text(SOURCE + "# another\n")
     importlib.invalidate_caches()
     sys.modules.pop(module)
-    assert checked(f"{module}:make", tmp_path).fingerprint != first
+    assert import_function(f"{module}:make", tmp_path).fingerprint != first
 
 
 def test_a_module_goes_along_as_a_zip_in_which_it_has_the_same_fingerprint(tmp_path: Path, module: str) -> None:
-    fingerprint = checked(f"{module}:make", tmp_path).fingerprint
-    assert imported_from(zip_of(f"{module}:make", tmp_path, tmp_path), f"{module}:make") == fingerprint
+    fingerprint = import_function(f"{module}:make", tmp_path).fingerprint
+    assert imported_from(write_zip(f"{module}:make", tmp_path, tmp_path), f"{module}:make") == fingerprint
 
 
 def test_of_a_package_all_modules_go_along(tmp_path: Path, module: str) -> None:
@@ -80,8 +80,8 @@ def test_of_a_package_all_modules_go_along(tmp_path: Path, module: str) -> None:
     (package / "below" / "__init__.py").touch()
     (package / "below" / "making.py").write_text(f"from {package.name}.constants import NAME\n{SOURCE}")
     name = f"{package.name}.below.making:make"
-    fingerprint = checked(name, tmp_path).fingerprint
-    assert imported_from(zip_of(name, tmp_path, tmp_path), name) == fingerprint
+    fingerprint = import_function(name, tmp_path).fingerprint
+    assert imported_from(write_zip(name, tmp_path, tmp_path), name) == fingerprint
 
 
 def imported_from(path: str, name: str) -> str:

@@ -108,7 +108,7 @@ def test_what_is_left_off_in_the_middle_is_done_by_the_next_start(folder: Path, 
     assert interrupted(folder, after)
     now = read_checkpoint(str(folder))
     assert now is not None
-    now.check_whole()
+    now.check_complete()
     assert align(folder, entry(9))
     assert files(folder) == files(another)
 
@@ -119,7 +119,7 @@ def test_a_plan_that_is_left_without_its_commit_is_carried_out_again(folder: Pat
             break
         now = read_checkpoint(str(folder))
         assert now is not None
-        now.check_whole()
+        now.check_complete()
         if now.planned[-1] == 10 and now.committed[-1] == 9:
             assert not align(folder, entry(9))
     now = read_checkpoint(str(folder))

@@ -18,7 +18,7 @@ from airflow_lakestream.decode.metadata import HEADERS, metadata_schema
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.spark.stateful.decoding import DecodeTask, ReportParam, Told, later, sums_of
+from airflow_lakestream.spark.stateful.decoding import DecodeTask, ReportParam, TaskReports, reports_after, sums_of
 
 GOOD, BAD = b'{"id": 7}', b"no JSON"
 
@@ -27,9 +27,9 @@ class Telling:
     """An accumulator of a task, without Spark."""
 
     def __init__(self) -> None:
-        self.value: Told = {}
+        self.value: TaskReports = {}
 
-    def add(self, told: Told) -> None:
+    def add(self, told: TaskReports) -> None:
         self.value = ReportParam().addInPlace(self.value, pickle.loads(pickle.dumps(told)))
 
 
@@ -74,7 +74,7 @@ def test_rows_keep_their_positions_and_what_became_of_records_is_told(on_error: 
     sums = sums_of(telling.value, ranges)
     assert (sums.counts, sums.bad.count) == ({0: Counts(read=1, filtered=1), 1: counts}, 1)
     assert [rows["_kafka_offset"].to_pylist() for rows in sums.rejected] == ([[6]] if on_error == "reject" else [])
-    assert later(telling.value, ranges) == {}
+    assert reports_after(telling.value, ranges) == {}
 
 
 def test_records_that_are_told_of_twice_and_by_other_chunks_count_once() -> None:
@@ -88,7 +88,7 @@ def test_records_that_are_told_of_twice_and_by_other_chunks_count_once() -> None
     assert (sums.counts, sums.bad.count) == ({0: Counts(read=6, rejected=1, filtered=5)}, 1)
     assert Counter(at for rows in sums.rejected for at in rows["_kafka_offset"].to_pylist()) == {3: 1}
     # One of two sources was ahead of the other: the next batch has the rest.
-    rest = later(telling.value, ranges)
+    rest = reports_after(telling.value, ranges)
     assert sums_of(rest, RangeSet.of("t", 0, 6, 10)).counts == {0: Counts(read=4, filtered=4)}
 
 
