@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,17 +13,18 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from airflow_lakestream.audit.adopted import AdoptedRows, adopted_lines
 from airflow_lakestream.audit.books import TableLedgers
-from airflow_lakestream.audit.full import judge_topic
+from airflow_lakestream.audit.compare import PartitionAudit, PartitionFacts, compare
 from airflow_lakestream.audit.log import LogRecords, read_log
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
-from airflow_lakestream.audit.result import AuditResult, UnplacedCounts
+from airflow_lakestream.audit.result import AuditResult, CountComparison, UnplacedCounts, rejected_count
 from airflow_lakestream.audit.rows import NoPositions, RowPositions, UnreadableRows, count_rejected, count_rows
 from airflow_lakestream.audit.statistics import LostFile, SizeOf, TableFiles, table_files, take_out_lost
+from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
 from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet, shown
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
@@ -31,11 +32,153 @@ from airflow_lakestream.iceberg.upkeep.narrow_bounds import wrong_bounds
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.tables.adopted import has_adopted
+from airflow_lakestream.tables.adopted import has_adopted, receipts
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.positions import PositionColumns
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.transformed import without_positions
+
+
+@dataclass
+class AdoptedRows:
+    """Adopted offset ranges with rows in the table (`ranges`), and the counts of these rows (`tallies`)."""
+
+    ranges: RangeSet = RangeSet()
+    tallies: dict[PartitionKey, OffsetTally] = field(default_factory=dict)
+
+    @classmethod
+    def find(
+        cls,
+        ledgers: TableLedgers,
+        schema: pa.Schema,
+        properties: Mapping[str, str],
+        count: Callable[[PositionColumns], RowPositions],
+    ) -> AdoptedRows:
+        """Count the rows of all adoptions with named columns, if the table still has these columns.
+
+        :param count: counts the table's rows by such columns.
+        """
+        found = cls()
+        for group, identity, entry in ledgers.entries():
+            for receipt in receipts(properties, group):
+                ranges = receipt.verifiable & entry.adopted
+                if receipt.topic != identity.topic or receipt.columns is None or not ranges:
+                    continue
+                columns = PositionColumns.of_paths(receipt.columns, receipt.topic)
+                if not columns.missing(schema):
+                    found._take(ranges, count(columns))
+        return found
+
+    def within(self, key: PartitionKey) -> OffsetTally:
+        """Return the counts of a partition's adopted rows."""
+        return self.tallies.get(key, OffsetTally())
+
+    def counted(self, audits: Iterable[PartitionAudit]) -> tuple[int, int]:
+        """Return the number of adopted offsets with a row, and without a row. The ledger's counts include neither."""
+        with_row = lacking = 0
+        for one in audits:
+            key = one.topic, one.partition
+            intervals = self.within(key).intervals()
+            with_row += sum(end - start for start, end in intervals)
+            lacking += (one.missing & self.ranges.of_partition(*key)).width
+        return with_row, lacking
+
+    def _take(self, ranges: RangeSet, rows: RowPositions) -> None:
+        for key in ranges.partitions:
+            tally = rows.tallies.get(key, OffsetTally())
+            for start, end in ranges.intervals(*key):
+                self.tallies[key] = self.tallies.get(key, OffsetTally()) + tally.window(start, end)
+        self.ranges |= ranges
+
+
+def adopted_lines(ledgers: TableLedgers, properties: Mapping[str, str], verified: RangeSet) -> list[str]:
+    """Describe the offsets landed by another tool's word alone."""
+    found = []
+    for group, identity, entry in ledgers.entries():
+        if ranges := entry.adopted - verified:
+            by = shown([str(one) for one in receipts(properties, group) if one.topic == identity.topic], 3, "tools")
+            text = shown([str(one) for one in ranges], 10)
+            found.append(f"{text}: adopted {by or 'from another tool'}; no row proves it")
+    return found
+
+
+def judge_topic(
+    result: AuditResult,
+    ledgers: TableLedgers,
+    rows: RowPositions,
+    rejected: RowPositions,
+    adopted: AdoptedRows,
+    topic: str,
+    log: LogRecords | None,
+) -> None:
+    """Add the verdict on the partitions of a topic; `log` is None if Kafka no longer has the topic."""
+    audits = []
+    impossible = {
+        (one.topic, one.partition): one
+        for one in rows.impossible
+        if one.topic is not None and one.partition is not None
+    }
+    for key in sorted(
+        {*ledgers.partitions([topic]), *(key for key in (*rows.tallies, *impossible) if key[0] == topic)}
+    ):
+        facts = PartitionFacts(
+            *key,
+            allowed=ledgers.allowed(key),
+            rows=rows.tallies.get(key, OffsetTally()) + adopted.within(key),
+            rejected=rejected.tallies.get(key, OffsetTally()),
+        )
+        if log is not None:
+            facts.required = ledgers.allowed(key, log.identity)
+            facts.readable = log.readable.get(key, OffsetTally())
+            facts.shown = log.shown.of_partition(*key)
+        facts = ledgers.complete(facts)
+        facts = replace(facts, adopted=facts.adopted - adopted.ranges)
+        audits.append(replace(compare(facts), impossible=impossible.get(key)))
+    if topic in ledgers.topics:
+        audits = _count(result, ledgers, adopted, topic, audits)
+    result.note_rows_before(topic, audits)
+    result.partitions += audits
+
+
+def _count(
+    result: AuditResult, ledgers: TableLedgers, adopted: AdoptedRows, topic: str, audits: list[PartitionAudit]
+) -> list[PartitionAudit]:
+    """Also compare the counts, which include offsets without records in Kafka."""
+    counts = ledgers.counts(topic)
+    # Skipped and filtered records have no row and no rejected record; the ledger counts them without offsets.
+    passed = counts.skipped + counts.filtered
+    # The ledger counts no rows of other tools.
+    adopted_rows, adopted_missing = adopted.counted(audits)
+    missing = sum(audit.rows_missing for audit in audits) - adopted_missing
+    found = sum(audit.rows - audit.rows_too_many - audit.rows_before for audit in audits) - adopted_rows
+    rejected = sum(audit.rejected - audit.rejected_too_many for audit in audits)
+    if counts.rejected or rejected:
+        result.counts.append(rejected_count(topic, counts.rejected, rejected))
+    if not passed:
+        unit = "rows and rejected records" if counts.rejected else "rows"
+        expected = counts.written + counts.rejected
+        beyond = f"{topic}, beyond the ranges named"
+        result.counts.append(CountComparison(beyond, expected, found + rejected + missing, topic, unit))
+        return audits
+    result.counts.append(CountComparison(topic, counts.written, found, topic))
+    lacking = max(0, counts.written - found) + max(0, counts.rejected - rejected)
+    certain = max(lacking, missing - passed)
+    if missing and not certain:
+        return [_perhaps_filtered(audit, adopted.ranges) for audit in audits]
+    if missing:
+        result.notes.append(
+            f"{topic}: up to {passed} of the offsets called missing were skipped or filtered; {certain} records are "
+            "certainly missing."
+        )
+    return audits
+
+
+def _perhaps_filtered(audit: PartitionAudit, adopted: RangeSet) -> PartitionAudit:
+    """Return the audit without our missing rows, whose records may have been skipped or filtered."""
+    certain = audit.missing & adopted
+    unknown = audit.not_verifiable | (audit.missing - adopted)
+    return replace(audit, missing=certain, rows_missing=certain.width, not_verifiable=unknown)
+
 
 Loaded = TypeVar("Loaded")
 

@@ -7,9 +7,12 @@ import io
 import locale
 import logging
 import os
+import shlex
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,14 +20,230 @@ from airflow_lakestream import __version__
 from airflow_lakestream.cli import ledger, mirror, pipeline, rejects
 from airflow_lakestream.cli.adopt import adopt, hand_over
 from airflow_lakestream.cli.audit import audit
+from airflow_lakestream.cli.connections import IcebergConn, KafkaConn, StorageConn, aside, connection_fields
+from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.cli.doctor import doctor
-from airflow_lakestream.cli.init import init
 from airflow_lakestream.cli.plan import plan
-from airflow_lakestream.cli.preview import preview
+from airflow_lakestream.cli.preview import Servers, columns_of, open_topic, preview, topic_lines, without_logs
 from airflow_lakestream.cli.status import status
 from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.core.printable import printable
-from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+
+if TYPE_CHECKING:
+    from airflow_lakestream.onramp.dag_file import DagFile
+    from airflow_lakestream.onramp.preview import TopicPreview
+
+# Formats whose records lack types that a registry would know: the file names the columns.
+_NAMED_COLUMNS = ("json", "csv")
+
+
+class FileExists(LakestreamError, Terminal):
+    """The file exists already."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} exists, and was left as it is. Give --force to replace it, or another --output.")
+
+
+@takes_decoding()
+def init(
+    topic: Annotated[str | None, typer.Option("--topic", help="topic to land; asked for on a terminal")] = None,
+    table: Annotated[
+        str | None,
+        typer.Option("--table", help="namespace.table, or the path or URI of a Delta table; default: lake.<topic>"),
+    ] = None,
+    group: Annotated[str | None, typer.Option("--group", help="consumer group; default: the DAG's id")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="what lands: extract, group, spark or mirror; default: by the topic")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option("--schedule", help='cron or a preset, such as "@hourly"; default: by engine')
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="file to write, or a folder; default: <topic>_to_lake.py (or .yaml) here"),
+    ] = None,
+    as_yaml: Annotated[bool, typer.Option("--yaml", help="write a pipeline in YAML instead of a DAG file")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,
+    bootstrap_servers: Servers = None,
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    *,
+    decoding: Mapping[str, Any],
+) -> None:
+    """Look at a topic, and write a DAG file (or a pipeline) to land the topic. Prints the connections needed.
+
+    Asks for missing values if it runs on a terminal. Only the file is written.
+    """
+    with aside(), without_logs():
+        from airflow_lakestream.core.policies import choose
+        from airflow_lakestream.onramp.dag_file import DagEngine, DagFile, default_name, default_table
+        from airflow_lakestream.onramp.preview import RecordSelection, preview
+
+        topic = _asked("topic", topic, None)
+        chosen = None if engine is None else choose(DagEngine, "--engine", engine)
+        opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
+        table = _asked("table", table, default_table(topic))
+        dag_id = default_name(topic)
+        path = _path(output, dag_id, ".yaml" if as_yaml else ".py", force=force)
+        # Check arguments before anything is read.
+        connections = _named(kafka_conn, iceberg_conn, storage_conn)
+        file = DagFile(
+            topic=topic,
+            table=table,
+            group=group or dag_id,
+            dag_id=dag_id,
+            engine=chosen or DagEngine.EXTRACT,
+            schedule=schedule,
+            connections=connections,
+        )
+        found = preview(opened, decoding, RecordSelection(), registry)
+        if chosen is None:
+            usual = DagEngine.MIRROR if _is_mirror(found, decoding) else DagEngine.EXTRACT
+            chosen = choose(DagEngine, "--engine", _asked("engine", None, usual))
+        file = _with_columns(replace(file, engine=chosen), found, decoding)
+        _check(file, found)
+        text = _text(file, as_yaml=as_yaml)
+        lines = _connection_lines(file, bootstrap_servers, kafka_conn, iceberg_conn, storage_conn)
+    _write(path, text, force=force)
+    report = [*topic_lines(found), *([printable(f"Key: {', '.join(file.key)}")] if file.key else columns_of(found))]
+    report += [f"Wrote {path}: {'pipeline' if as_yaml else 'DAG'} {dag_id}, {topic} -> {table}, by {chosen}."]
+    report += ["It needs these connections; replace each <...>:", *lines]
+    where = "Airflow's DAG folder"
+    if as_yaml:
+        where = f'a folder that one of {where} loads: airflow_lakestream.pipelines.load("pipelines/")'
+    report += [f"Then: lakestream doctor --topic {topic}, and put the file into {where}."]
+    typer.echo("\n".join(report))
+
+
+def _asked(option: str, value: str | None, default: str | None) -> str:
+    """Return the given value, the answer on a terminal, or the default. Raises InvalidArgument without any."""
+    if value is not None:
+        return value
+    if sys.stdin.isatty():
+        return str(typer.prompt(option.capitalize(), default=default, err=True))
+    if default is None:
+        raise InvalidArgument(f"--{option}", "is missing.", "Say which one; on a terminal it would be asked for.")
+    return default
+
+
+def _path(output: Path | None, dag_id: str, suffix: str, *, force: bool) -> Path:
+    path = Path(f"{dag_id}{suffix}") if output is None else output
+    path = path / f"{dag_id}{suffix}" if path.is_dir() else path
+    if path.suffix != suffix:
+        raise InvalidArgument(
+            "--output", f"{str(path)!r} is not a file that Airflow reads.", f"Let it end with {suffix}."
+        )
+    if not path.parent.is_dir():
+        raise InvalidArgument("--output", f"there is no folder {str(path.parent)!r}.")
+    if path.exists() and not force:
+        raise FileExists(path)
+    return path
+
+
+def _text(file: DagFile, *, as_yaml: bool) -> str:
+    if as_yaml:
+        from airflow_lakestream.pipelines.writing import pipeline_text
+
+        return pipeline_text(file)
+    compile(file.text, f"{file.dag_id}.py", "exec")
+    return file.text
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as e:
+        raise FileExists(path) from e
+
+
+def _with_columns(file: DagFile, found: TopicPreview, decoding: Mapping[str, Any]) -> DagFile:
+    """Return the file with the decoding of records, and with columns if only the records name the columns."""
+    from airflow_lakestream.onramp.dag_file import DagEngine
+
+    if found.decoding.get("format") is None and found.problem is not None:
+        remedy = "Give --format (and --schema), or --schema-registry."
+        raise InvalidArgument("--format", f"it can't be guessed. {found.problem}", remedy)
+    settings: dict[str, Any] = {name: value for name, value in found.decoding.items() if isinstance(value, str | list)}
+    if "schema_registry" in decoding and "schema_registry" in found.decoding:
+        # As the user gave it: the looked-up registry has secrets.
+        settings["schema_registry"] = decoding["schema_registry"]
+    columns = settings.pop("schema", None)
+    if file.engine is DagEngine.MIRROR:
+        # A mirror's columns come from the events.
+        settings.pop("envelope", None)
+        return replace(file, decoding=settings, columns=columns, columns_by="what you gave", key=found.key)
+    columns_by = "what you gave" if decoding.get("schema") else f"{found.looked_at} records of {found.topic}"
+    if columns is None and found.decoding.get("format") in _NAMED_COLUMNS and "sql" not in settings:
+        columns = found.columns
+    return replace(file, decoding=settings, columns=columns, columns_by=columns_by)
+
+
+def _is_mirror(found: TopicPreview, decoding: Mapping[str, Any]) -> bool:
+    """Return whether a topic is likely meant for a mirror; a given envelope means the events are wanted instead."""
+    return found.has_events and bool(found.key) and decoding.get("envelope") is None
+
+
+def _check(file: DagFile, found: TopicPreview) -> None:
+    """Refuse contradictory arguments. Raises InvalidArgument."""
+    from airflow_lakestream.config.landing import ExtractConfig
+    from airflow_lakestream.config.mirror import MirrorConfig
+    from airflow_lakestream.core.policies import TableFormat
+    from airflow_lakestream.onramp.dag_file import DagEngine
+
+    arguments = {"topic": file.topic, "table": file.table, "consumer_group": file.group, "schema": file.columns}
+    arguments |= {"table_format": TableFormat.of(file.table)}
+    if file.engine is not DagEngine.MIRROR:
+        ExtractConfig(**{**found.decoding, **arguments})
+        return
+    if not found.has_events or not file.key:
+        lacks = (
+            "keys do not contain the primary key" if found.has_events else "records are not change events of Debezium"
+        )
+        remedy = "Land the records themselves: --engine extract."
+        raise InvalidArgument("--engine", f"{file.topic} can't be mirrored: its {lacks}.", remedy)
+    MirrorConfig(**{**found.decoding, **arguments, "envelope": "debezium", "key": file.key})
+
+
+def _named(kafka_conn: str, iceberg_conn: str, storage_conn: str | None) -> dict[str, str]:
+    given = {"kafka_conn_id": kafka_conn, "iceberg_conn_id": iceberg_conn, "storage_conn_id": storage_conn}
+    usual = {"kafka_conn_id": "kafka_default", "iceberg_conn_id": "iceberg_default"}
+    return {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
+
+
+def _connection_lines(
+    file: DagFile, bootstrap_servers: str | None, kafka_conn: str, iceberg_conn: str, storage_conn: str | None
+) -> list[str]:
+    from airflow_lakestream.onramp.connection_lines import export_line
+    from airflow_lakestream.onramp.dag_file import DagEngine
+
+    # Without a connection for the brokers, do not ask Airflow for the other connections either.
+    known = connection_fields if bootstrap_servers is None else _unknown
+    servers = {"bootstrap.servers": bootstrap_servers or "<broker:9092>"}
+    lines = [export_line(kafka_conn, known(kafka_conn) or {"conn_type": "kafka", "extra": servers})]
+    if file.is_delta:
+        if storage_conn is not None:
+            options = {"aws_region": "<region>", "aws_access_key_id": "<id>", "aws_secret_access_key": "<secret>"}
+            lines.append(export_line(storage_conn, known(storage_conn) or {"conn_type": "generic", "extra": options}))
+    elif (catalog := known(iceberg_conn)) is not None:
+        lines.append(export_line(iceberg_conn, catalog))
+    else:
+        folder = Path("lake").absolute()
+        local = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": folder.as_uri()}
+        lines.append("# To try it, a catalog on this machine; instead: a REST, Glue, Hive or SQL catalog of yours.")
+        lines.append(f"mkdir -p {shlex.quote(str(folder))}")
+        lines.append(export_line(iceberg_conn, {"conn_type": "iceberg", "extra": local}))
+    if file.engine is DagEngine.SPARK:
+        spark = known("spark_default") or {"conn_type": "spark", "host": "local[*]"}
+        lines.append(export_line("spark_default", spark))
+    return lines
+
+
+def _unknown(conn_id: str) -> dict[str, Any] | None:
+    return None
+
 
 FAILED = 2
 # Typer's exit code for Ctrl-C, without a message.

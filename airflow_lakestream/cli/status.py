@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +26,6 @@ from airflow_lakestream.cli.connections import (
     open_storage,
     open_store_properties,
 )
-from airflow_lakestream.cli.paint import paint_over, painted
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -34,6 +36,27 @@ if TYPE_CHECKING:
     from airflow_lakestream.watching.causes import StreamReason
     from airflow_lakestream.watching.streams.looking import StreamSearch
     from airflow_lakestream.watching.streams.status import StreamStatus
+
+# To the upper left corner; new text is painted over the old, so that nothing flickers.
+_HOME, _END_OF_LINE, _END_OF_SCREEN = "\033[H", "\033[K", "\033[J"
+
+
+def painted(text: str, colours: Mapping[str, str]) -> str:
+    """Return a text with coloured words, if stdout is a terminal and NO_COLOR is not set."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    words = re.compile(r"\b(" + "|".join(map(re.escape, colours)) + r")\b")
+    return words.sub(lambda match: typer.style(match[0], fg=colours[match[0]], bold=True), text)
+
+
+def paint_over(text: str) -> None:
+    """Print a text in the place of the last text, or below if stdout is not a terminal."""
+    if not sys.stdout.isatty():
+        typer.echo(f"{text}\n")
+        return
+    lines = "".join(f"{line}{_END_OF_LINE}\n" for line in text.splitlines())
+    typer.echo(f"{_HOME}{lines}{_END_OF_SCREEN}", nl=False)
+
 
 _COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows of the last landings", "rejected")
 # Landings whose rows are shown, the newest first.

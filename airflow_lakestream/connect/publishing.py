@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,17 +14,19 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.connect.configuration import ConfigRefused
 from airflow_lakestream.connect.connector import HeadUnknown
-from airflow_lakestream.connect.events import ControlEvent, events_of
+from airflow_lakestream.connect.events import ControlEvent, ends_below, events_of
 from airflow_lakestream.connect.failures import SinkLacksRecords
-from airflow_lakestream.connect.iceberg_sink import POSITIONS, IcebergConnector
-from airflow_lakestream.connect.positions import ConnectPositions
-from airflow_lakestream.connect.proof import proof_of
+from airflow_lakestream.connect.iceberg_sink import POSITION_TRANSFORM, POSITIONS, IcebergConnector
 from airflow_lakestream.core.checks import RowChecker
+from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Counts, LandingEngine
+from airflow_lakestream.core.ports import RecordReader
+from airflow_lakestream.core.publishing.branch import BranchSnapshot, RowProof
 from airflow_lakestream.core.publishing.publish import PublicationJob, begin, begin_again, publish
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.driver.progress import BatchProgress, DriverProgress
 from airflow_lakestream.iceberg.fitness import load_table
@@ -30,8 +34,111 @@ from airflow_lakestream.iceberg.publishing.sink import PublishingSink
 from airflow_lakestream.kafka.groups import KafkaGroups
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.run.publication import KafkaLogView
+from airflow_lakestream.run.publication import DecodingProof, KafkaLogView
 from airflow_lakestream.tables.design import TableDesign
+
+_COMMIT = "kafka.connect.commit-id"
+
+
+class ConnectPositions:
+    """Positions of a sink's snapshots, by the events in the control topic.
+
+    A snapshot's summary has the coordinator's offsets in the control topic; the events below these have the offsets of
+    the tasks. The group's committed offsets prove nothing: they come before the table's commit.
+
+    :param events: reads the control topic.
+    :param committed: reads the offsets that the coordinator of a stopped sink has committed: all below is in the
+        table. None while it works: a commit may come at any moment.
+    """
+
+    def __init__(
+        self,
+        sink: IcebergConnector,
+        events: Callable[[], Sequence[ControlEvent]],
+        committed: Callable[[], Mapping[int, int]] | None,
+    ) -> None:
+        self._sink = sink
+        self._read = events
+        self._committed = committed
+        self._events: Sequence[ControlEvent] | None = None
+        self._newest: dict[int, int] = {}
+
+    # No record is left out on purpose, so records lacking in the branch are found in Kafka.
+    line = None
+
+    def is_own(self, summary: Mapping[str, str]) -> bool:
+        """Return whether this sink has made a snapshot, by the snapshot's summary."""
+        return _COMMIT in summary and self._key in summary
+
+    def is_of_line(self, summary: Mapping[str, str]) -> bool:
+        """Return the same as `is_own`: single tasks are not noted."""
+        return self.is_own(summary)
+
+    def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
+        """Return the offsets of a snapshot; None if gone from the control topic."""
+        try:
+            until = {int(p): int(o) for p, o in json.loads(snapshot.summary[self._key]).items()}
+        except (KeyError, ValueError, TypeError, AttributeError):
+            return None
+        self._newest = {p: max(until.get(p, 0), self._newest.get(p, 0)) for p in {*until, *self._newest}}
+        return self._ends(until) or None
+
+    def beyond(self) -> Mapping[int, int] | None:
+        """Return the offsets up to the coordinator's last commit, with or without rows."""
+        if self._committed is None:
+            return None
+        # The coordinator commits its own offsets after the table's commit: it may have been stopped in between.
+        until = self._committed()
+        until = {p: max(until.get(p, 0), self._newest.get(p, 0)) for p in {*until, *self._newest}}
+        return self._ends(until) or None
+
+    def _ends(self, until: Mapping[int, int]) -> dict[int, int]:
+        if self._events is None or any(until[p] > self._read_until(p) for p in until):
+            self._events = self._read()
+        return ends_below(self._events, self._sink.group, self._sink.topic, until)
+
+    def _read_until(self, partition: int) -> int:
+        return max((one.offset + 1 for one in self._events or () if one.partition == partition), default=0)
+
+    @property
+    def _key(self) -> str:
+        return f"kafka.connect.offsets.{self._sink.control_topic}.{self._sink.group}"
+
+
+log = logging.getLogger(__name__)
+
+_JSON = "org.apache.kafka.connect.json.JsonConverter"
+
+
+def proof_of(config: Mapping[str, str], reader: Callable[[], RecordReader], share: float) -> RowProof | None:
+    """Return the proof of a sink; None without a share, or for rows that we can't make ourselves.
+
+    :param config: the sink's complete configuration.
+    :param share: the share of the records that are compared.
+    """
+    if not share:
+        return None
+    if reason := find_proof_obstacle(config):
+        log.warning("The values of the rows are not compared with the extract's values: %s", reason)
+        return None
+    # Connect's own default is to expect a schema in each value.
+    wrapped = config.get("value.converter.schemas.enable", "true").strip().lower() != "false"
+    payload = PayloadFormats(format=ValueFormat.JSON, envelope=ValueEnvelope.CONNECT if wrapped else None)
+    # A record that a sink has left out has no row: it does not spoil other rows, and the ledger calls it missing.
+    return DecodingProof(reader=reader(), decoder=payload.decoder, beyond_rows=False, share=share)
+
+
+def find_proof_obstacle(config: Mapping[str, str]) -> str:
+    """Return the reason against a proof of a sink's rows; empty if we can make these rows ourselves."""
+    transforms = [
+        name.strip() for name in config.get("transforms", "").split(",") if name.strip() != POSITION_TRANSFORM
+    ]
+    if transforms:
+        return f"transforms ({', '.join(transforms)}) change them."
+    if (converter := config.get("value.converter", "")) != _JSON:
+        return f"value.converter is {converter or 'that of the workers'}, and only JsonConverter's rows are compared."
+    return ""
+
 
 _POLL_TIMEOUT_S = 30.0
 

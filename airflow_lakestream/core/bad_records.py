@@ -113,8 +113,8 @@ class TooManyRejected(LakestreamError, Terminal):
         super().__init__(
             f"{table}: {bad.count} of {read} records of this run are bad, {limit}.{cause}{reasons} Uncommitted "
             f"records were discarded; the next run reads them again.{earlier} Correct format, schema or the "
-            "producer. If you expect this number of bad records, set max_rejected: a count, a share such as 0.9, or 1.0 "
-            'for any. With on_error="reject" they are kept next to the table; `lakestream rejects show` '
+            "producer. If you expect this number of bad records, set max_rejected: a count, a share such as 0.9, "
+            'or 1.0. With on_error="reject" they are kept next to the table; `lakestream rejects show` '
             "shows them."
         )
 

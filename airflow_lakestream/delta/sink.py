@@ -15,13 +15,13 @@ import pyarrow as pa
 from airflow_lakestream.core.landing.unaccounted import no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
+from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.committing import DeltaCommitter, look_after
 from airflow_lakestream.delta.commit.guard import DeltaTarget, check_fit, check_ledger, landing_actions
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import check_writable
-from airflow_lakestream.delta.design import check_design
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.replace.replace import DeltaReplacement
 from airflow_lakestream.delta.replace.takeout import Finder
@@ -46,6 +46,35 @@ from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema
 from airflow_lakestream.tables.sink import TableSink
 from airflow_lakestream.tables.transformed import refuse_replacing
+
+_KNOWN_PROPERTIES = (
+    *("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.checkpointInterval"),
+    *("delta.enableExpiredLogCleanup", "delta.appendOnly", "delta.targetFileSize", "delta.tuneFileSizesForRewrites"),
+    *("delta.autoOptimize.autoCompact", "delta.autoOptimize.optimizeWrite", "delta.dataSkippingNumIndexedCols"),
+)
+
+
+def check_design(design: TableDesign, *, widens: bool = False) -> None:
+    """Refuse a design impossible for a Delta table. Raises InvalidArgument.
+
+    :param widens: allow wider types, for staged files without a table.
+    """
+    if design.evolution is SchemaEvolution.WIDEN and not widens:
+        raise InvalidArgument(
+            "schema_evolution",
+            '"widen": a wider type is a table feature of Delta (typeWidening) that is not written here.',
+            'Set "add", or widen the column with ALTER TABLE first.',
+        )
+    for key in design.properties:
+        if key.startswith("lakestream.") or (key.startswith("delta.") and key not in _KNOWN_PROPERTIES):
+            raise InvalidArgument(
+                "table_properties",
+                f"{key!r} asks of all writers what is not done here, or is kept free.",
+                f"Known ones: {', '.join(_KNOWN_PROPERTIES)}; and all without delta. before them.",
+            )
+    check_partitions(None, design.partition_by)
+    check_order(None, design.sort_order)
+
 
 log = logging.getLogger(__name__)
 

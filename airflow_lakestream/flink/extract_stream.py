@@ -6,12 +6,15 @@ import logging
 import time
 from dataclasses import replace
 
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.schema import Schema
+
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.publishing.publish import PublicationJob, RowlessMeaning
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer, RowsOnMain
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease import HeldLease
-from airflow_lakestream.flink.columns import columns_of
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job import JobEnded, JobSpoilt
 from airflow_lakestream.flink.landing_job import LandingJobSeries
@@ -19,6 +22,18 @@ from airflow_lakestream.flink.leftovers import LeftoverExtract, LeftoverLog, lef
 from airflow_lakestream.flink.rest import FlinkJobState
 from airflow_lakestream.flink.stream import WHERE, FlinkStream, PublicationParts
 from airflow_lakestream.run.publication import KafkaLogView
+from airflow_lakestream.tables.schema.columns import METADATA_PREFIX
+from airflow_lakestream.tables.schema.types import schema_text
+
+
+def columns_of(catalog: Catalog, table: str) -> str:
+    """Return a table's columns as DDL, except Kafka's metadata columns; empty without a table, or without columns."""
+    try:
+        schema = catalog.load_table(table).schema()
+    except NoSuchTableError:
+        return ""
+    return schema_text(Schema(*(one for one in schema.fields if not one.name.startswith(METADATA_PREFIX))))
+
 
 log = logging.getLogger(__name__)
 

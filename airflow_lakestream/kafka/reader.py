@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from airflow_lakestream.core.landing.plan import DamagedBatch, LogTruncated, Plan
 from airflow_lakestream.core.ports import OffsetsGone, RecordChunk
@@ -24,9 +27,55 @@ from airflow_lakestream.kafka.errors import (
     StalledPartition,
     TopicMissing,
 )
-from airflow_lakestream.kafka.messages import ConsumerPositions, runs, timestamps
 from airflow_lakestream.kafka.partition import CHUNK_BYTES, PartitionBuffer
 from airflow_lakestream.runtime.collector import calm_collector
+
+# From this many messages per partition on, asking for all positions is faster than asking each message.
+_WORTH_ASKING = 32
+
+
+class ConsumerPositions:
+    """Positions of a consumer, to find the partition of the last messages."""
+
+    def __init__(self, consumer: Consumer, topic: str, partitions: Iterable[int]) -> None:
+        self._consumer = consumer
+        self._asked = [TopicPartition(topic, p) for p in partitions]
+        self._known = {tp.partition: OFFSET_INVALID for tp in self._asked}
+
+    def the_one_moved(self, count: int) -> int | None:
+        """Return the only partition of the last `count` messages; None if unknown or several.
+
+        A position moves with each message that consume() returns, and otherwise only over what it skips:
+        `rd_kafka_q_serve_rkmessages` in librdkafka's rdkafka_queue.c. Mostly a thousand messages are of one fetch.
+        """
+        if count < _WORTH_ASKING * len(self._asked):
+            # Partitions that move now are noticed at the next look.
+            return None
+        now = {tp.partition: tp.offset for tp in self._consumer.position(self._asked)}
+        moved = [partition for partition, offset in now.items() if offset != self._known[partition]]
+        self._known = now
+        return moved[0] if len(moved) == 1 else None
+
+
+def runs(messages: Sequence[Any], positions: ConsumerPositions) -> Iterator[tuple[int, int, int]]:
+    """Yield runs of messages of a partition, as (partition, first index, index behind the last)."""
+    count = len(messages)
+    if (only := positions.the_one_moved(count)) is not None:
+        yield only, 0, count
+        return
+    numbers: list[Any] = list(map(Message.partition, messages))
+    at = 0
+    while at < count:
+        number = numbers[at]
+        until = next((i for i in range(at, count) if numbers[i] != number), count)
+        yield number, at, until
+        at = until
+
+
+def timestamps(messages: Sequence[Any]) -> npt.NDArray[np.int64]:
+    """Return the messages' times in milliseconds; -1 for an error or a record without a time."""
+    return np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), np.int64, len(messages))
+
 
 # consume() waits its whole time-out unless this many arrive. More were no faster: they leave the processor's cache.
 CONSUME = 1_000

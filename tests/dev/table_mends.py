@@ -120,7 +120,7 @@ MENDS = (
     ),
     CrossingMutant(
         "two partition fields of a column, of which one has the value of both",
-        "airflow_lakestream/iceberg/write/arrange.py",
+        "airflow_lakestream/iceberg/write/files.py",
         "return Record(*(one.value for one in self.field_values))",
         "return Record(*(self.field_values[0].value for _ in self.field_values))",
         "units",
@@ -147,7 +147,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a void field that looks for its dropped column",
-        "airflow_lakestream/iceberg/write/arrange.py",
+        "airflow_lakestream/iceberg/write/files.py",
         "    if isinstance(transform, VoidTransform):\n",
         "    if isinstance(transform, VoidTransform) and field is None:\n",
         "units",

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.kafka import reader
-from airflow_lakestream.kafka.messages import ConsumerPositions
+from airflow_lakestream.kafka.reader import ConsumerPositions
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import Lake

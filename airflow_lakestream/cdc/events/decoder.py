@@ -5,7 +5,7 @@ A column added in the database becomes a column of the rows from the first batch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,13 +20,13 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.notes import with_notes
 from airflow_lakestream.cdc.events.provenance import with_image, with_origin
 from airflow_lakestream.cdc.events.record_keys import names_in
-from airflow_lakestream.cdc.events.record_schemas import RecordSchemas
-from airflow_lakestream.cdc.events.widening import grown
-from airflow_lakestream.cdc.stops import name_not_free, place_unknown
+from airflow_lakestream.cdc.events.widening import grown, joined_type
+from airflow_lakestream.cdc.stops import ColumnTypeOrigin, name_not_free, place_unknown, type_changed
 from airflow_lakestream.core.formats import ValueEnvelope
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, EventNaming, row_of
+from airflow_lakestream.decode.connect import schema as connect_schema
+from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, EventNaming, is_event, row_of
 from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_record
 from airflow_lakestream.decode.connect.leaving_out import UnavailablePolicy
 from airflow_lakestream.decode.connect.unavailable import ValuePlaceholder
@@ -36,7 +36,78 @@ from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColum
 from airflow_lakestream.decode.json.document import Json
 from airflow_lakestream.decode.json.growing import grow
 from airflow_lakestream.decode.keys import ColumnDecoder
+from airflow_lakestream.decode.known_formats import FORMATS
+from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.decode.values.outcome import DecoderResult, pick
+from airflow_lakestream.decode.writer_schemas import Writer, writers
+
+# At any one time a topic has few schemas.
+_MOST = 1_000
+
+Row = Sequence[pa.Field]
+
+
+@dataclass
+class RecordSchemas:
+    """Finder of a row's columns in the schemas of records. Thread-safe.
+
+    :param format: of the values, see `core.policies.Format`.
+    :param finder: finds schemas that records name.
+    :param table: the mirror's name.
+    """
+
+    format: str
+    finder: SchemaFinder
+    table: str
+    _prefixes: dict[bytes, str] = field(default_factory=dict)
+    _rows: dict[Writer, Row] = field(default_factory=dict)
+    _found: dict[str, tuple[pa.Field, ColumnTypeOrigin]] = field(default_factory=dict)
+
+    def row(self, batch: RawBatch) -> Row:
+        """Return all columns of the schemas of all records until now, each with a type for all values.
+
+        Raises MirrorStopped without a common type, SchemaRefused, and the registry's errors.
+        """
+        for row, place in sorted(self._of_batch(batch), key=lambda one: one[1]):
+            for one in row:
+                seen = ColumnTypeOrigin.at(one.type, batch.partition, batch.offsets[place])
+                there, first = self._found.get(one.name, (one, seen))
+                kind = joined_type(there.type, one.type)
+                if kind is None:
+                    raise type_changed(self.table, one.name, first, seen)
+                self._found[one.name] = (there.with_type(kind), first)
+        return [one for one, _ in list(self._found.values())]
+
+    def _of_batch(self, batch: RawBatch) -> Iterator[tuple[Row, int]]:
+        """Yield the columns of each schema, with the index of the schema's first record."""
+        for writer, places in writers(batch.values, self.format, self.finder, self._prefixes):
+            yield self._cached(writer), int(places[0])
+
+    def _cached(self, key: Writer) -> Row:
+        row = self._rows.get(key)
+        if row is None:
+            row = self._attached(key) if isinstance(key, str) else self._named(key)
+            # Not remembered: an unknown schema may be registered in a moment.
+            if row and len(self._rows) < _MOST:
+                self._rows[key] = row
+        return row or ()
+
+    def _attached(self, text: str) -> Row:
+        shape = connect_schema.parse(text)
+        members = (
+            {} if shape is None else {name: shape.fields[name] for name in (*IMAGES, "op") if name in shape.fields}
+        )
+        return _row_of(pa.schema([connect_schema.arrow_field(name, inner, name) for name, inner in members.items()]))
+
+    def _named(self, head: bytes) -> Row:
+        found = self.finder.by_head(self.format, head)
+        return () if found is None else _row_of(FORMATS[self.format].columns_of(found))
+
+
+def _row_of(record: pa.Schema) -> Row:
+    # A value that is not an event becomes a bad record, and has no columns.
+    return row_of(record) if is_event(record) else ()
+
 
 # The fields of an event's source with its position: in PostgreSQL's log, and in MySQL's and MariaDB's.
 _SOURCE_TYPE = pa.struct(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -10,19 +11,146 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.types as t
 
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner, UnknownFields
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.json.beyond import scalars_before, scalars_of
 from airflow_lakestream.decode.json.bulk import BulkParser, NotInBulk
 from airflow_lakestream.decode.json.columns import LayoutParser
-from airflow_lakestream.decode.json.document import Json, parse_object, to_text
-from airflow_lakestream.decode.json.leftovers import leftovers_of
-from airflow_lakestream.decode.json.values import fields_coercer
+from airflow_lakestream.decode.json.document import Json, JsonNumber, describe, parse_object, to_text
+from airflow_lakestream.decode.json.finer import scalars_for
+from airflow_lakestream.decode.json.values import Coerce, Scalars, fields_coercer, floating, is_uuid, uuid
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, SchemaDecoder
+from airflow_lakestream.decode.values import iso8601
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, SchemaDecoder, quoted
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.schema.value_ranges import MAX_DAY, MAX_MICROS, MIN_DAY, MIN_MICROS, NOT_A_YEAR
+
+_NO_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_EARLY = re.compile(r"-infinity|(?:-\d{4,}|0000)-\d\d-\d\d(?:T.*)?", re.ASCII)
+_LATE = re.compile(r"infinity|\+?\d{5,}-\d\d-\d\d(?:T.*)?", re.ASCII)
+
+
+def scalars_of(policy: OutOfRange | None, finer: TimestampsFiner) -> Scalars:
+    """Return the coercions of types with special values, for these policies."""
+    if policy is None:
+        return scalars_for(finer)
+    return (
+        (t.is_floating, _floating),
+        (lambda kind: t.is_timestamp(kind) and kind.unit == "us", partial(_timestamp, policy, finer)),
+        (t.is_date32, partial(_date, policy)),
+        *scalars_for(finer),
+    )
+
+
+def scalars_before(policy: OutOfRange | None, finer: TimestampsFiner) -> Scalars:
+    """Return the coercions for a row before a change, for these policies."""
+    usual = scalars_of(policy, finer)
+    return usual if policy is None else ((is_uuid, _uuid), *usual)
+
+
+def _floating(kind: pa.DataType) -> Coerce:
+    number = floating(kind)
+    return lambda value: _NO_NUMBERS[value] if type(value) is str and value in _NO_NUMBERS else number(value)
+
+
+def _uuid(kind: pa.DataType) -> Coerce:
+    read = uuid(kind)
+    return lambda value: None if value == "" else read(value)
+
+
+def _timestamp(policy: OutOfRange, finer: TimestampsFiner, kind: pa.DataType) -> Coerce:
+    read = partial(iso8601.micros, zoned=kind.tz is not None, cuts=finer is TimestampsFiner.TRUNCATE)
+    return partial(_from_text, read, policy, (MIN_MICROS, MAX_MICROS))
+
+
+def _date(policy: OutOfRange, kind: pa.DataType) -> Coerce:
+    from_text = partial(_from_text, iso8601.days, policy, (MIN_DAY, MAX_DAY))
+
+    def coerce(value: Json) -> Any:
+        if not (isinstance(value, JsonNumber) and value.is_integer_literal and len(value) < 12):
+            return from_text(value)
+        if MIN_DAY <= (days := int(value)) <= MAX_DAY:
+            return days
+        return _beyond(policy, MIN_DAY if days < 0 else MAX_DAY, f"day {value} since 1970")
+
+    return coerce
+
+
+def _from_text(read: Any, policy: OutOfRange, bounds: tuple[int, int], value: Json) -> Any:
+    if type(value) is not str:
+        raise Misfit(f"is {describe(value)}, not a string with a date or a date-time")
+    if _EARLY.fullmatch(value):
+        return _beyond(policy, bounds[0], quoted(value))
+    if _LATE.fullmatch(value):
+        return _beyond(policy, bounds[1], quoted(value))
+    return read(value)
+
+
+def _beyond(policy: OutOfRange, bound: int, value: str) -> int | None:
+    if policy is OutOfRange.REJECT:
+        raise Misfit(f"{value} is {NOT_A_YEAR}")
+    return bound if policy is OutOfRange.CLAMP else None
+
+
+# None: no leftovers; inside an array, no leftovers of the item at this position.
+Leftovers = Callable[[Json], Any]
+
+
+def leftovers_of(fields: Iterable[pa.Field], *, keep_nulls: bool) -> Leftovers:
+    """Return a function for the part of an object without a place in these fields.
+
+    The nesting stays: objects and arrays with a column surround their unknown parts. In an array with partly known
+    items, each fully known item is null. An unknown field that is null matters little: it is kept only by `keep_nulls`.
+    """
+    parts = {field.name: _inside(field.type, keep_nulls) for field in fields}
+
+    def leftovers(value: Json) -> Any:
+        if not isinstance(value, dict):
+            return None
+        rest = {}
+        for name, item in value.items():
+            if name not in parts:
+                if item is not None or keep_nulls:
+                    rest[name] = item
+            elif (look := parts[name]) is not None and (left := look(item)) is not None:
+                rest[name] = left
+        return rest or None
+
+    return leftovers
+
+
+def _inside(kind: pa.DataType, keep_nulls: bool) -> Leftovers | None:
+    """Return the function for a value of this type, or None if the type has a place for any value."""
+    if t.is_struct(kind):
+        return leftovers_of(kind, keep_nulls=keep_nulls)
+    if t.is_list(kind) or t.is_large_list(kind):
+        of_item = _inside(kind.value_type, keep_nulls)
+        return None if of_item is None else _of_items(of_item)
+    if t.is_map(kind):
+        of_value = _inside(kind.item_type, keep_nulls)
+        return None if of_value is None else _of_values(of_value)
+    return None
+
+
+def _of_items(of_item: Leftovers) -> Leftovers:
+    def leftovers(value: Json) -> Any:
+        rest = [of_item(item) for item in value] if isinstance(value, list) else []
+        return rest if any(item is not None for item in rest) else None
+
+    return leftovers
+
+
+def _of_values(of_value: Leftovers) -> Leftovers:
+    def leftovers(value: Json) -> Any:
+        if not isinstance(value, dict):
+            return None
+        rest = {name: left for name, item in value.items() if (left := of_value(item)) is not None}
+        return rest or None
+
+    return leftovers
+
 
 # Pieces for Arrow's reader: a whole chunk, since threads wait for the interpreter at each call.
 _WHOLE = 65536

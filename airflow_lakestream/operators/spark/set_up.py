@@ -2,35 +2,268 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+import json
+import shutil
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.openlineage.utils.spark import inject_parent_job_information_into_spark_properties
 from airflow.providers.common.compat.sdk import conf
 
-from airflow_lakestream.core.names import FUNCTIONS
-from airflow_lakestream.core.policies import ModeName, is_given
+from airflow_lakestream.config.arguments import AVAILABLE_NOW
+from airflow_lakestream.core.names import FUNCTIONS, TRANSFORM
+from airflow_lakestream.core.policies import ModeName, choose, is_given
 from airflow_lakestream.driver.driving import DriverSupervision, StreamSpec
 from airflow_lakestream.driver.job_folder import DriverConfig, new_folder
+from airflow_lakestream.driver.lease_record import fingerprint_of
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
+from airflow_lakestream.hooks.kafka import KafkaHook
+from airflow_lakestream.hooks.registry import registry_of
 from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
 from airflow_lakestream.hooks.spark_cluster import backend_of
 from airflow_lakestream.hooks.spark_submission import DriverSubmission
 from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.interval import resolve_interval
-from airflow_lakestream.operators.spark.code import import_function, write_zip
-from airflow_lakestream.operators.spark.config import ConnectionIds, configure_bundled, configure_own
-from airflow_lakestream.operators.spark.place import DriverPlace, folder_of, place_of
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
-from airflow_lakestream.spark.app_config import LANDING_APPS
-from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, app_path, package_zip
+from airflow_lakestream.spark.app_config import LANDING_APPS, AppConfig
+from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, app_path, check_app, package_zip
+from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 from airflow_lakestream.spark.java import check_java
+from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.spark.packages import check_spark, kafka_packages, resolve
 from airflow_lakestream.spark.settings import s3a
 from airflow_lakestream.spark.settings.catalog import catalog_packages
+
+if TYPE_CHECKING:
+    from airflow_lakestream.spark.frames.function import FrameFunction
+
+
+@dataclass(frozen=True)
+class ConnectionIds:
+    """Ids of Airflow's connections for source and target of the records."""
+
+    kafka: str | None
+    iceberg: str | None
+    storage: str | None = None
+
+
+def configure_bundled(
+    app: str, arguments: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds
+) -> DriverConfig:
+    """Configure a bundled app, before any submission. Raises InvalidArgument with the wrong key.
+
+    :param arguments: the app's own arguments.
+    :param query: checkpoint_location, trigger, max_batches, max_offsets_per_trigger, owner; without a query
+        lease_location and run_id.
+    """
+    check_app(app)
+    given = {key: value for key, value in query.items() if is_given(value)}
+    if app == MAINTAIN_ICEBERG:
+        return _maintenance(arguments, given, connections)
+    return _landing(app, arguments, given, connections)
+
+
+def _landing(
+    app: str, landing: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds
+) -> DriverConfig:
+    if connections.kafka is None:
+        raise InvalidArgument("kafka_conn_id", f"is None, but the app {app!r} needs a connection.")
+    kafka = KafkaHook(connections.kafka)
+    arguments = dict(landing)
+    formats = (arguments.get("format", "json"), arguments.get("key_format"))
+    if (registry := registry_of(arguments.get("schema_registry"), kafka, *formats)) is not None:
+        arguments["schema_registry"] = registry
+    given = {
+        "app": app,
+        "kafka": kafka.configuration(),
+        **_lake(app, connections),
+        "landing": arguments,
+        **query,
+    }
+    config = AppConfig.parse(given)
+    return DriverConfig(config.to_dict(), fingerprint(config), inputs_of(config))
+
+
+def _maintenance(work: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
+    lease_keys = {key: query[key] for key in ("owner", "lease_location") if key in query}
+    for key, usual in (("trigger", AVAILABLE_NOW), ("max_batches", None), ("max_offsets_per_trigger", None)):
+        if query.get(key) != usual:
+            raise InvalidArgument(key, f"goes with a query; {MAINTAIN_ICEBERG} has no query.", "Leave it out.")
+    given = {"app": MAINTAIN_ICEBERG, **_lake(MAINTAIN_ICEBERG, connections), "maintenance": dict(work), **lease_keys}
+    config = MaintenanceConfig.parse(given)
+    content = config.to_dict()
+    _check_json(content)
+    return DriverConfig(content, config.fingerprint, config.inputs)
+
+
+def configure_own(
+    application: str,
+    app_config: Mapping[str, Any],
+    query: Mapping[str, Any],
+    connections: ConnectionIds,
+) -> DriverConfig:
+    """Configure a program of the user: own arguments, the query's arguments, the connections, and the lease."""
+    kafka = KafkaHook(connections.kafka).configuration() if connections.kafka else {}
+    catalog = _catalog(connections.iceberg) if connections.iceberg else {}
+    storage = _storage(connections.storage) if connections.storage else {}
+    inputs = {"application": Path(application).name}
+    same = {**query, "app_config": dict(app_config), "application": application, "catalog": catalog.get("name")}
+    same |= {"owner": "", "run_id": "", "kafka": kafka.get("bootstrap.servers")}
+    content = {
+        **app_config,
+        **{key: value for key, value in query.items() if is_given(value)},
+        **({"kafka": kafka} if kafka else {}),
+        **({"catalog": catalog} if catalog else {}),
+        **({"storage": storage} if storage else {}),
+        "inputs": inputs,
+        "fingerprint": fingerprint_of(same),
+    }
+    _check_json(content)
+    return DriverConfig(content, content["fingerprint"], inputs)
+
+
+def _check_json(content: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(content)
+    except TypeError as e:
+        raise InvalidArgument("app_config", f"it can't be written as JSON: {e}.") from e
+
+
+def _lake(app: str, connections: ConnectionIds) -> dict[str, Any]:
+    if app in DELTA_APPS:
+        return {"storage": _storage(connections.storage)}
+    if is_given(connections.storage):
+        apps = " and ".join(map(repr, DELTA_APPS))
+        raise InvalidArgument(
+            "storage_conn_id", f"goes with {apps}; for other apps, the catalog contains the tables' locations."
+        )
+    if connections.iceberg is None:
+        raise InvalidArgument("iceberg_conn_id", f"is None, but the app {app!r} needs a connection.")
+    return {"catalog": _catalog(connections.iceberg)}
+
+
+def _storage(conn_id: str | None) -> dict[str, str]:
+    return dict(DeltaStorageHook(conn_id if is_given(conn_id) else None).open_storage().options)
+
+
+def _catalog(conn_id: str) -> dict[str, Any]:
+    return {"name": conn_id, "properties": IcebergHook(conn_id).properties()}
+
+
+# Folders of runs that are over are kept for this many seconds; nobody asks for them later.
+_KEPT_S = 30 * 86_400
+
+
+@dataclass(frozen=True)
+class DriverPlace:
+    """`location` of the checkpoint or the run; drivers with the same `stream` share a folder."""
+
+    location: str
+    stream: str
+    is_query: bool
+
+
+def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> DriverPlace:
+    """Return the place of a task run's driver. Raises InvalidArgument without a place visible to all machines.
+
+    :param run: key of the task's run, the same for all tries.
+    """
+    given = str(operator.checkpoint_location) if is_given(operator.checkpoint_location) else ""
+    if _is_query(operator, given):
+        if not given:
+            raise InvalidArgument("checkpoint_location", "is missing; a query keeps its place there.")
+        return DriverPlace(given, given, is_query=True)
+    name = fingerprint_of({"run": run})
+    stream = f"{operator.dag_id}/{operator.task_id}"
+    if given:
+        return DriverPlace(f"{given.rstrip('/')}/{name}", stream, is_query=False)
+    if kind is not BackendKind.DETACHED:
+        raise InvalidArgument(
+            "checkpoint_location",
+            "is missing: without a query it has no checkpoint, but the driver's lease and progress.",
+            "Give a path or URI that workers, triggerer and the cluster share.",
+        )
+    root = folder_of(operator) / "runs"
+    _forget(root)
+    return DriverPlace(str(root / name), stream, is_query=False)
+
+
+def folder_of(operator: StreamArguments) -> Path:
+    """Return the root folder for drivers next to the worker."""
+    if is_given(operator.driver_folder):
+        return Path(str(operator.driver_folder))
+    from airflow.configuration import AIRFLOW_HOME
+
+    return Path(AIRFLOW_HOME) / "lakestream"
+
+
+def _is_query(operator: StreamArguments, location: str) -> bool:
+    if operator.app is None:
+        return bool(location)
+    if operator.app not in LANDING_APPS:
+        return False
+    return choose(ModeName, "app_config.mode", operator.app_config.get("mode", ModeName.RESUME)) is ModeName.RESUME
+
+
+def _forget(root: Path) -> None:
+    for old in root.glob("*.lakestream"):
+        if old.stat().st_mtime < time.time() - _KEPT_S:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def import_function(function: str, dag_folder: Path | None, argument: str = TRANSFORM) -> FrameFunction:
+    """Import a function in the driver's way. Raises InvalidArgument.
+
+    :param function: module:function.
+    :param dag_folder: the folder of the DAG's file.
+    :param argument: the argument with the function's name.
+    """
+    from airflow_lakestream.spark.frames.function import load_function
+
+    with _importing_from(dag_folder):
+        return load_function(function, argument)
+
+
+def write_zip(function: str, dag_folder: Path | None, folder: Path) -> str:
+    """Write the function's module, or the whole package around it, into a zip in a folder. Return the path."""
+    top = function.partition(":")[0].partition(".")[0]
+    with _importing_from(dag_folder):
+        spec = importlib.util.find_spec(top)
+    assert spec is not None, "it was imported before"
+    origin = Path(str(spec.origin)) if spec.origin else Path(next(iter(spec.submodule_search_locations or ())))
+    is_package = spec.submodule_search_locations is not None
+    root = origin if origin.is_dir() else origin.parent
+    files = sorted(root.rglob("*.py")) if is_package else [origin]
+    path = folder / "transform.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            archive.write(file, Path(top) / file.relative_to(root) if is_package else file.name)
+    return str(path)
+
+
+@contextmanager
+def _importing_from(folder: Path | None) -> Iterator[None]:
+    """Search modules in a folder first."""
+    if folder is None:
+        yield
+        return
+    sys.path.insert(0, str(folder))
+    # A file may be newer than Python's listing of the folder.
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
 
 
 def build_supervision(operator: StreamArguments, context: Any, wait: Callable[[float], None]) -> DriverSupervision:

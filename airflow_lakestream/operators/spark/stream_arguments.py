@@ -9,14 +9,116 @@ from typing import Any
 from airflow_lakestream.config.arguments import between_batches, count
 from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.policies import SqlInput, is_given
-from airflow_lakestream.core.secrecy import refuse_shown
+from airflow_lakestream.core.secrecy import MASKED, refuse_shown, secrets_in
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.arguments import templated
-from airflow_lakestream.operators.spark.arguments import NUMBERS, SparkArguments
 from airflow_lakestream.operators.sql_template import check_written_out
+from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 from airflow_lakestream.registry.config import refuse_secrets
 from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, check_app
 from airflow_lakestream.stores.folders import is_object_store
+
+NUMBERS = ("total_executor_cores", "executor_cores", "num_executors")
+
+
+class SparkArguments(SupervisedOperator):
+    """An operator that submits to Spark.
+
+    Named one by one, though they are many: only so `default_args` and `partial` reach them. All are templated.
+
+    :param conf: Spark's settings; they go into a file, never onto the command line
+    :param jars: paths of jars, separated by commas
+    :param py_files: Python code for the executors; default: this package, if they are on other machines
+    :param files: files for the working folder of each executor
+    :param archives: archives to be unpacked there
+    :param driver_class_path: more for the driver's class path
+    :param exclude_packages: Maven coordinates that `packages` shall not bring
+    :param repositories: more repositories for `packages`
+    :param total_executor_cores: cores of all executors, on standalone
+    :param executor_cores: cores of each executor
+    :param executor_memory: memory of each executor, such as "2g"
+    :param driver_memory: memory of the driver
+    :param num_executors: number of executors
+    :param name: name of the application; default: `lakestream <dag>.<task>`
+    :param env_vars: variables of the driver; never on the command line
+    :param spark_binary: program to submit with; default: the connection's, or `spark-submit`
+    :param properties_file: a file that is read before `conf`, which wins
+    :param yarn_queue: YARN's queue; default: the connection's
+    :param deploy_mode: `"client"` or `"cluster"`; default: the connection's
+    :param keytab: for Kerberos
+    :param principal: for Kerberos
+    :param proxy_user: user to impersonate
+    """
+
+    def __init__(
+        self,
+        *,
+        conf: Mapping[str, Any] | None = None,
+        jars: str | None = None,
+        py_files: str | None = None,
+        files: str | None = None,
+        archives: str | None = None,
+        driver_class_path: str | None = None,
+        exclude_packages: str | None = None,
+        repositories: str | None = None,
+        total_executor_cores: int | str | None = None,
+        executor_cores: int | str | None = None,
+        executor_memory: str | None = None,
+        driver_memory: str | None = None,
+        num_executors: int | str | None = None,
+        name: str | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        spark_binary: str | None = None,
+        properties_file: str | None = None,
+        yarn_queue: str | None = None,
+        deploy_mode: str | None = None,
+        keytab: str | None = None,
+        principal: str | None = None,
+        proxy_user: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        for argument, value in (("conf", conf), ("env_vars", env_vars), ("repositories", repositories)):
+            _refuse_unmasked(argument, value)
+        self.conf = conf
+        self.jars = jars
+        self.py_files = py_files
+        self.files = files
+        self.archives = archives
+        self.driver_class_path = driver_class_path
+        self.exclude_packages = exclude_packages
+        self.repositories = repositories
+        self.total_executor_cores = total_executor_cores
+        self.executor_cores = executor_cores
+        self.executor_memory = executor_memory
+        self.driver_memory = driver_memory
+        self.num_executors = num_executors
+        self.name = name
+        self.env_vars = env_vars
+        self.spark_binary = spark_binary
+        self.properties_file = properties_file
+        self.yarn_queue = yarn_queue
+        self.deploy_mode = deploy_mode
+        self.keytab = keytab
+        self.principal = principal
+        self.proxy_user = proxy_user
+
+    _of_the_hook = templated(__init__)
+    template_fields: Sequence[str] = (*_of_the_hook, *SupervisedOperator.template_fields)
+
+    def spark_options(self) -> dict[str, Any]:
+        """Return the given arguments, by the names of the hook's arguments. Raises InvalidArgument."""
+        given = {name: value for name in self._of_the_hook if (value := getattr(self, name)) is not None}
+        return given | {name: count(name, given[name], "processes") for name in NUMBERS if name in given}
+
+
+def _refuse_unmasked(argument: str, value: Any) -> None:
+    """Refuse secrets under names unknown to Airflow's masking."""
+    for place in secrets_in(value, rendered="", assigned=True):
+        if not MASKED.search(place):
+            problem = f"{place or 'its text'} holds a secret, which would be shown."
+            raise InvalidArgument(argument, problem, "Put it into a connection, or a file that properties_file names.")
+
 
 _CHECKS: dict[str, Check] = {
     "app": lambda _, value: check_app(str(value)),

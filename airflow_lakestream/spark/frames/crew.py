@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import types as arrow
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import ColumnUse
@@ -31,20 +35,117 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.spark.causes import cause_of
 from airflow_lakestream.spark.crew.crew import SparkReaders
-from airflow_lakestream.spark.frames.batches import counted_batches
 from airflow_lakestream.spark.frames.columns import columns_of, spark_schema
 from airflow_lakestream.spark.frames.function import FrameFunction, TransformFailed, TransformRefused
 from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, ResultPositions, count, joined, offsets_of
-from airflow_lakestream.spark.frames.staged import read_by_spark
 from airflow_lakestream.spark.frames.tasks import RESULT, StagedRowsTask, WriteTask, WriteTaskResult
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.transformed import TransformNote
 from airflow_lakestream.tables.wrapped import WrappedSharedSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
+
+# Unchanged: no calendar from before 1582, and no file left out that a session may leave out.
+_READING = {"datetimeRebaseMode": "CORRECTED", "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+# Spark takes other characters of a path for a pattern, and leaves out files whose names begin with _ or a dot.
+_PLAIN_PATH, _PLAIN_FILE = re.compile(r"[^*?\[\]{}\\%]+"), re.compile(r"[^_.][^/]*")
+_PLAIN_TYPES = (
+    *(arrow.is_boolean, arrow.is_int32, arrow.is_int64, arrow.is_float32, arrow.is_float64, arrow.is_date32),
+    *(arrow.is_string, arrow.is_large_string, arrow.is_binary, arrow.is_large_binary, arrow.is_decimal128),
+)
+
+
+def read_by_spark(spark: SparkSession, columns: pa.Schema, schema: Any, paths: Sequence[str]) -> DataFrame | None:
+    """Return the rows of files written by Python with these columns; None if Spark might misread the files.
+
+    :param schema: the columns as Spark's.
+    """
+    if not paths or not _are_plain(list(columns)):
+        return None
+    known = [_as_hadoop(path) for path in paths]
+    places = {urlsplit(path)[:2]: path for path in known}.values()
+    if not all(map(_is_plain_path, known)) or not all(_reaches(spark, path) for path in places):
+        return None
+    return spark.read.options(**_READING).schema(schema).parquet(*known)
+
+
+def _as_hadoop(path: str) -> str:
+    # The scheme of Hadoop's client for S3.
+    return re.sub("^s3:", "s3a:", path)
+
+
+def _are_plain(fields: Sequence[pa.Field]) -> bool:
+    names = [field.name.lower() for field in fields]
+    # Spark compares names without regard to case, unless a session is configured otherwise.
+    return (
+        len(set(names)) == len(names)
+        and all(re.fullmatch(r"\w+", name) for name in names)
+        and all(map(_is_plain_type, (field.type for field in fields)))
+    )
+
+
+def _is_plain_type(kind: pa.DataType) -> bool:
+    if arrow.is_timestamp(kind):
+        return bool(kind.unit == "us")
+    if arrow.is_struct(kind):
+        return _are_plain(list(kind))
+    if arrow.is_list(kind) or arrow.is_large_list(kind):
+        return _is_plain_type(kind.value_type)
+    if arrow.is_map(kind):
+        return _is_plain_type(kind.key_type) and _is_plain_type(kind.item_type)
+    return any(is_one(kind) for is_one in _PLAIN_TYPES)
+
+
+def _is_plain_path(path: str) -> bool:
+    return bool(_PLAIN_PATH.fullmatch(path) and _PLAIN_FILE.fullmatch(path.rpartition("/")[2]))
+
+
+def _reaches(spark: SparkSession, path: str) -> bool:
+    from py4j.protocol import Py4JJavaError
+
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None, "the session runs"
+    try:
+        place = jvm.org.apache.hadoop.fs.Path(path)
+        return bool(place.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(place))
+    except Py4JJavaError as e:
+        log.info("Spark does not reach %s, so staged rows come through Python: %s", path, cause_of(e))
+        return False
+
+
+_BYTES, _RECORDS = (f"spark.sql.execution.arrow.{name}PerBatch" for name in ("maxBytes", "maxRecords"))
+# Java's greatest integer means no limit.
+_WITHOUT_LIMIT = str(2**31 - 1)
+_FEW, _MOST = 1_000, 10_000
+
+
+@contextmanager
+def counted_batches(spark: SparkSession, staged: Sequence[int]) -> Iterator[None]:
+    """Limit batches by rows alone, for results with at most a row for each staged row.
+
+    By default, Spark adds up a batch's bytes again for each row: a third of the JVM's CPU time for a join. A staged
+    file holds at most `tables.row_buffer`, 64 MiB, so a batch with as many rows as the smallest file has holds at most
+    the bytes of two files. If a session has its own limit, or a file has few rows, Spark keeps adding.
+
+    :param staged: the rows of each staged file.
+    """
+    most, conf = min(staged, default=0), spark.conf
+    if most < _FEW or conf.get(_BYTES, None) is not None:
+        yield
+        return
+    given = conf.get(_RECORDS, None)
+    # For Spark, None or less than one means no limit.
+    limit = int(given or 0)
+    conf.set(_BYTES, _WITHOUT_LIMIT)
+    conf.set(_RECORDS, str(min(most, limit if limit > 0 else _MOST)))
+    try:
+        yield
+    finally:
+        conf.unset(_BYTES)
+        conf.unset(_RECORDS) if given is None else conf.set(_RECORDS, given)
 
 
 @dataclass

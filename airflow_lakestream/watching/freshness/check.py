@@ -9,17 +9,19 @@ from functools import partial
 from typing import Any
 
 from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.policies import MissingPolicy, choose, is_given
+from airflow_lakestream.core.names import check_table_name
+from airflow_lakestream.core.policies import MissingPolicy, choose, is_given, seconds
 from airflow_lakestream.core.ports import BEGINNING_MS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.tables.instants import iso
 from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
-from airflow_lakestream.watching.causes import StreamReason
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, join_reasons, span
 from airflow_lakestream.watching.freshness.completeness import (
     CompletenessQuestions,
     Step,
@@ -27,16 +29,186 @@ from airflow_lakestream.watching.freshness.completeness import (
     measure_completeness,
 )
 from airflow_lakestream.watching.freshness.event_time import EventTimes
-from airflow_lakestream.watching.freshness.freshness import (
-    FreshnessConditions,
-    FreshnessFacts,
-    is_young,
-    measure_freshness,
-    no_landing_reason,
-)
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, topics_of
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import BranchHistory, look_back, read_ledgers
+
+# Iceberg's operations of snapshots.
+_OPERATIONS = ("append", "overwrite", "replace", "delete")
+
+
+@dataclass(frozen=True, slots=True)
+class FreshnessConditions:
+    """Conditions for a fresh table. Ages are seconds, `complete_through` is milliseconds since the epoch."""
+
+    table: str
+    consumer_group: str | None = None
+    branch: str = MAIN_BRANCH
+    operations: tuple[str, ...] = ()
+    max_age: float | None = None
+    event_time_column: str | None = None
+    complete_through: int | None = None
+    idle_is_fresh: bool = True
+    idle_after: float | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> FreshnessConditions:
+        """Read the arguments in the form of users and templates. Raises InvalidArgument."""
+        max_age, through = given.get("max_age"), given.get("complete_through")
+        idle_after = given.get("idle_after")
+        wanted = cls(
+            table=check_table_name(str(given.get("table"))),
+            consumer_group=_text(given.get("consumer_group")),
+            branch=_text(given.get("branch")) or MAIN_BRANCH,
+            operations=_operations(given.get("operations")),
+            max_age=seconds("max_age", max_age) if is_given(max_age) else None,
+            event_time_column=_text(given.get("event_time_column")),
+            complete_through=arguments.milliseconds("complete_through", through) if is_given(through) else None,
+            idle_is_fresh=arguments.flag("idle_is_fresh", given.get("idle_is_fresh", True)),
+            idle_after=seconds("idle_after", idle_after) if is_given(idle_after) else None,
+        )
+        wanted._check()
+        return wanted
+
+    def _check(self) -> None:
+        if self.max_age is None and self.complete_through is None:
+            raise InvalidArgument(
+                "max_age", "is missing, and so is complete_through.", 'Give one: max_age="15m", for instance.'
+            )
+        if self.event_time_column is not None and self.max_age is None:
+            raise InvalidArgument("event_time_column", "needs max_age: how old its newest value may be.")
+        if self.idle_after is not None and self.complete_through is None:
+            raise InvalidArgument("idle_after", "goes with complete_through.")
+
+
+@dataclass(frozen=True, slots=True)
+class FreshnessResult:
+    """Result of a look: whether the table is fresh, and the reasons.
+
+    `age` is the age of the newest landing or event, in seconds. `through_ms` is the time, in milliseconds since the
+    epoch, up to which the table is known to be complete; with `max_age` alone the time of the newest landing or event.
+    """
+
+    fresh: bool
+    table: str
+    reasons: tuple[StreamReason, ...]
+    snapshot_id: int | None = None
+    age: float | None = None
+    rows: int | None = None
+    through_ms: int | None = None
+
+    @property
+    def message(self) -> str:
+        """The result as a line of text."""
+        return f"{self.table} is {'fresh' if self.fresh else 'not fresh'}" + (
+            f": {join_reasons(self.reasons)}" if self.reasons else ""
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values; the id as text, since browsers round 64-bit numbers."""
+        return {
+            "table": self.table,
+            "fresh": self.fresh,
+            "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
+            "age": self.age,
+            "rows": self.rows,
+            "through": None if self.through_ms is None else iso(self.through_ms),
+            "reasons": [one.to_dict() for one in self.reasons],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FreshnessFacts:
+    """Facts about a table. Each fact is looked up only if it matters.
+
+    `event_ms` is the newest event; `backlogs` are the backlogs of each group; `incomplete` are the reasons for which
+    the time is not complete, None if no time was asked for.
+    """
+
+    history: BranchHistory
+    event_ms: int | None = None
+    backlogs: tuple[tuple[str, TopicBacklog], ...] = ()
+    incomplete: tuple[StreamReason, ...] | None = None
+
+
+def measure_freshness(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> FreshnessResult:
+    """Decide whether a table is fresh.
+
+    :param now_ms: the time of the look, in milliseconds since the epoch.
+    """
+    fresh, reasons = True, list[StreamReason]()
+    newest, reached = facts.history.newest, reached_ms(wanted, facts)
+    age = None if reached is None else max(0, now_ms - reached) / 1000
+    through = reached
+    if wanted.max_age is not None and not is_young(wanted, facts, now_ms):
+        fresh, reason = _judge_late(wanted, facts, age, now_ms)
+        reasons.append(reason)
+    if facts.incomplete is not None:
+        fresh = fresh and not facts.incomplete
+        reasons += facts.incomplete
+        through = None if facts.incomplete else wanted.complete_through
+    if not fresh:
+        reasons += facts.history.reasons(now_ms)
+    snapshot = {"snapshot_id": newest.snapshot_id, "rows": newest.rows} if newest is not None else {}
+    return FreshnessResult(fresh, wanted.table, tuple(reasons), age=age, through_ms=through, **snapshot)
+
+
+def reached_ms(wanted: FreshnessConditions, facts: FreshnessFacts) -> int | None:
+    """Return the time of the newest landing, or of the newest event if `event_time_column` is given."""
+    if wanted.event_time_column is not None:
+        return facts.event_ms
+    newest = facts.history.newest
+    return None if newest is None else newest.at_ms
+
+
+def is_young(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> bool:
+    """Return whether the newest landing or event is within `max_age`, even if the topic has no newer record."""
+    reached = reached_ms(wanted, facts)
+    return wanted.max_age is None or (reached is not None and now_ms - reached <= wanted.max_age * 1000)
+
+
+def no_landing_reason(wanted: FreshnessConditions, history: BranchHistory) -> StreamReason:
+    """Return the reason for a table without a counting landing."""
+    if history.expired:
+        return StreamReason(
+            StreamCause.EXPIRED_LANDING, "the snapshots of all landings have expired, so their age is unknown"
+        )
+    if wanted.operations:
+        return StreamReason(StreamCause.NO_LANDING, f"there is no snapshot of operation {', '.join(wanted.operations)}")
+    by = f" by group {wanted.consumer_group}" if wanted.consumer_group else ""
+    return StreamReason(StreamCause.NO_LANDING, f"nothing was landed{by} yet")
+
+
+def _judge_late(
+    wanted: FreshnessConditions, facts: FreshnessFacts, age: float | None, now_ms: int
+) -> tuple[bool, StreamReason]:
+    """Return whether a table past `max_age` counts as fresh, and the reason for the age."""
+    assert wanted.max_age is not None, "see the caller"
+    behind = [(group, one) for group, one in facts.backlogs if one.lacking or one.lost]
+    age_text = (
+        f"the newest {wanted.event_time_column or 'landing'} is {'unknown' if age is None else f'{span(age)} old'}"
+    )
+    if facts.backlogs and not behind:
+        topics = ", ".join(sorted({one.topic for _, one in facts.backlogs}))
+        return wanted.idle_is_fresh, StreamReason(StreamCause.IDLE_TOPIC, f"all of {topics} is landed, {age_text}")
+    if facts.history.newest is None:
+        return False, no_landing_reason(wanted, facts.history)
+    lands = now_ms - facts.history.newest.at_ms <= wanted.max_age * 1000
+    lacks = [f"group {group} lacks {one.lacking.width} offsets: {format_ranges(one.lacking)}" for group, one in behind]
+    text = "; ".join([f"{age_text}, allowed are {span(wanted.max_age)}", *lacks])
+    return False, StreamReason(StreamCause.LATE_EVENTS if lands else StreamCause.STOPPED_CONSUMER, text)
+
+
+def _text(value: object) -> str | None:
+    return str(value) if is_given(value) else None
+
+
+def _operations(value: object) -> tuple[str, ...]:
+    given = arguments.items("operations", value) or ()
+    for operation in given:
+        if operation not in _OPERATIONS:
+            raise InvalidArgument("operations", f"{operation!r} is not one of {', '.join(_OPERATIONS)}.")
+    return given
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyiceberg.table import Table
 
 from airflow_lakestream.cdc.columns import VERSION
-from airflow_lakestream.spark.maintenance.tables import times_of_day
+from airflow_lakestream.spark.maintenance.work import times_of_day
 from airflow_lakestream.spark.settings.catalog import catalog_settings
 from dev.bench.lab import PEERS_PYTHON
 from tests.support.hostile import duckdb_reader

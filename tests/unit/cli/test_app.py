@@ -12,7 +12,7 @@ import pytest
 
 from airflow_lakestream import __version__
 from airflow_lakestream.cli.app import FAILED, run
-from airflow_lakestream.cli.paint import paint_over, painted
+from airflow_lakestream.cli.status import paint_over, painted
 
 CHECKOUT = Path(__file__).parents[3]
 HEAVY = {"airflow", "pyarrow", "pyiceberg", "confluent_kafka", "numpy", "sqlalchemy", "duckdb"}
@@ -60,7 +60,7 @@ def test_help_of_a_command_imports_neither_airflow_nor_a_client() -> None:
 
 
 def test_colours_are_for_terminals_that_want_them() -> None:
-    code = "from airflow_lakestream.cli.paint import painted; print(painted('a is failing', {'failing': 'red'}))"
+    code = "from airflow_lakestream.cli.status import painted; print(painted('a is failing', {'failing': 'red'}))"
     assert "\033[31m" in on_a_terminal(code)
     assert "\033" not in on_a_terminal(code, NO_COLOR="1")
     assert painted("a is failing", {"failing": "red"}) == "a is failing"
@@ -69,7 +69,7 @@ def test_colours_are_for_terminals_that_want_them() -> None:
 def test_a_look_is_painted_over_the_last_one(capsys: pytest.CaptureFixture[str]) -> None:
     paint_over("one\ntwo")
     assert capsys.readouterr().out == "one\ntwo\n\n"
-    seen = on_a_terminal("from airflow_lakestream.cli.paint import paint_over; paint_over('one')")
+    seen = on_a_terminal("from airflow_lakestream.cli.status import paint_over; paint_over('one')")
     assert seen == "\033[Hone\033[K\r\n\033[J"
 
 

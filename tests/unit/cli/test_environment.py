@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.cli.environment import catalog_properties, kafka_settings
+from airflow_lakestream.cli.connections import catalog_properties, kafka_settings
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.connect.events import ControlEvent, EventType, NotAnEvent, ends_below, parse_event
 from airflow_lakestream.connect.iceberg_sink import complete_config
-from airflow_lakestream.connect.positions import ConnectPositions
+from airflow_lakestream.connect.publishing import ConnectPositions
 from airflow_lakestream.core.publishing.branch import BranchSnapshot
 from airflow_lakestream.decode.avro.one import Malformed
 from airflow_lakestream.decode.avro.schema import parse

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_lakestream.config.arguments import proven_share
 from airflow_lakestream.connect.iceberg_sink import complete_config
-from airflow_lakestream.connect.proof import proof_of
+from airflow_lakestream.connect.publishing import proof_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.publication import DecodingProof
 from tests.unit.decode.support import batch

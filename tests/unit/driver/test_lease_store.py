@@ -8,8 +8,8 @@ import pytest
 
 from airflow_lakestream.driver import driver_folder
 from airflow_lakestream.driver.driver_folder import DriverFolder, StoreOverwrites
+from airflow_lakestream.driver.driving import DriverSubmissions
 from airflow_lakestream.driver.lease import HeldLease, read_lease
-from airflow_lakestream.driver.submission import DriverSubmissions
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.stores.folders import LocalFolder
 

@@ -12,10 +12,10 @@ import pytest
 
 from airflow_lakestream.driver.backend import DriverHandle
 from airflow_lakestream.driver.detached import KIND
+from airflow_lakestream.driver.driving import DriverSubmissions, Overtaken, SubmitAction
 from airflow_lakestream.driver.lease import HeldLease, OtherInputs, request_stop
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.process_identity import ProcessIdentity
-from airflow_lakestream.driver.submission import DriverSubmissions, Overtaken, SubmitAction
 
 INPUTS = {"topic": "clicks"}
 

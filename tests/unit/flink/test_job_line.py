@@ -10,8 +10,7 @@ import pytest
 from airflow_lakestream.core.publishing.branch import EngineJobLine
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.job_line import JobLine
-from airflow_lakestream.flink.landing_job import LandingJobSeries
+from airflow_lakestream.flink.landing_job import JobLine, LandingJobSeries
 from tests.support.replacing import ranges
 from tests.unit.flink.test_checkpoints import split
 from tests.unit.flink.test_config import GIVEN

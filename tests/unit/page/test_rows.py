@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_lakestream.ui.page.landings import TaskLanding
-from airflow_lakestream.ui.page.rows import PageStream, StreamDag, row_of, streams_of
 from airflow_lakestream.ui.page.runs import RunStates, TaskTry
+from airflow_lakestream.ui.page.streams import PageStream, StreamDag, row_of, streams_of
 from airflow_lakestream.ui.page.tasks import DagStreams, find_streams
 from tests.unit.page.test_states import AT
 from tests.unit.page.test_tasks import dag

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.ui.page.landings import landing_of
-from airflow_lakestream.ui.page.offsets import offsets_of
+from airflow_lakestream.ui.page.streams import offsets_of
 from airflow_lakestream.ui.page.tasks import find_streams
 from tests.unit.page.test_states import AT
 

@@ -13,7 +13,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.spark.maintenance.config import CompactionConfig
-from airflow_lakestream.spark.maintenance.mirrors import needs_fewer_deletes, of_table
+from airflow_lakestream.spark.maintenance.work import needs_fewer_deletes, of_table
 from tests.support.delete_files import delete_equal, delete_positions
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.transform import SqlTransform
 from airflow_lakestream.transform.engine import StatementEngine
-from airflow_lakestream.transform.failures import _EXPLAINED
 from airflow_lakestream.transform.outcome import spans
+from airflow_lakestream.transform.worker import _EXPLAINED
 from tests.unit.transform.support import batch
 
 ROWS = """SELECT json_value(value, '$.n')::BIGINT AS n, json_value(value, '$.d')::DATE AS d, _kafka_offset

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.operators.spark.code import import_function, write_zip
+from airflow_lakestream.operators.spark.set_up import import_function, write_zip
 from airflow_lakestream.spark.frames.function import load_function
 
 SOURCE = "def make(batch, spark):\n    return batch\n"
