@@ -31,7 +31,7 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
-from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters
+from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters, with_optional_values
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.reject_table import counting_rows
 from airflow_lakestream.iceberg.write.files import write_data_files
@@ -326,6 +326,9 @@ def compact(table: Table) -> None:
     with table.transaction() as transaction, transaction.update_snapshot().overwrite() as producer:
         # Such a tool takes NULL for a required column of a struct that is NULL, as PyIceberg by itself does not.
         ManifestWriters(producer)
+        # Nor does PyIceberg find the manifest of a file to delete by such a value.
+        spec_of = producer.spec
+        producer.spec = lambda spec_id: with_optional_values(spec_of(spec_id))  # type: ignore[method-assign]
         for file in old:
             producer.delete_data_file(file)
         for file in new:

@@ -126,6 +126,16 @@ def test_partition_fields_inside_of_structs(tmp_path: Path) -> None:
     assert assert_partitions_are_right(lake.iceberg()) == 2
 
 
+def test_a_replace_takes_out_files_of_a_null_partition_by_a_required_field(tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path)
+    records = [b'{"s": {"n": 5}}', b'{"s": null}']
+    lake.land(records[:1], schema="s struct<n: bigint not null>")
+    partition_by(lake.iceberg(), ("s.n", IdentityTransform()))
+    lake.land(records)
+    assert lake.land(records, mode="ranges", ranges=[[0, 0, 2]], replace=True).counts.written == 2
+    assert [row["s"] for row in lake.rows()] == [{"n": 5}, None]
+
+
 @pytest.mark.parametrize("others", [(), ("n",)])
 def test_a_table_that_was_made_of_version_1_and_whose_partitions_column_was_dropped(
     tmp_path: Path, others: tuple[str, ...]
