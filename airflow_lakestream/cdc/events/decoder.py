@@ -5,6 +5,7 @@ A column added in the database becomes a column of the rows from the first batch
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,6 +44,8 @@ from airflow_lakestream.decode.writer_schemas import Writer, writers
 
 # At any one time a topic has few schemas.
 _MOST = 1_000
+# Of the module: the schemas go to executors, and a lock does not.
+_JOINING = threading.Lock()
 
 Row = Sequence[pa.Field]
 
@@ -68,15 +71,18 @@ class RecordSchemas:
 
         Raises MirrorStopped without a common type, SchemaRefused, and the registry's errors.
         """
-        for row, place in sorted(self._of_batch(batch), key=lambda one: one[1]):
-            for one in row:
-                seen = ColumnTypeOrigin.at(one.type, batch.partition, batch.offsets[place])
-                there, first = self._found.get(one.name, (one, seen))
-                kind = joined_type(there.type, one.type)
-                if kind is None:
-                    raise type_changed(self.table, one.name, first, seen)
-                self._found[one.name] = (there.with_type(kind), first)
-        return [one for one, _ in list(self._found.values())]
+        rows = sorted(self._of_batch(batch), key=lambda one: one[1])
+        # A type widened by another thread meanwhile would be lost.
+        with _JOINING:
+            for row, place in rows:
+                for one in row:
+                    seen = ColumnTypeOrigin.at(one.type, batch.partition, batch.offsets[place])
+                    there, first = self._found.get(one.name, (one, seen))
+                    kind = joined_type(there.type, one.type)
+                    if kind is None:
+                        raise type_changed(self.table, one.name, first, seen)
+                    self._found[one.name] = (there.with_type(kind), first)
+            return [one for one, _ in self._found.values()]
 
     def _of_batch(self, batch: RawBatch) -> Iterator[tuple[Row, int]]:
         """Yield the columns of each schema, with the index of the schema's first record."""
