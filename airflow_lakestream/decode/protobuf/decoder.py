@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ _MOST_SMALL_STEPS = 500
 _SMALL = 64
 _ROUNDS = 16
 _FEW = 256
+# In a second reading, messages come rewritten by the official package: without groups, and in any number of steps.
+# Of the thread: others read first with the same reader at the same time.
+_IS_SECOND_READING = ContextVar("lakestream_protobuf_second_reading", default=False)
 
 
 class ProtobufMessageReader:
@@ -87,7 +91,7 @@ class ProtobufMessageReader:
             rounds = rounds + 1 if tag == last else 0
             last = tag
             small += len(rows) < _SMALL
-            if small > _MOST_SMALL_STEPS and not self._compiler.patient:
+            if small > _MOST_SMALL_STEPS and not _IS_SECOND_READING.get():
                 lanes.fail(tags != _DONE, f"{self._name}: too many different fields")
                 break
             part = lanes if is_all else lanes.take(rows)
@@ -150,7 +154,7 @@ class ProtobufMessageReader:
             place = self._wanted.get(field.name)
             if place is not None:
                 columns[place] = self._columns[field.number].finish(run, lanes)
-            elif field.is_required and not (self._compiler.patient and field.type == field.TYPE_GROUP):
+            elif field.is_required and not (_IS_SECOND_READING.get() and field.type == field.TYPE_GROUP):
                 lanes.fail(~run.seen(field.number), f"{self._inner(field.name)}: the required field is missing")
         for place, kind in enumerate(self._kinds):
             if columns[place] is None:
@@ -159,16 +163,12 @@ class ProtobufMessageReader:
 
 
 class ProtobufCompiler:
-    """Compiler of readers of columns. All methods raise Unfit if no value of the field fits the column.
-
-    :ivar patient: any number of steps is allowed, and messages come without their groups.
-    """
+    """Compiler of readers of columns. All methods raise Unfit if no value of the field fits the column."""
 
     def __init__(self, naming: FieldNaming, *, ignore_unknown: bool, finer: TimestampsFiner) -> None:
         self.naming = naming
         self.finer = finer
         self.ignore_unknown = ignore_unknown
-        self.patient = False
         self._checkers: dict[str, ProtobufMessageReader] = {}
 
     def message(self, descriptor: Any, fields: list[pa.Field], path: str = "") -> ProtobufMessageReader:
@@ -291,11 +291,11 @@ class _RetryingReader:
         if not rewritten:
             return columns
         again = ByteLanes.over(pa.array(rewritten.values(), pa.binary()))
-        self._compiler.patient = True
+        token = _IS_SECOND_READING.set(True)
         try:
             better = self._reader.read(again)
         finally:
-            self._compiler.patient = False
+            _IS_SECOND_READING.reset(token)
         places = np.arange(len(lanes))
         for place, lane in enumerate(rewritten):
             lanes.blame(lane, again.reasons[again.failure[place]])

@@ -20,7 +20,6 @@ class MessageReader(Protocol):
 class ReaderCompiler(Protocol):
     """Compiler of readers of columns; see `protobuf.columns`."""
 
-    patient: bool
     finer: TimestampsFiner
 
     def message(self, descriptor: Any, fields: list[pa.Field], path: str = "") -> MessageReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from google.protobuf import message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_lakestream.decode.protobuf import decoder
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from tests.support.registry import FakeRegistry
@@ -206,8 +208,9 @@ FRAME = struct.pack(">bIB", 0, 7, 0)
 
 
 def read(text: str, payloads: list[bytes], columns: pa.Schema) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
-    decoder = ProtobufDecoder(columns, "ignore", FakeRegistry({7: ("PROTOBUF", text)}))
-    found = decoder.decode(batch([FRAME + payload for payload in payloads]))
+    found = ProtobufDecoder(columns, "ignore", FakeRegistry({7: ("PROTOBUF", text)})).decode(
+        batch([FRAME + payload for payload in payloads])
+    )
     return found.rows.to_pylist(), [(row.index, row.reason) for row in found.bad]
 
 
@@ -245,6 +248,27 @@ def test_a_required_group_is_left_out_and_missed() -> None:
 
     assert rows == [{"a": 2}]
     assert [index for index, _ in bad] == [1]
+
+
+def test_threads_that_share_a_decoder_read_and_reject_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = message_factory.GetMessageClass(descriptor(STRICT, 0))()
+    message.g.x, message.a = 1, 2
+    shared = ProtobufDecoder(pa.schema([("a", pa.int32())]), "ignore", FakeRegistry({7: ("PROTOBUF", STRICT)}))
+    whole, lacking = batch([FRAME + message.SerializeToString()]), batch([FRAME + b"\x10\x02"])
+    original, calls, found = decoder.ProtobufMessageReader.read, [], []
+
+    def read_while_another_reads(reader: Any, lanes: Any, depth: int = 0) -> list[pa.Array]:
+        calls.append(depth)
+        # Within the second reading of a message with a group, another thread reads one without.
+        if len(calls) == 2:
+            other = threading.Thread(target=lambda: found.append(shared.decode(lacking)))
+            other.start()
+            other.join()
+        return original(reader, lanes, depth)
+
+    monkeypatch.setattr(decoder.ProtobufMessageReader, "read", read_while_another_reads)
+    assert shared.decode(whole).rows.to_pylist() == [{"a": 2}]
+    assert [(one.rows.num_rows, len(one.bad)) for one in found] == [(0, 1)]
 
 
 @pytest.mark.parametrize("text", [GROUPS, DELIMITED], ids=["proto2", "edition 2023"])
