@@ -35,11 +35,12 @@ def _masks(head: DeltaTableHead) -> dict[str, Sequence[bool]]:
     """Return masks of the live rows by path, for the files with deleted rows."""
     assert head.delta is not None, "the table is really there"
     vectors = pa.table(head.delta.deletion_vectors()).to_pylist()
-    return {unquote(one["filepath"]): one["selection_vector"] for one in vectors}
+    table = head.delta.table_uri.rstrip("/") + "/"
+    return {unquote(one["filepath"].removeprefix(table)): one["selection_vector"] for one in vectors}
 
 
 def _to_judge(head: DeltaTableHead, files: FileSystem, add: Add, masks: dict[str, Sequence[bool]]) -> CandidateFile:
-    mask = next((mask for path, mask in masks.items() if path.endswith(path_of(add))), None)
+    mask = masks.get(path_of(add))
     topic, partition, offset = (bounds_of(add, name) for name in COORDINATES)
     of_partition = [name for name in COORDINATES if add["partitionValues"].get(name) is not None]
     nulls = [0 if name in of_partition else add["stats"]["nullCount"].get(name) for name in COORDINATES]

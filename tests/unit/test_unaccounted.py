@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import uuid
 import zlib
@@ -85,6 +86,23 @@ def test_rows_that_a_deletion_vector_takes_do_not_count(tmp_path: Path) -> None:
     found = look_for_rows(DeltaStorage().open(str(place)), ForeignRowQuery("t", begins={0: 5}))
 
     assert found == UnaccountedRows((RowBounds((0, 0), (5, 9), 4),), (RowBounds((0, 0), (2, 4), 3),))
+
+
+def test_a_deletion_vector_is_of_one_file_whatever_others_are_called(tmp_path: Path) -> None:
+    place = tmp_path / "a"
+    write_deltalake(str(place), table([("t", 0, n) for n in range(10)]))
+    delete_by_vector(place, [0, 1, 7])
+    # The file once more, in a folder below that has the name of the table's own.
+    log = place / "_delta_log" / f"{1:020}.json"
+    [add] = [action["add"] for action in map(json.loads, log.read_text().splitlines()) if "add" in action]
+    (place / "a").mkdir()
+    shutil.copy(place / add["path"], place / "a")
+    twin = {name: value for name, value in add.items() if name != "deletionVector"} | {"path": f"a/{add['path']}"}
+    log.with_name(f"{2:020}.json").write_text(json.dumps({"add": twin}) + "\n")
+
+    found = look_for_rows(DeltaStorage().open(str(place)), ForeignRowQuery("t"))
+
+    assert sum(box.rows for box in found.in_the_way) == 17
 
 
 def test_a_head_whose_files_went_while_it_was_looked_at_is_looked_at_anew(tmp_path: Path) -> None:
