@@ -47,16 +47,19 @@ def of_schedule(dag: Mapping[str, Any]) -> str | None:
 
 
 def of_mode(engine: str, given: Mapping[str, Any], app: Mapping[str, Any]) -> str | None:
-    """Return the reason for a task without intervals.
+    """Return the reason for a task without intervals to backfill: the mode `resume`.
 
-    None if it lands intervals, or if only a run knows.
+    Returns None for any other mode, and if only a run or another task knows the mode.
+
+    :param engine: one of the values of `ENGINES`.
+    :param given: the operator's arguments.
+    :param app: the operator's `app_config`.
     """
-    landing = app.get("landing")
     modes = {
         "extract": given.get("mode", "resume"),
         # Known to its plan, which is another task.
         "group": None,
-        "spark": landing.get("mode", "resume") if isinstance(landing, Mapping) else "resume",
+        "spark": app.get("mode", "resume"),
     }
     mode = modes.get(engine, "resume")
     return RESUMES if mode == "resume" else None
@@ -97,10 +100,10 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """A task with landings. A name known only to a run is None; `texts` has the names of the DAG file.
+    """A task with landings. A name known only to a run is None; `texts` has the names as in the DAG file.
 
-    `defaults` has by name the DAG's params that these depend on. `no_backfill` is the reason for which a backfill of
-    the DAG would land no interval. `given` has the task's arguments of `KEPT` from the DAG file, without missing
+    `defaults` has the defaults of the DAG's params in `texts`. `no_backfill` is the reason for which a backfill of the
+    DAG would land no interval, or None. `given` has the task's arguments of `KEPT` from the DAG file, without missing
     arguments.
     """
 
@@ -135,7 +138,7 @@ class StreamTask:
 
     @property
     def has_table_by_run(self) -> bool:
-        """Whether records, or the time, choose tables: then all of these are the same stream."""
+        """Whether records, or the time, choose tables: then all these tables are the same stream."""
         return "{" in _PARAM.sub("", self.texts.get("table", ""))
 
     @property
@@ -163,7 +166,10 @@ class DagStreams:
 
 
 def find_streams(data: Mapping[str, Any]) -> DagStreams:
-    """Return the streams, looks and tags in the JSON of a serialized DAG."""
+    """Return the streams, looks and tags in the JSON of a serialized DAG.
+
+    Only tasks with operators of this package are streams or looks. Nothing is imported from the DAG file.
+    """
     dag = _map(data.get("dag"))
     tasks = [_plain(task) for task in dag.get("tasks", [])]
     ours = [task for task in tasks if str(task.get("_task_module", "")).startswith(_OURS)]
@@ -177,7 +183,9 @@ def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str)
         operator = str(task.get("task_type") or task.get("_task_type") or "")
         if operator not in ENGINES:
             continue
+        # A mapped task has its constant arguments in `partial_kwargs`.
         given = {**_map(task.get("partial_kwargs")), **task}
+        # Maintenance lands no rows, and a program of the user has no known topic and table.
         if given.get("app") == _MAINTENANCE or (operator == "SparkStreamingSubmitOperator" and not given.get("app")):
             continue
         names = _names(given)
@@ -197,7 +205,10 @@ def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str)
 
 
 def _defaults(task: Mapping[str, Any], names: set[str]) -> dict[str, str | None]:
-    """Return the defaults of the DAG's form."""
+    """Return the default values of the DAG's form, by param; None for a value unfit for a name.
+
+    :param names: the params to return.
+    """
     found = task.get("params")
     pairs = found if isinstance(found, list) else []
     usual = {str(name): _map(one).get("default") for name, one in pairs}
@@ -205,7 +216,7 @@ def _defaults(task: Mapping[str, Any], names: set[str]) -> dict[str, str | None]
 
 
 def param_text(value: Any) -> str | None:
-    """Return a param as text for a name, or None if unfit for a name."""
+    """Return a param as text for a name, or None if unfit: empty, or neither text nor whole number."""
     return str(value) if isinstance(value, str | int) and value != "" else None
 
 

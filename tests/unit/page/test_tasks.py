@@ -8,7 +8,7 @@ import pytest
 
 from airflow_lakestream.ui.page.landings import landing_of
 from airflow_lakestream.ui.page.streams import offsets_of
-from airflow_lakestream.ui.page.tasks import find_streams
+from airflow_lakestream.ui.page.tasks import RESUMES, find_streams, of_mode
 from tests.unit.page.test_states import AT
 
 OURS = {"_task_module": "airflow_lakestream.operators.x"}
@@ -113,3 +113,20 @@ def test_offsets_of_several_topics_with_holes_and_losses() -> None:
         ("a", 1, [[5, 7]], [], []),
         ("b", 0, [[1, 2]], [], []),
     ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "app", "reason"),
+    [
+        ("extract", {}, {}, RESUMES),
+        ("extract", {"mode": "interval"}, {}, None),
+        ("spark", {}, {"topic": "t"}, RESUMES),
+        ("spark", {}, {"topic": "t", "mode": "interval"}, None),
+        ("group", {}, {}, None),
+        ("flink", {}, {}, RESUMES),
+    ],
+)
+def test_a_task_whose_runs_land_intervals_has_them_to_backfill(
+    engine: str, given: dict[str, Any], app: dict[str, Any], reason: str | None
+) -> None:
+    assert of_mode(engine, given, app) == reason
