@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def tell(context: Mapping[str, Any]) -> None:
-    """Log the stream of a failed task, and the error. For `on_failure_callback`."""
+    """Log the table or checkpoint of a failed task, and the error; count an alert. For `on_failure_callback`."""
     ti, stream = context["ti"], vars(context["ti"].task)
     what = stream.get("table") or stream.get("checkpoint_location") or ti.task_id
     log.error("ALERT %s.%s, %s: %s", ti.dag_id, ti.task_id, what, context.get("exception"))
@@ -24,10 +24,10 @@ def tell(context: Mapping[str, Any]) -> None:
 
 
 async def tell_deadline(context: Mapping[str, Any] | None = None, **more: Any) -> str:
-    """Log the run behind a missed deadline, and return the text. For a `DeadlineAlert`.
+    """Log the run behind a missed deadline, count an alert, and return the text. For a `DeadlineAlert`.
 
     :param context: Airflow's: the run and its deadline.
-    :param more: the alert's `kwargs`.
+    :param more: the alert's `kwargs`, which the log line ends with.
     """
     run = dict((context or {}).get("dag_run") or {})
     due = dict((context or {}).get("deadline") or {}).get("deadline_time", "its deadline")

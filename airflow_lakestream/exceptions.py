@@ -57,4 +57,4 @@ class BadRecord(LakestreamError, Terminal):
 
 
 class AirflowTooOld(LakestreamError, Terminal):
-    """The version of Airflow can't do something without loss."""
+    """The installed version of Airflow lacks a feature that the caller needs."""

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def links_until_run(*links: _PushedLink) -> Any:
-    """Return an operator's `operator_extra_links`: the given links until `_has_run` is true.
+    """Return a property for an operator's `operator_extra_links`: the given links until the task has run.
 
-    After a task has run, Airflow would push each link again, and empty links for missing pages. A link with an
-    `argument` is present if the operator has that argument.
+    After the task has run, Airflow would push each link again, and empty links for missing pages; so `_has_run`, which
+    the operator sets, empties the property. A link with an `argument` is left out if the operator does not have that
+    argument.
     """
 
     def there(operator: Any) -> tuple[_PushedLink, ...]:
@@ -36,7 +37,10 @@ def _given(operator: Any, argument: str) -> Any:
 def push_pages(ti: Any, what: Mapping[str, Any], topic_url: str | None, table_url: str | None) -> None:
     """Push the links to the pages of topic and table, for each known name and address.
 
+    :param ti: the task instance.
     :param what: the names of `topic` and `table`, as far as they are known.
+    :param topic_url: address of a topic's page, with `{topic}` for the name; None for no link.
+    :param table_url: address of a table's page, with `{table}` for the name; None for no link.
     """
     for link, name, url in ((TopicLink(), "topic", topic_url), (TableLink(), "table", table_url)):
         if url and (value := what.get(name)):
@@ -44,7 +48,7 @@ def push_pages(ti: Any, what: Mapping[str, Any], topic_url: str | None, table_ur
 
 
 class _PushedLink(BaseOperatorLink):
-    """A link with an address pushed by the operator."""
+    """A link to an address that the operator pushes as an XCom, as soon as it is known."""
 
     name = ""
     # The operator's argument that the link needs.

@@ -38,16 +38,18 @@ def tags_of(ti: Any, stream: Mapping[str, Any], **more: str) -> dict[str, str]:
     """Return the tags of a task's metrics: dag_id, task_id, and, if known, table, topic and consumer group.
 
     :param ti: the task instance, or None if unknown.
+    :param stream: the operator's arguments, or other values by the names of the tags.
+    :param more: further tags.
     """
     task = {} if ti is None else {"dag_id": ti.dag_id, "task_id": ti.task_id}
     return {**task, **{name: str(stream[name]) for name in _OF_STREAM if stream.get(name)}, **more}
 
 
 class LandingMeter:
-    """Meter for each commit of a run in the worker.
+    """Callback that measures each commit of a run in the worker.
 
     :param tags: from `tags_of`.
-    :param catalog: the table's catalog, to ask how many bytes a commit wrote, or None if it can't be asked.
+    :param catalog: the table's catalog, to query how many bytes a commit wrote; None: bytes are not measured.
     """
 
     def __init__(self, tags: Mapping[str, str], catalog: Any = None) -> None:
@@ -55,7 +57,7 @@ class LandingMeter:
         self._catalog = catalog
 
     def __call__(self, done: CommittedLanding) -> None:
-        """Measure a commit."""
+        """Measure a commit. A landing of several topics counts for the first topic."""
         [topic, *_] = [identity.topic for identity in done.landing.topics] or [""]
         tags, counts = {**self._tags, "table": done.table, "topic": topic}, done.landing.counts
         _count("landings", 1, tags)
@@ -75,13 +77,13 @@ class LandingMeter:
 
 
 def measure_lag(offsets: int | None, tags: Mapping[str, str]) -> None:
-    """Set the number of offsets left; ignore None."""
+    """Set the gauge of offsets left to land; ignore None."""
     if offsets is not None:
         _gauge("lag", offsets, tags)
 
 
 def measure_batches(batches: Iterable[BatchProgress], tags: Mapping[str, str]) -> None:
-    """Measure batches of a driver, in order."""
+    """Measure batches of a driver, in order. Gauges are set by the newest batch."""
     newest = None
     for newest in batches:
         _count("landings", len(newest.snapshot_ids), tags)
@@ -100,12 +102,16 @@ def measure_restart(tags: Mapping[str, str]) -> None:
 
 
 def measure_alert(kind: str, tags: Mapping[str, str]) -> None:
-    """Count an alert."""
+    """Count an alert of a kind: failure or deadline."""
     _count("alerts", 1, {**tags, "kind": kind})
 
 
 def measure_look(check: str, value: Mapping[str, Any] | None, tags: Mapping[str, str]) -> None:
-    """Set the gauges from a sensor's look."""
+    """Set the gauges of a sensor from its look.
+
+    :param check: the name of the sensor's check; checks without gauges are ignored.
+    :param value: the sensor's answer; None, and values that are None, are ignored.
+    """
     for name, gauge in _OF_SENSORS.get(check, {}).items():
         if value is not None and value.get(name) is not None:
             _gauge(gauge, value[name], tags)
@@ -124,7 +130,11 @@ def _time(name: str, seconds: float, tags: Mapping[str, str]) -> None:
 
 
 def _sent(name: str, tags: Mapping[str, str]) -> dict[str, str]:
-    """Return tags for sending: InfluxDB's style puts tags into the metric's name, with Airflow's limits."""
+    """Return the tags as they are sent.
+
+    InfluxDB's style puts tags into the metric's name, which Airflow limits: unsafe characters are replaced, and the
+    longest values are shortened, with a digest.
+    """
     if not conf.getboolean("metrics", "statsd_influxdb_enabled", fallback=False):
         return dict(tags)
     found = {key: _safe(value) for key, value in tags.items()}

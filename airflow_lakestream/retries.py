@@ -51,7 +51,10 @@ class LakestreamRetryPolicy(RetryPolicy):
             raise InvalidArgument("max_delay", "is longer than a year.")
 
     def evaluate(self, exception: BaseException, try_number: int, max_tries: int, context: Any = None) -> RetryDecision:
-        """Return the decision after a failed try."""
+        """Return the decision after a failed try: fail, retry with a pause, or leave it to the task's own settings.
+
+        Airflow itself ends the retries after `max_tries`.
+        """
         reason = f"{type(exception).__name__}: {exception}"[:_MOST_CHARACTERS]
         if isinstance(exception, Terminal):
             return RetryDecision.fail(reason)

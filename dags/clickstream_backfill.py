@@ -73,6 +73,7 @@ with DAG(
         replace="{{ params.replace }}",
         on_data_loss="{{ params.on_data_loss }}",
         partition_by=["days(timestamp)"],
-        # The live DAG's: Airflow fails tasks if several of them are the first to report an asset for an alias.
+        # The alias of the live DAG: Airflow fails tasks if several of them are the first to report an asset for an
+        # alias.
         outlets=[AssetAlias("clickstream")],
     )

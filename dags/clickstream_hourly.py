@@ -55,7 +55,7 @@ with DAG(
 
     @task
     def count(params: dict[str, Any] | None = None, **context: Any) -> int:
-        """Return the number of events that Kafka got in the hour."""
+        """Return the number of events whose Kafka timestamp is in the run's hour."""
         table = IcebergHook("iceberg_default").open_catalog().load_table((params or {})["table"])
         start, end = context["data_interval_start"].isoformat(), context["data_interval_end"].isoformat()
         return table.scan(f"_kafka_timestamp >= '{start}' and _kafka_timestamp < '{end}'").count()

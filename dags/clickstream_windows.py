@@ -76,7 +76,7 @@ with DAG(
             },
             trigger="available_now",
             checkpoint_location=f"{CHECKPOINTS}/{task_id}",
-            # Each state is kept in this number of parts, which never changes.
+            # Spark keeps the state of each query in this number of parts; it can't change for the life of a checkpoint.
             conf={"spark.sql.shuffle.partitions": "2"},
             max_offsets_per_trigger="{{ params.max_offsets_per_trigger }}",
             retries=2,

@@ -19,7 +19,8 @@ with DAG(
     schedule=CronDataIntervalTimetable("* * * * *", timezone="UTC"),
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     catchup=False,
-    # Runs of one group take turns: parallel runs would merge the same events, and all except one would discard it.
+    # Runs of one group take turns: parallel runs would merge the same events, and all except one would discard the
+    # work.
     max_active_runs=1,
     tags=["lakestream", "cdc"],
     description=__doc__.partition("\n")[0],

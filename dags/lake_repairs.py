@@ -62,7 +62,10 @@ with DAG(
 
     @task
     def look(params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the offsets to write, and the consequences; skip the remaining tasks without offsets."""
+        """Return the offsets to write, and a text with the consequences for the approval.
+
+        Without offsets the remaining tasks are skipped. The table must be one of the allowed tables.
+        """
         from airflow_lakestream.hooks.places import AirflowPlaces
         from airflow_lakestream.watching.proposals import Proposing
 

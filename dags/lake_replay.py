@@ -14,7 +14,7 @@ from airflow_lakestream.operators.replay import LakestreamReplayOperator
 
 
 def text(title: str, description: str) -> Param:
-    """Return an optional text field."""
+    """Return an optional text field of the form."""
     return Param(None, type=["null", "string"], title=title, description=description)
 
 

@@ -54,13 +54,13 @@ with DAG(
 
     @task
     def streams(params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Return the streams, with default limits for missing settings."""
+        """Return the streams of the form or of the variable, with default limits for missing settings."""
         given = (params or {})["streams"] or Variable.get("lakestream_streams", default=[], deserialize_json=True)
         # A stream with a wrong setting fails its own tasks, and no other stream's.
         return [{**USUAL, **(one if isinstance(one, dict) else {"table": str(one)})} for one in given]
 
     def limited_by(limit: str) -> Any:
-        """Return the arguments of a sensor with the given limit, for each stream."""
+        """Return, for each stream, the arguments of a mapped task: table, consumer group, and the named limit."""
         return listed.map(lambda one: {name: one.get(name) for name in ("table", "consumer_group", limit)})
 
     listed = streams()

@@ -15,7 +15,10 @@ from airflow_lakestream.spark.stream import kafka_to_iceberg
 
 
 def main() -> int:
-    """Read the configuration, and run the mirrors: the sink is the only difference."""
+    """Read the configuration, and run the mirrors; return the exit code.
+
+    The work is the same as for Iceberg tables: the app name in the configuration decides the table format.
+    """
     parser = argparse.ArgumentParser(description="Mirror a database's tables in Delta tables, change by change.")
     parser.add_argument("--config", required=True, help="the app's configuration, a JSON file; see docs/cdc.md")
     return run_program(parser.parse_args().config, kafka_to_iceberg)

@@ -15,7 +15,10 @@ from airflow_lakestream.spark.stream import kafka_to_iceberg
 
 
 def main() -> int:
-    """Read the configuration, and land the topics: the sink is the only difference."""
+    """Read the configuration, and land the topics; return the exit code.
+
+    The work is the same as for Iceberg tables: the app name in the configuration decides the table format.
+    """
     parser = argparse.ArgumentParser(description="Land Kafka topics in Delta tables, exactly once.")
     parser.add_argument("--config", required=True, help="the app's configuration, a JSON file; see docs/delta.md")
     return run_program(parser.parse_args().config, kafka_to_iceberg)

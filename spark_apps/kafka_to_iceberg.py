@@ -15,7 +15,7 @@ from airflow_lakestream.spark.stream import kafka_to_iceberg
 
 
 def main() -> int:
-    """Read the configuration, and land the topics."""
+    """Read the configuration, and land the topics; return the exit code."""
     parser = argparse.ArgumentParser(description="Land Kafka topics in Iceberg tables, exactly once.")
     parser.add_argument("--config", required=True, help="the app's configuration, a JSON file; see docs/spark.md")
     return run_program(parser.parse_args().config, kafka_to_iceberg)

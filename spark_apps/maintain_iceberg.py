@@ -17,7 +17,7 @@ from airflow_lakestream.spark.program import run_app
 
 
 def main() -> int:
-    """Read the configuration, and maintain the tables."""
+    """Read the configuration, and maintain the tables; return the exit code."""
     parser = argparse.ArgumentParser(description="Maintain Iceberg tables, their ledgers kept readable.")
     parser.add_argument("--config", required=True, help="the app's configuration, a JSON file; see docs/maintenance.md")
     return run_app(parser.parse_args().config, MaintenanceConfig.read, open_maintenance_session, maintain)

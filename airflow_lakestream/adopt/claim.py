@@ -28,13 +28,19 @@ class CannotAdopt(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionClaim:
-    """A tool's position: `ends` has the next offset by partition, `starts` the first offset, as far as known.
+    """A tool's position in a topic.
 
-    With `ranges` instead, exactly these offsets are claimed. Without `ends` and `ranges`, only the rows have positions.
-    `maybe` are offsets beyond, by partition up to an end: the tool may have written them, and only rows can prove it.
-    If rows can't, `open_end` is the error.
+    With `ranges`, exactly these offsets are claimed, and `ends` is None. Without `ends` and `ranges`, only the rows
+    have positions.
 
-    `proved` and `trusted` are sentences for people: evidence that the position fits the rows, and open assumptions.
+    :param source: the tool in words.
+    :param ends: by partition the offset after the last record that the tool has read.
+    :param starts: by partition the first offset that the tool has read, as far as known.
+    :param maybe: by partition an end above `ends`: the tool may have written the records up to there, and only rows can
+        prove it.
+    :param open_end: the error if rows can't prove the offsets of `maybe`; empty if these offsets do not matter.
+    :param proved: sentences for people: evidence that the position fits the rows.
+    :param trusted: sentences for people: open assumptions.
     """
 
     source: str
@@ -57,7 +63,10 @@ class PositionClaim:
         return self.ends, self.ranges, self.maybe
 
     def claimed(self, state: TopicState) -> RangeSet:
-        """Return the offsets read by the tool; without a known start, from the beginning of the log."""
+        """Return the offsets read by the tool; without a known start, from the beginning of the log.
+
+        The result is empty if only the rows have positions.
+        """
         if self.ranges is not None:
             return self.ranges
         topic = state.identity.topic
@@ -82,7 +91,10 @@ class ToolPosition(Protocol):
 
     @property
     def has_sign_of_life(self) -> bool:
-        """Whether `read` itself notices a running tool; otherwise the position is read twice."""
+        """Whether `read` itself notices a running tool.
+
+        If false, the adoption waits before the position is read a second time, to see whether it changes.
+        """
 
     def read(self, topic: str) -> PositionClaim:
         """Return the tool's position. Raises StillRunning, CannotAdopt and the errors of the position's storage."""

@@ -19,9 +19,11 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptionDecision:
-    """New ledger entry of a topic. `left` are offsets without a row, for the next run to land.
+    """New ledger entry of a topic.
 
-    `by_rows`: each row has its own position.
+    :param left: offsets without a row, for the next run to land.
+    :param by_rows: whether each row has its own position.
+    :param proved: sentences for people: evidence for the entry, and `trusted` open assumptions.
     """
 
     identity: TopicIdentity
@@ -34,9 +36,13 @@ class AdoptionDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRowPositions:
-    """Positions found in the rows. `all_have_positions`: each row has topic, partition and offset.
+    """Positions found in the rows.
 
-    `in_own_columns`: in the columns that landings write, which audits read.
+    :param rows: the rows by position.
+    :param all_have_positions: whether each row has topic, partition and offset.
+    :param in_own_columns: whether the positions are in the columns that landings write, which audits read.
+    :param text: the finding about the rows in words.
+    :param total: the table's number of rows, or None if unknown.
     """
 
     rows: RowPositions
@@ -47,7 +53,10 @@ class TableRowPositions:
 
 
 class TopicAdoption:
-    """Decision about a topic, from the claim, the rows and the log."""
+    """Decision about a topic, from the claim, the rows and the log.
+
+    :param held: offsets of the topic that any ledger of the table holds already.
+    """
 
     def __init__(
         self,
@@ -63,7 +72,11 @@ class TopicAdoption:
         self._topic = self._state.identity.topic
 
     def decide(self) -> AdoptionDecision:
-        """Return the decision about the ledger entry. Raises CannotAdopt, CannotRebuild, and Kafka's errors."""
+        """Return the decision about the ledger entry. Raises CannotAdopt, CannotRebuild, and Kafka's errors.
+
+        If all rows have positions, the rows decide, and Kafka shows which offsets have no record. Else the claim
+        decides, unless it has an open end or no offsets.
+        """
         claimed = self._claim.claimed(self._state)
         self._check_log(claimed)
         self._check_rows()
@@ -81,6 +94,7 @@ class TopicAdoption:
 
     @property
     def _own_rows(self) -> RangeSet:
+        # The positions of the topic's rows, without the offsets that a ledger holds already.
         found = {key: tally for key, tally in self._positions.rows.tallies.items() if key[0] == self._topic}
         all_rows = RangeSet(
             OffsetRange(*key, *interval) for key, tally in found.items() for interval in tally.intervals()
@@ -88,7 +102,7 @@ class TopicAdoption:
         return all_rows - self._held
 
     def _check_log(self, claimed: RangeSet) -> None:
-        """Refuse a position outside of the topic's log."""
+        """Refuse a position in an unknown partition, or above the log's end. Raises CannotAdopt."""
         ends = self._claim.ends or {p: claimed.intervals(self._topic, p)[-1][1] for _, p in claimed.partitions}
         for partition, end in sorted(ends.items()):
             marks = self._state.marks.get(partition)
@@ -104,7 +118,7 @@ class TopicAdoption:
                 )
 
     def _check_rows(self) -> None:
-        """Refuse a position behind the rows."""
+        """Refuse a position behind the rows: the table then has rows at offsets beyond the position."""
         known = self._claim.may_have_rows(self._state)
         if known is not None and (beyond := self._own_rows - known):
             raise CannotAdopt(
@@ -115,7 +129,12 @@ class TopicAdoption:
             )
 
     def _by_rows(self, claimed: RangeSet) -> AdoptionDecision:
-        """Return the decision by rows with positions; Kafka's offsets without a row are left to the next run."""
+        """Return the decision by rows with positions; Kafka's offsets without a row are left to the next run.
+
+        Offsets up to the tool's position count as landed if Kafka has no record there.
+
+        :param claimed: the offsets that the tool claims.
+        """
         claim, stop = self._claim, threading.Event()
         made = rebuild_topic(
             self._topic, self._positions.rows, self._held, self._source, self._reader, stop, claimed - self._held

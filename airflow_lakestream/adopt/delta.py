@@ -28,13 +28,19 @@ _COMMITS_LOOKED_AT = 500
 
 
 class _DeltaHeadStorage:
-    """Storage of a table at a version: another writer's commit since that version is refused."""
+    """Storage of a table at a version: commits of another writer since this version are refused.
+
+    :param landing_id: the id of the adoption's own landing. Its commit is not refused.
+    """
 
     def __init__(self, storage: DeltaStorage, version: int, landing_id: str) -> None:
         self._storage, self._version, self._landing_id = storage, version, landing_id
 
     def open(self, table: str) -> DeltaTableHead | None:
-        """Return the table at the version, or with the landing committed. Raises HeadMoved."""
+        """Return the table at the version, or after the adoption's own commit. Raises HeadMoved for another head.
+
+        An own commit is there if the answer to it was lost, and the commit is tried again.
+        """
         head = self._storage.open(table)
         if head is None or (head.version != self._version and not self._has_landed(table)):
             raise HeadMoved(table)
@@ -64,11 +70,11 @@ class DeltaFilledTable:
         self.ledgers = {one: ledger_store.read_ledger(head, one) for one in groups}
 
     def count(self, columns: PositionColumns, topic: str) -> RowPositions:
-        """Count the rows by position."""
+        """Count the rows of all topics by position; `topic` is not used."""
         return RowPositions.of(columns.of(part) for part in self._parts(columns.roots))
 
     def rows(self) -> int | None:
-        """Return the number of rows, or None if the log has no counts."""
+        """Return the number of rows, or None if the log does not show the number."""
         try:
             counts = [add["stats"]["numRecords"] for add in live_files(self._head)]
         except CannotReplace:
@@ -92,7 +98,10 @@ class DeltaFilledTable:
         return None
 
     def _history(self) -> Iterator[Sequence[Action]]:
-        """Yield the commits behind the table's current state, newest first, as far as the log reaches."""
+        """Yield the commits behind the table's current state, newest first, as far as the log reaches.
+
+        Commits that a RESTORE has undone are left out. After `_COMMITS_LOOKED_AT` commits the search ends.
+        """
         store, version = self._storage.store(self.name), self.head
         for _ in range(_COMMITS_LOOKED_AT):
             if version < 0 or (actions := read_commit(store, version)) is None:
@@ -109,7 +118,12 @@ class DeltaFilledTable:
             version -= 1
 
     def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
-        """Commit a landing without rows, only on this head. Raises HeadMoved and the errors of a landing."""
+        """Commit a landing without rows, only on this head; return the version.
+
+        Raises HeadMoved, and the errors of a landing.
+
+        :param notes: the table's new properties.
+        """
         design = TableDesign(metadata=pa.schema([]), notes=notes)
         sink = DeltaSink(_DeltaHeadStorage(self._storage, self.head, landing.landing_id), self.name, group, design)
         sink.load(landing.run_id)

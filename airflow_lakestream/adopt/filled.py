@@ -30,7 +30,7 @@ class FilledTable(Protocol):
 
     @property
     def name(self) -> str:
-        """The table's name, or its path or URI."""
+        """The name of the table in a catalog, or the path or URI."""
 
     @property
     def head(self) -> int | None:
@@ -49,7 +49,10 @@ class FilledTable(Protocol):
         """The ledgers of all groups, always including the adopting group's."""
 
     def count(self, columns: PositionColumns, topic: str) -> RowPositions:
-        """Count the rows by position."""
+        """Count the rows by position.
+
+        :param columns: the columns with the positions.
+        """
 
     def rows(self) -> int | None:
         """Return the number of rows, or None if the metadata has no count."""
@@ -61,7 +64,12 @@ class FilledTable(Protocol):
         """Return the number of an application's last transaction in Delta, or None."""
 
     def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
-        """Commit a landing without rows, only on this head. Raises HeadMoved and the errors of a landing."""
+        """Commit a landing without rows, only on this head; return the id of the snapshot or version.
+
+        Raises HeadMoved, and the errors of a landing.
+
+        :param notes: the table's new properties.
+        """
 
 
 class _AdoptionGuard(CommitGuard):
@@ -93,11 +101,12 @@ class IcebergFilledTable:
         self.ledgers = {one: ledger_store.read_ledger(self._table, one) for one in groups}
 
     def count(self, columns: PositionColumns, topic: str) -> RowPositions:
-        """Count the rows by position."""
+        """Count the rows of all topics by position; `topic` is not used."""
         return count_rows(self._table, self.head, columns=columns)
 
     def rows(self) -> int | None:
-        """Return the number of rows, or None if the metadata has no count."""
+        """Return the number of rows, or None if the metadata has no count, or has deleted rows in the count."""
+        # The newest commit only: its totals are the table's.
         for summary in self.marks():
             total = summary.get("total-records")
             return int(total) if total is not None and not int(summary.get("total-delete-files", 0)) else None
@@ -112,16 +121,28 @@ class IcebergFilledTable:
         return None
 
     def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
-        """Commit a landing without rows, only on this head. Raises HeadMoved and the errors of a landing."""
+        """Commit a landing without rows, only on this head; return the snapshot's id.
+
+        Raises HeadMoved, and the errors of a landing.
+
+        :param notes: the table's new properties.
+        """
         sink = _AdoptionSink(self._catalog, self.name, group, TableDesign(metadata=pa.schema([]), notes=notes))
         sink.load(landing.run_id)
+        # The sink has loaded the table again, maybe at another head: `_AdoptionGuard` would take that head for
+        # checked.
         if ledger_store.head_of(load(self._catalog, self.name).metadata) != self.head:
             raise HeadMoved(self.name)
         return sink.commit(landing)
 
 
 def open_filled(lake: Any, table: str, group: str) -> FilledTable:
-    """Open a table. Raises the errors of the table's class, IsMirror, and CannotAdopt for an empty table."""
+    """Open a table. Raises the errors of the table's class, IsMirror, and CannotAdopt for an empty table.
+
+    :param lake: the catalog for an Iceberg table, or the storage for a Delta table.
+    :param table: the table's name, or its path or URI.
+    :param group: the adopting consumer group.
+    """
     if TableFormat.of(table) is TableFormat.DELTA:
         from airflow_lakestream.adopt.delta import DeltaFilledTable
 

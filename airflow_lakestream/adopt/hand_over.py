@@ -78,7 +78,11 @@ class GroupTarget:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHandoverResult:
-    """New offsets of the tool, by partition; `done` is true if the offsets were set."""
+    """New offsets of the tool, by partition.
+
+    :param to: the tool in words.
+    :param done: whether the offsets were set.
+    """
 
     table: str
     to: str
@@ -94,7 +98,12 @@ class LedgerHandoverResult:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerHandover:
-    """Handover of the end of a ledger to a tool. `kafka` is librdkafka's configuration."""
+    """Handover of the end of a ledger to a tool.
+
+    :param consumer_group: the group of the ledger.
+    :param kafka: librdkafka's configuration.
+    :param where: the name of the Kafka connection, for errors.
+    """
 
     table: str
     consumer_group: str
@@ -106,7 +115,10 @@ class LedgerHandover:
         """Return the tool's new offsets; set the offsets only if `write` is true.
 
         Raises HolesBelow, StillRunning, NotSet, NoLedger, TopicReplaced, LogTruncated, and the errors of Kafka and of
-        the tool.
+        the tool. Raises CannotAdopt if the table is empty, or if the log begins above the ledger's end.
+
+        :param lake: the catalog for an Iceberg table, or the storage for a Delta table.
+        :param to: the tool.
         """
         filled = open_filled(lake, self.table, self.consumer_group)
         source = KafkaSource(self.kafka, self.topic, self.consumer_group, StartAt(), self.where)

@@ -71,11 +71,16 @@ class AdoptionResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TableAdoption:
-    """Settings of an adoption. `kafka` is librdkafka's configuration.
+    """Settings of an adoption.
 
+    :param consumer_group: the group whose ledger gets the tool's offsets.
+    :param kafka: librdkafka's configuration.
     :param where: name of the Kafka connection for errors.
-    :param watch: how long the table and the position must not change before the write, in seconds, if the tool gives
-        no sign of life.
+    :param columns: the columns with the position of each row.
+    :param watch: how long the table and the position must not change before the write, in seconds, if the tool gives no
+        sign of life.
+    :param poll_timeout: seconds without records from Kafka until a stall.
+    :param stop: ends the wait and the reading.
     """
 
     table: str
@@ -89,7 +94,15 @@ class TableAdoption:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def look(self, lake: Any, tool: ToolPosition, filled: FilledTable | None = None) -> AdoptionResult:
-        """Return the planned adoption, without a write. Raises the errors of the position, the rows and the log."""
+        """Return the planned adoption, without a write.
+
+        Raises StillRunning, CannotAdopt, InvalidArgument for missing columns, CannotRebuild for rows at impossible
+        positions, and the errors of the table and of Kafka.
+
+        :param lake: the catalog for an Iceberg table, or the storage for a Delta table.
+        :param tool: the position of the other tool.
+        :param filled: the table, if opened already.
+        """
         filled = filled or open_filled(lake, self.table, self.consumer_group)
         claim = tool.read(self.topic)
         positions = self._positions(filled)
@@ -116,7 +129,8 @@ class TableAdoption:
     def write(self, lake: Any, tool: ToolPosition) -> AdoptionResult:
         """Check, and write the ledger in a single commit on the checked head.
 
-        Raises StillRunning if the table or the position changed meanwhile, and what `look` and a landing raise.
+        The position is read a second time, after a wait if the tool gives no sign of life. Raises StillRunning if the
+        table or the position changed meanwhile, and the errors of `look` and of a landing.
         """
         filled = open_filled(lake, self.table, self.consumer_group)
         adoption = self.look(lake, tool, filled)
@@ -152,6 +166,7 @@ class TableAdoption:
         )
 
     def _positions(self, filled: FilledTable) -> TableRowPositions:
+        # The table may lack the columns of landings, if no columns are given: then no row has a position.
         missing = self.columns.missing(filled.columns)
         if missing and not self.columns.is_own:
             raise InvalidArgument("--columns", f"{self.table} has no column {', '.join(missing)}.")

@@ -41,7 +41,10 @@ class TableLedgers:
 
     @classmethod
     def made(cls, table: str, group: str, ledgers: dict[str, Ledger], topic: str | None) -> TableLedgers:
-        """Collect ledgers. Raises NoLedger if the group has no ledger, or if the ledger lacks the topic."""
+        """Collect ledgers by group.
+
+        Raises NoLedger if the audited group has no ledger, or if its ledger lacks the topic.
+        """
         books = cls(group, ledgers)
         known = tuple(name for name, ledger in ledgers.items() if ledger.topics)
         if not books.own.topics:
@@ -78,7 +81,10 @@ class TableLedgers:
         return self.own.entry(identity).landed
 
     def allowed(self, key: PartitionKey, identity: TopicIdentity | None = None) -> OffsetTally:
-        """Count the landings of each offset of a partition, for an incarnation, or for all if `identity` is None."""
+        """Count, for each offset of a partition, the landings of all groups that include it.
+
+        :param identity: count only landings of this incarnation; None for all incarnations.
+        """
         tally = OffsetTally()
         for _, of, entry in self.entries():
             if identity in (None, of):
@@ -87,11 +93,11 @@ class TableLedgers:
         return tally
 
     def counts(self, topic: str | None = None) -> Counts:
-        """Return the counts of all groups, for a topic, or for all if `topic` is None."""
+        """Return the counts of all groups together, for a topic, or for all topics if `topic` is None."""
         return sum((entry.counts for _, of, entry in self.entries() if topic in (None, of.topic)), Counts())
 
     def partitions(self, topics: Iterable[str]) -> set[PartitionKey]:
-        """Return the partitions of these topics in the audited group's ledger."""
+        """Return the topics' partitions with landed or lost offsets, or a beginning, in the audited group's ledger."""
         found: set[PartitionKey] = set()
         for topic in topics:
             entry = self.own_entry(topic)
@@ -99,7 +105,7 @@ class TableLedgers:
         return found
 
     def complete(self, facts: PartitionFacts) -> PartitionFacts:
-        """Return the facts with the ranges of the audited group's ledger."""
+        """Return the facts of a partition, with the audited group's ledger ranges filled in."""
         entry = self.own_entry(facts.topic)
         key = facts.topic, facts.partition
         return replace(
@@ -112,11 +118,14 @@ class TableLedgers:
         )
 
     def before(self, topic: str) -> RangeSet:
-        """Return a topic's offsets below the audited group's beginning, left out by the audit."""
+        """Return a topic's offsets below the offset at which the audited group began; rows there are another tool's."""
         return union(RangeSet.of(topic, p, 0, offset) for p, offset in self.own_entry(topic).origin.items())
 
     def passed_over(self, topic: str) -> RangeSet:
-        """Return the offsets between the first landing of the audited group and the start of resumption."""
+        """Return the offsets that the audited group neither landed nor recorded as lost, below its beginning.
+
+        A group can have them if an explicit landing (of ranges or intervals) came before the first resuming run.
+        """
         entry = self.own_entry(topic)
         firsts = {p: entry.held.intervals(topic, p)[0][0] for of, p in entry.held.partitions if of == topic}
         return union(RangeSet.of(topic, p, start, entry.origin.get(p, 0)) for p, start in firsts.items()) - entry.held

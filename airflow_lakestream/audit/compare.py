@@ -21,7 +21,8 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 class ImpossibleRows:
     """Rows of a topic and partition (NULL as None) with impossible positions, at offsets `low` to `high`.
 
-    They have a negative partition or offset, the greatest 64-bit number, or only part of topic, partition and offset.
+    An impossible position has a negative partition or offset, the greatest 64-bit number as offset, or only a part of
+    topic, partition and offset. `low` and `high` are None if no row has an offset.
     """
 
     topic: str | None
@@ -60,7 +61,7 @@ class ImpossibleRows:
 
 
 def sorted_impossible(found: dict[tuple[str | None, int | None], ImpossibleRows]) -> list[ImpossibleRows]:
-    """Return the rows sorted by topic and partition, NULL first."""
+    """Return the values of `found`, sorted by topic and partition, NULL first."""
     return [found[key] for key in sorted(found, key=lambda key: tuple((part is not None, part) for part in key))]
 
 
@@ -74,7 +75,7 @@ _WINDOW = 200_000
 
 @dataclass(frozen=True, slots=True)
 class DoubledRange:
-    """Offsets with more rows than landings: `times` rows each."""
+    """Offsets with more rows than landings: each has `times` rows."""
 
     from_offset: int
     until_offset: int
@@ -85,11 +86,12 @@ class DoubledRange:
 class PartitionFacts:
     """Facts about a partition: ledger ranges, Kafka's records and the table's rows.
 
-    `landed` are the ranges in the audited group's ledger, `adopted` the part of them whose rows do not name their
-    records. `required` counts how many landings of the topic's current incarnation hold an offset, over all groups;
-    `allowed` counts the landings of any incarnation. `before` are the offsets below the audited group's beginning.
-    `readable` are the offsets at which Kafka showed a record, `shown` the ranges that were read. `rows` counts the
-    table's rows, `rejected` the records in its reject table that count.
+    `landed`, `lost` and `forgotten` are the ranges in the audited group's ledger, `adopted` the part of `landed` whose
+    rows do not name their records. `before` are the offsets below the audited group's beginning. `required` counts, for
+    each offset, the landings of the topic's current incarnation by all groups: at least that many rows must exist.
+    `allowed` counts the landings of any incarnation: more rows must not exist. `readable` are the offsets at which
+    Kafka showed a record, `shown` the ranges that were read. `rows` counts the table's rows, `rejected` the counting
+    records of its reject table.
     """
 
     topic: str
@@ -112,14 +114,17 @@ class PartitionAudit:
     """Verdict on a partition.
 
     `missing`: readable in Kafka and in the ledger, but with fewer rows and rejected records than landings. `doubled`:
-    more rows than landings. `both`: a row and a rejected record. `rejected_twice`: no row, and more rejected records
-    than landings. `unexpected`: rows that no group's ledger knows; `impossible` are such rows whose position no record
-    can have. `before`: rows without a ledger, below the group's beginning; another tool wrote them, and they do not
-    count as damage; `rows_before` is their number. `not_verifiable`: landed, but Kafka no longer shows that part of the
-    log, or was not asked; or without a row while the ledger counts skipped and filtered records, which have no row; or
-    adopted. `lost` and `forgotten` are the ledger's receipts, and do not count as damage.
+    more rows than landings. `both`: a row and a rejected record, together more than landings. `rejected_twice`: no row,
+    and more rejected records than landings. `unexpected`: rows that no group's ledger knows; `impossible`: rows whose
+    position no record can have. `before`: rows without a ledger, below the group's beginning; another tool wrote them,
+    and they do not count as damage; `rows_before` is their number. `not_verifiable`: landed, but Kafka no longer shows
+    that part of the log, or was not asked; or without a row while the ledger counts skipped and filtered records, which
+    have no row; or adopted. `lost` and `forgotten` are the ledger's receipts, and do not count as damage.
 
-    `rejected` counts the rejected records; `rejected_too_many` the rejected records in `both` and `rejected_twice`.
+    `rows_missing` is the number of rows that `missing` lacks; `rows_too_many` the surplus rows in `doubled`, and all in
+    `unexpected`. `readable` counts the landed offsets with a record in Kafka; `rejected` the rejected records;
+    `rejected_too_many` the surplus in `both` and `rejected_twice`. `tally` and `rejects` count rows and rejected
+    records by offset.
     """
 
     topic: str
@@ -151,11 +156,11 @@ class PartitionAudit:
         return bool(found) or self.impossible is not None
 
     def with_rows(self, asked: RangeSet) -> RangeSet:
-        """Return the asked offsets with rows."""
+        """Return the asked offsets that have rows."""
         return self._with_count(asked, self.tally)
 
     def with_rejects(self, asked: RangeSet) -> RangeSet:
-        """Return the asked offsets with rejected records."""
+        """Return the asked offsets that have rejected records."""
         return self._with_count(asked, self.rejects)
 
     def _with_count(self, asked: RangeSet, counts: OffsetTally) -> RangeSet:
@@ -166,7 +171,7 @@ class PartitionAudit:
 
 
 def compare(facts: PartitionFacts) -> PartitionAudit:
-    """Compare the facts of a partition, stretch by stretch of offsets, for bounded memory."""
+    """Compare the facts of a partition, window by window of offsets, for bounded memory."""
     topic, partition = facts.topic, facts.partition
     tallies = {
         "landed": OffsetTally(facts.landed.intervals(topic, partition)),
@@ -208,9 +213,12 @@ _RANGES = ("missing", "both", "rejected_twice", "unexpected", "before")
 _COUNTS = ("readable", "rows_missing", "rows_too_many", "rows_before", "rejected_too_many")
 
 
+# The verdict for one window of offsets: `tallies` has the counts of `compare` by name, cut to the window.
 def _compare(topic: str, partition: int, tallies: Mapping[str, OffsetTally]) -> PartitionAudit:
     segments = TallySegments(tallies)
     n = segments.counts
+    # Offsets that the audited group has landed and that have a record in Kafka. A row is expected at each, unless the
+    # ledger has a receipt for deleted rows, or another tool's rows do not name their records.
     due = pc.and_(pc.greater(n["landed"], 0), pc.greater(n["readable"], 0))
     expected = pc.and_(due, pc.and_(pc.equal(n["forgotten"], 0), pc.equal(n["adopted"], 0)))
     present = pc.add(n["rows"], n["rejected"])
@@ -220,6 +228,7 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, OffsetTally]) -> 
     unknown = pc.and_(pc.invert(known), pc.greater(n["rows"], 0))
     is_before = pc.greater(n["before"], 0)
     before, unexpected = pc.and_(unknown, is_before), pc.and_(unknown, pc.invert(is_before))
+    # A row and a rejected record of the same landing are one too many, although neither kind is doubled by itself.
     too_many_rejected = pc.and_(pc.greater(n["rejected"], 0), pc.greater(present, n["allowed"]))
     has_row = pc.greater(n["rows"], 0)
 

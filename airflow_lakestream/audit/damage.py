@@ -17,11 +17,12 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 class TopicDamage:
     """The repairable damage of a topic.
 
-    `missing`, `doubled` and `unexpected` are the audit's ranges without the ranges that are left alone.
-    `with_row_and_reject` has a row and a rejected record, or several rejected ones. `vanished` are landed offsets that
-    Kafka no longer shows and that have neither; by the counts, `rows_vanished` of them had a row. `rejected` are the
-    damaged offsets with a rejected record; `rejects_lacking` is how many more the ledger counts than there are
-    (negative: fewer). `impossible` describes rows of the topic whose position no record can have.
+    `missing`, `doubled` and `unexpected` are the audit's ranges without the ranges that a repair leaves alone.
+    `with_row_and_reject` are offsets with a row and a rejected record, or with several rejected records. `vanished` are
+    landed offsets that Kafka no longer shows, with neither a row nor a rejected record; by the counts, `rows_vanished`
+    of them had a row. `rejected` are the damaged offsets with a rejected record. `rejects_lacking` is the ledger's
+    count of rejected records minus the records found. `impossible` describes rows of the topic whose position no record
+    can have.
     """
 
     identity: TopicIdentity
@@ -38,7 +39,7 @@ class TopicDamage:
 
     @property
     def ranges(self) -> RangeSet:
-        """All offsets to read again."""
+        """All offsets whose records a repair reads again."""
         return self.missing | self.doubled | self.with_row_and_reject | self.unexpected
 
 
@@ -46,8 +47,8 @@ class TopicDamage:
 class TableDamage:
     """The damage by topic, and descriptions of damage to leave alone.
 
-    `lost` are the lost data files that go out of the table's metadata, since all their records are landed again or
-    written off.
+    `lost` are the lost data files that a repair removes from the table's metadata, since all their records are landed
+    again or written off. `spares_files` is True if that is not sure for a record: then no lost file is removed.
     """
 
     topics: list[TopicDamage] = field(default_factory=list)
@@ -57,7 +58,11 @@ class TableDamage:
 
 
 def damage_of(result: AuditResult, ledgers: TableLedgers) -> TableDamage:
-    """Sort the findings of a full audit into repairable damage and damage to leave alone."""
+    """Sort the findings of a full audit into repairable damage and damage to leave alone.
+
+    The lost files are all repaired, or all left alone: if one of their records may not be landed again, or if the audit
+    could not read everything.
+    """
     damage = TableDamage()
     for topic in sorted({one.topic for one in result.partitions} & set(ledgers.topics)):
         audits = [one for one in result.partitions if one.topic == topic]
@@ -73,14 +78,17 @@ def damage_of(result: AuditResult, ledgers: TableLedgers) -> TableDamage:
     return damage
 
 
+# Returns None without repairable damage. Adds to `left` and `spares_files` of `table_damage`.
 def _of_topic(
     result: AuditResult, ledgers: TableLedgers, topic: str, audits: list[PartitionAudit], table_damage: TableDamage
 ) -> TopicDamage | None:
     left = table_damage.left
     impossible = tuple(one.text for one in result.impossible if one.topic == topic)
     with_row_and_reject = union(one.both | one.rejected_twice for one in audits)
+    # An offset with a row and rejected records is repaired as such, and not as doubled.
     missing, doubled = union(one.missing for one in audits), _doubled(audits) - with_row_and_reject
     unexpected = union(one.unexpected for one in audits)
+    # Rows that the ledger counts, and that no missing range explains.
     beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.topic == topic)
     if not (missing or doubled or with_row_and_reject or unexpected or beyond or impossible):
         return None
@@ -91,6 +99,7 @@ def _of_topic(
         return None
     entry = ledgers.own_entry(topic)
     landed_by_others = ledgers.landed_by_others(topic)
+    # Damage to leave alone, with the reason. `TopicDamage` gets the ranges without it.
     for ranges, reason in (
         (
             (missing | doubled | with_row_and_reject) & landed_by_others,
@@ -145,7 +154,7 @@ def _doubled(audits: Iterable[PartitionAudit]) -> RangeSet:
 
 
 def _without_rows(audits: Iterable[PartitionAudit]) -> RangeSet:
-    """Return landed offsets gone from Kafka, with neither a row nor a rejected record."""
+    """Return landed offsets that Kafka no longer shows, with neither a row nor a rejected record."""
     asked = ((one, one.not_verifiable) for one in audits)
     return union(ranges - one.with_rows(ranges) - one.with_rejects(ranges) for one, ranges in asked)
 

@@ -45,6 +45,9 @@ class DeltaAudit(Audit):
     def run(self, storage: Any) -> AuditResult:
         """Audit the table without a change in Kafka or in the table.
 
+        The result is blind if files of the reject table are lost. If the rows have no positions, only the size of the
+        reject table is compared with the ledgers.
+
         Raises InvalidArgument if the Delta table does not exist, IsMirror, NoLedger, NoPositions, LedgerTakenAway,
         UnreadableRows, and the errors of the Kafka side.
         """
@@ -108,7 +111,7 @@ def _files(head: DeltaTableHead) -> Iterator[Add]:
 
 
 def _find_lost(storage: DeltaStorage, head: DeltaTableHead, files: TableFiles, ledgers: TableLedgers) -> list[LostFile]:
-    """Return the lost files, and remove each from `files`. Raises UnreadableRows if the store does not answer."""
+    """Return the lost files, and remove them from `files`. Raises UnreadableRows if the store does not answer."""
     store = storage.store(head.table)
 
     def size_of(path: str) -> int:
@@ -117,6 +120,7 @@ def _find_lost(storage: DeltaStorage, head: DeltaTableHead, files: TableFiles, l
     return find_lost(head.table, files, size_of, ledgers, (OSError, BaseError))
 
 
+# The positions of the rows of all files, without the files whose paths are in `without`; None: of all topics.
 def _rows(
     storage: DeltaStorage,
     head: DeltaTableHead,
@@ -137,11 +141,15 @@ def _rows(
 def _rejected(
     storage: DeltaStorage, main: DeltaTableHead, rejects: DeltaTableHead, ledgers: TableLedgers
 ) -> Iterator[pa.Table]:
-    """Yield the rejected records that count for any of the groups."""
+    """Yield the rejected records that count for any group.
+
+    They are at landed offsets of the group, from landings that are committed and not superseded.
+    """
     settlement = RejectSettlement.by(pending_of(rejects.properties), DeltaMainLedgers(main, storage.store(main.table)))
     store = storage.store(rejects.table)
     for add in _files(rejects):
         rows = read_file(store, add, rejects.schema)
+        # Rows that do not count: replaced, rolled back, or of a landing that may still be committed.
         open_or_stale = pc.or_(settlement.stale(rows), settlement.undecided(rows))
         for group, identity, entry in ledgers.entries():
             own = pc.and_(settlement.is_of(rows, group, identity), is_hit(rows, entry.landed))
@@ -149,12 +157,12 @@ def _rejected(
 
 
 def _statistics(head: DeltaTableHead) -> TableFiles:
-    """Read the statistics of the live files from the log; no data file is opened."""
+    """Return the live files with their statistics from the log; no data file is opened."""
     return TableFiles([_facts(add) for add in _files(head)])
 
 
 def _check_counted(head: DeltaTableHead) -> None:
-    """Raise UnreadableRows if the log lacks the number of rows of a file."""
+    """Raise UnreadableRows if the log lacks the number of rows of a file; a quick audit can't do without."""
     if path := next((add["path"] for add in _files(head) if add["stats"]["numRecords"] is None), None):
         raise UnreadableRows(
             head.table, ValueError(f"its log does not have the number of rows of {path}; --full reads it")

@@ -42,9 +42,15 @@ class LogRecords:
 def read_log(
     landed_of: Callable[[TopicIdentity], RangeSet], source: TopicSource, reader: RecordReader, stop: threading.Event
 ) -> LogRecords:
-    """Read the remaining records of an incarnation's landed ranges, without offsets removed by retention meanwhile.
+    """Read the records of the landed ranges that Kafka still has.
 
-    Raises the errors of source and reader, and AuditStopped.
+    If retention removes offsets while they are read, the topic is queried again, and the result lacks these offsets;
+    after ten tries OffsetsGone is raised. Damaged batches are left out, too; the result names them.
+
+    :param landed_of: returns the landed ranges of an incarnation; it gets the incarnation that Kafka has.
+    :param stop: once it is set, AuditStopped is raised.
+
+    Raises the errors of source and reader, too.
     """
     done, damaged = RangeSet(), RangeSet()
     found: LogRecords | None = None
@@ -54,6 +60,7 @@ def read_log(
         topic = state.identity.topic
         found = found or LogRecords(state.identity)
         landed = landed_of(found.identity)
+        # Watermarks of each attempt: `left` are the landed ranges that the log still has.
         left = landed & union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
         try:
             for chunk in reader.read(Plan(state, RangeSet(bridge_holes(left - done)) - damaged), stop):
@@ -73,7 +80,10 @@ def read_log(
 
 
 def bridge_holes(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
-    """Join ranges separated by a small hole; the caller ignores records in the hole."""
+    """Yield the ranges, joined if only a small hole separates them.
+
+    A reader of the joined ranges also reads the records in the hole: the caller ignores them.
+    """
     last: OffsetRange | None = None
     for r in ranges:
         if last is not None and _are_near(last, r):

@@ -15,7 +15,11 @@ from airflow_lakestream.core.ranges import Interval, PartitionKey, overlapping
 
 
 def look_at_files(result: AuditResult, ledgers: TableLedgers, files: TableFiles, topics: Iterable[str]) -> None:
-    """Compare the files' statistics with the ledgers, and add the findings to the result."""
+    """Compare the files' statistics with the ledgers, and add the findings to the result.
+
+    With delete files, nothing is compared: the result is blind, since the statistics no longer show which rows are
+    left.
+    """
     if files.deletes:
         # A delete may be of any file, so counts and bounds no longer show which rows are left.
         result.blind.append(
@@ -32,7 +36,10 @@ def look_at_files(result: AuditResult, ledgers: TableLedgers, files: TableFiles,
 
 
 def _without_rows_before(result: AuditResult, ledgers: TableLedgers, files: TableFiles) -> tuple[TableFiles, set[str]]:
-    """Leave out another tool's files, all below the group's beginning; also return files with possibly mixed rows."""
+    """Return the files without files of another tool, and the paths of files that may have rows of both.
+
+    A file is another tool's if all its rows are below the offset at which the group began. Notes go to the result.
+    """
     fates = [(file, _fate(file, ledgers)) for file in files.data]
     if rows := sum(file.rows for file, fate in fates if fate is RowFate.BESIDE):
         result.notes.append(f"{rows} rows are below where the group began: another tool's, not judged.")
@@ -46,7 +53,11 @@ def _without_rows_before(result: AuditResult, ledgers: TableLedgers, files: Tabl
 
 
 def _fate(file: FileFacts, ledgers: TableLedgers) -> RowFate | None:
-    """Return the fate of a file's rows regarding the group's landings, or None if it is not the same for all."""
+    """Return the fate of a file's rows regarding the group's landings, or None if the rows may differ.
+
+    Rows that can't be below the group's beginning count as accounted, even if no ledger has them: `_check_bounds`
+    reports these. Rows below the beginning without a ledger are another tool's.
+    """
     before = {topic: ledgers.before(topic) for topic in file.topics(ledgers.topics)}
     may_be = any(
         overlapping(ranges.intervals(*key), *(file.offset or (None, None)))
@@ -64,7 +75,13 @@ def _fate(file: FileFacts, ledgers: TableLedgers) -> RowFate | None:
 
 
 def look_at_rejects(result: AuditResult, ledgers: TableLedgers, files: TableFiles | None) -> None:
-    """Compare the size of the reject table with the ledgers; `files` is None without a reject table."""
+    """Compare the size of the reject table with the ledgers.
+
+    Too few records are a damage; more than expected are only noted, since records of failed landings may stay. Delete
+    files make the result blind.
+
+    :param files: the files of the reject table; None without a reject table.
+    """
     expected, found = ledgers.counts().rejected, sum(file.rows for file in files.data) if files is not None else 0
     if files is not None and files.deletes and expected:
         result.blind.append("the reject table has delete files: how many records are left is not in the statistics.")
@@ -76,7 +93,10 @@ def look_at_rejects(result: AuditResult, ledgers: TableLedgers, files: TableFile
 
 
 def _count(result: AuditResult, ledgers: TableLedgers, files: TableFiles, mixed: set[str], topics: list[str]) -> None:
-    """Compare the number of rows with the ledgers; rows of `mixed` files make up any difference."""
+    """Compare the number of rows with the ledgers, by topic, or for the whole table if a file may have several topics.
+
+    :param mixed: paths of files of which any number of rows may be another tool's: see `_found`.
+    """
     if unknown := [f for f in files.data if f.nulls is None and f.rows]:
         result.blind.append(
             f"{len(unknown)} data files, {unknown[0].path} for one, have no count of the rows without _kafka_offset, "
@@ -98,6 +118,7 @@ def _count(result: AuditResult, ledgers: TableLedgers, files: TableFiles, mixed:
         result.counts.append(CountComparison(topic, expected, found, topic))
 
 
+# The possible number closest to `expected`: of the rows in mixed files, none to all may be landed rows.
 def _found(files: Iterable[FileFacts], mixed: set[str], expected: int) -> int:
     rows = {True: 0, False: 0}
     for file in files:
@@ -106,7 +127,11 @@ def _found(files: Iterable[FileFacts], mixed: set[str], expected: int) -> int:
 
 
 def _check_bounds(result: AuditResult, ledgers: TableLedgers, files: TableFiles, topics: list[str]) -> None:
-    """Compare, by partition, the rows certain from the bounds; add impossible bounds as findings."""
+    """Compare, by partition, the rows that the bounds prove with the ledgers; report impossible bounds.
+
+    Verdicts go to the partitions of the result. A file of several topics or partitions proves no row of a partition:
+    contradictions between its bounds and the ledgers become findings.
+    """
     certain: dict[PartitionKey, OffsetTally] = {}
     impossible: dict[PartitionKey, ImpossibleRows] = {}
     blank = 0
@@ -135,7 +160,7 @@ def _check_bounds(result: AuditResult, ledgers: TableLedgers, files: TableFiles,
 
 
 def _take(rows: OffsetTally, file: FileFacts, partition: int, bounds: Interval) -> None:
-    """Count the rows certain from the statistics: all if the file is dense, otherwise the rows at the bounds."""
+    """Count the rows certain from the statistics: all if the file is dense, otherwise only the rows at the bounds."""
     low, high = bounds
     if partition < 0:
         return
@@ -148,7 +173,10 @@ def _take(rows: OffsetTally, file: FileFacts, partition: int, bounds: Interval) 
 
 
 def _impossible_rows(file: FileFacts, partition: int, bounds: Interval) -> ImpossibleRows | None:
-    """Return the rows of a single-partition file with impossible bounds or an impossible partition, or None."""
+    """Return the rows of a single-partition file at impossible positions, or None if the bounds are possible.
+
+    The topic is left empty. With a possible partition, only the rows at impossible bounds are counted.
+    """
     if file.has_positions:
         return None
     if partition < 0:

@@ -42,18 +42,22 @@ def rebuild_topic(
     stop: threading.Event,
     claimed: RangeSet = _NOTHING,
 ) -> RebuiltEntry:
-    """Rebuild a topic's ledger entry from the rows, without `others`, the offsets landed by other groups.
+    """Return a topic's ledger entry, rebuilt from the rows, without `others`, the offsets landed by other groups.
 
-    :param claimed: offsets that have been read, and need no row if Kafka shows no record.
+    :param rows: the table's rows by position; other topics are ignored.
+    :param claimed: offsets that another tool has read: they count as landed if Kafka shows no record, even outside the
+        rows' first and last offsets.
 
-    It never doubles a record, since every offset with a row is landed, and never loses a record, since no offset with
-    a record in Kafka and no row is landed. Raises CannotRebuild and the errors of source and reader.
+    The entry never doubles a record, since every offset with a row is landed. It never loses a record, since an offset
+    with a record in Kafka and no row is not landed. Raises CannotRebuild if the rows go beyond the end of the log, and
+    the errors of source and reader.
     """
     found = {key: tally for key, tally in rows.tallies.items() if key[0] == topic}
     with_rows = RangeSet(
         OffsetRange(*key, start, end) for key, tally in found.items() for start, end in tally.intervals()
     )
     own = with_rows - others
+    # Offsets to decide by Kafka's records: left if there is a record, lost if the log begins above, otherwise landed.
     holes = (own.gaps() | claimed) - own - others
     log = read_log(lambda _: holes, source, reader, stop)
     state = source.look()
@@ -71,6 +75,7 @@ def rebuild_topic(
     left = holes & records
     low = union(RangeSet.of(topic, p, 0, marks.low) for p, marks in state.marks.items())
     lost = holes & low
+    # The group begins at its first row; in a partition without rows, at the beginning of the log.
     origin = {p: marks.low for p, marks in state.marks.items()}
     origin |= {partition: own.intervals(topic, partition)[0][0] for _, partition in own.partitions}
     entry = TopicEntry(

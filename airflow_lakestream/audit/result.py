@@ -27,7 +27,7 @@ SEES = {
 
 
 class AuditVerdict(StrEnum):
-    """Verdict of an audit, with the exit code of the command line."""
+    """Verdict of an audit; its `exit_code` is the exit code of the command line."""
 
     CLEAN = "clean"
     DAMAGE = "damage"
@@ -35,15 +35,15 @@ class AuditVerdict(StrEnum):
 
     @property
     def exit_code(self) -> int:
-        """0 clean, 1 damage, 2 could not look."""
+        """0 for clean, 1 for damage, 2 for could not look."""
         return list(AuditVerdict).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class CountComparison:
-    """Rows by the ledgers (written, minus rows deleted on purpose) compared with the rows in the table.
+    """A count by the ledgers (written, minus rows deleted on purpose) and the count found in the table.
 
-    `topic` is None for a count of the whole table, and for a unit other than rows.
+    `what` names the counted part. `topic` is None for a count of the whole table, and for a unit other than rows.
     """
 
     what: str
@@ -63,13 +63,16 @@ class CountComparison:
 
 
 def rejected_count(what: str, expected: int, found: int) -> CountComparison:
-    """Return the count of the records in the reject table."""
+    """Return the comparison of the records in the reject table.
+
+    :param what: the counted part: a topic, or all topics and groups.
+    """
     return CountComparison(f"{what}, reject table", expected, found, None, "rejected records")
 
 
 @dataclass(frozen=True, slots=True)
 class UnplacedCounts:
-    """Skipped and filtered records of a topic, with numbers from the ledger and without offsets."""
+    """Numbers of skipped and filtered records of a topic, by the ledger, which has no offsets for them."""
 
     topic: str
     skipped: int
@@ -84,12 +87,13 @@ class UnplacedCounts:
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """Result of a repair, before the audit that reports the repair; without a repair, `snapshot_id` is None.
+    """Result of a repair, before the audit that reports it. `snapshot_id` is None if no snapshot was added.
 
     `landed` are ranges of missing rows that were landed again, `undoubled` ranges with one row per record now,
-    `adopted` ranges of rows that no ledger knew, whose records are landed now; `lost` got a receipt. `left` describes
-    the damage that was not repaired, with reasons. `removed` describes the rows without a record and the lost files
-    that were taken out; `mended` the files with wrong bounds, in a snapshot of their own.
+    `adopted` ranges of rows that no ledger knew, whose records are landed now; `lost` are ranges that got a receipt.
+    `left` describes the damage that was not repaired, with reasons. `removed` describes the rows without a record and
+    the lost files that were taken out; `mended` the files with wrong bounds, which are rewritten in a snapshot of their
+    own.
     """
 
     snapshot_id: int | None = None
@@ -110,7 +114,10 @@ class RepairResult:
         return {"landed": self.landed, "undoubled": self.undoubled, "adopted": self.adopted, "lost": self.lost}
 
     def to_dict(self, most_ranges: int | None = None) -> dict[str, Any]:
-        """Return JSON-ready values; ranges as [topic, partition, from, until], at most `most_ranges` of each kind."""
+        """Return JSON-ready values; ranges as [topic, partition, from, until].
+
+        :param most_ranges: most ranges of each kind; None for all.
+        """
         return {
             "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
             "rows_out": self.rows_out,
@@ -150,10 +157,12 @@ _DONE = {
 class AuditResult:
     """Verdict on a table and group, with reasons.
 
-    `lost_files` are data files that are gone or cut; `wrong_bounds` are files with values that filters skip;
-    `impossible` are rows whose position no record can have. `findings` are damages that no range of one partition can
-    express. `blind` lists the parts that could not be read although they were needed. `made` names the functions whose
-    rows keep no positions. `notes` are for the reader. Damage counts even if `blind` is not empty.
+    `counts` are compared with the ledger; `by_count` are numbers of records whose offsets no ledger has. `lost_files`
+    are data files that are gone or cut; `wrong_bounds` are files with values that filters skip, of the table and of its
+    reject table; `impossible` are rows whose position no record can have. `findings` are damages that no range of one
+    partition can express. `blind` lists the parts that could not be read although they were needed. `made` describes
+    rows and offsets that no audit can verify: made by functions that keep no positions, or adopted. `notes` are for the
+    reader. Damage counts even if `blind` is not empty.
     """
 
     table: str
@@ -190,12 +199,19 @@ class AuditResult:
 
     @property
     def narrow(self) -> list[str]:
-        """The wrong bounds as sentences."""
+        """The files with wrong bounds as sentences, of the table and of its reject table."""
         rejects = (f"reject table: {one.text}" for one in self.wrong_bounds_of_rejects)
         return [*(one.text for one in self.wrong_bounds), *rejects]
 
     def take_lost(self, lost: Iterable[LostFile], of_rejects: Iterable[LostFile]) -> bool:
-        """Record the lost files; return whether the rest can still be audited."""
+        """Add the lost files to the result; return whether the rows can still be audited.
+
+        The result is False, and blind, if delete files or files of the reject table are lost: then it is unknown which
+        rows exist, and which records are rejected.
+
+        :param lost: lost files of the table.
+        :param of_rejects: lost files of the reject table.
+        """
         rejects = list(of_rejects)
         deletes = [one for one in lost if not one.is_data]
         self.lost_files += [one for one in lost if one.is_data]
@@ -208,14 +224,14 @@ class AuditResult:
         return not (deletes or rejects)
 
     def note_rows_before(self, topic: str, audits: Iterable[PartitionAudit]) -> None:
-        """Note another tool's rows below the group's beginning."""
+        """Add a note with the number of another tool's rows below the group's beginning, if there are any."""
         if rows := sum(audit.rows_before for audit in audits):
             self.notes.append(f"{rows} rows of {topic} are below where the group began: another tool's, not judged.")
 
     def to_dict(self, most_ranges: int | None = None) -> dict[str, Any]:
         """Return JSON-ready values; ranges as [from, until], doubled ranges as [from, until, times], ids as text.
 
-        :param most_ranges: most ranges of each kind and partition; the number of further ranges is given.
+        :param most_ranges: most ranges of each kind and partition; the number of further ranges is given. None for all.
         """
         return {
             "verdict": self.verdict.value,
@@ -262,6 +278,7 @@ class AuditResult:
             yield from (f"  {title}: {line}" for line in lines)
 
 
+# A quick audit counts rows by topic at most, so it has no numbers for a partition.
 def _summary(audit: PartitionAudit, is_full: bool) -> str:
     state = "damage" if audit.is_damaged else "ok"
     if not is_full:
@@ -291,6 +308,7 @@ def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
     return lines
 
 
+# The ranges without a verdict: receipts, and, in a full audit, what it could not verify.
 def _receipts(audit: PartitionAudit, is_full: bool) -> list[str]:
     named = [("lost to retention, by receipt", audit.lost), ("deleted on purpose, by receipt", audit.forgotten)]
     if is_full:

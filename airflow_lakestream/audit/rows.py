@@ -27,7 +27,7 @@ logging.getLogger("pyiceberg.io.pyarrow").addFilter(lambda record: "a dictionary
 
 
 class NoPositions(LakestreamError, Terminal):
-    """The rows lack the positions of records."""
+    """The rows lack the positions of records; `missing` names the missing columns."""
 
     def __init__(self, table: str, missing: Sequence[str]) -> None:
         self.missing = tuple(missing)
@@ -38,7 +38,7 @@ class NoPositions(LakestreamError, Terminal):
 
 
 class UnreadableRows(LakestreamError, Terminal):
-    """PyIceberg can't read the table's rows."""
+    """The table's rows, or the files in its store, can't be read for an audit."""
 
     def __init__(self, table: str, cause: Exception) -> None:
         super().__init__(
@@ -51,8 +51,8 @@ class UnreadableRows(LakestreamError, Terminal):
 class RowPositions:
     """Number of rows of each offset, by topic and partition.
 
-    `without_position` counts rows with neither topic, partition nor offset; `impossible` are rows with a position that
-    no record can have.
+    `without_position` counts rows with neither topic, partition nor offset. `impossible` are rows with only a part of a
+    position, or with a position that no record can have.
     """
 
     tallies: dict[PartitionKey, OffsetTally] = field(default_factory=dict)
@@ -66,7 +66,10 @@ class RowPositions:
 
     @classmethod
     def of(cls, parts: Iterable[pa.RecordBatch | pa.Table]) -> RowPositions:
-        """Count the rows of parts of a table; each part has at least the three columns."""
+        """Count the rows of parts of a table.
+
+        A pyarrow Table may have more columns than topic, partition and offset; a RecordBatch has only these.
+        """
         found = cls()
         for part in parts:
             for batch in part.select(COORDINATES).to_batches() if isinstance(part, pa.Table) else [part]:
@@ -74,7 +77,10 @@ class RowPositions:
         return found
 
     def add(self, batch: pa.RecordBatch | pa.Table) -> None:
-        """Count the rows of a batch with the three columns."""
+        """Count the rows of a batch that has only the columns topic, partition and offset.
+
+        Rows without a position, or with an impossible one, are counted separately.
+        """
         complete = batch.drop_null()
         if len(complete) < len(batch):
             self._take_lacking(batch)
@@ -107,7 +113,10 @@ class RowPositions:
 
 
 def check_positions(table: Table, columns: PositionColumns = OWN_COLUMNS) -> None:
-    """Raise NoPositions if the table lacks any of the three columns."""
+    """Raise NoPositions if the table lacks any position column.
+
+    Raises InvalidArgument if the type of a position column can't hold positions.
+    """
     if missing := columns.missing(table.schema().as_arrow()):
         raise NoPositions(".".join(table.name()), missing)
 
@@ -121,10 +130,12 @@ def count_rows(
 ) -> RowPositions:
     """Count a snapshot's rows by position, for a topic, or for all if `topic` is None.
 
+    :param snapshot_id: None for a table without a snapshot; the result is then empty.
     :param without: paths of data files to leave out.
-    :param columns: the columns with the positions; with columns other than a landing's, rows of all topics count.
+    :param columns: the columns with the positions. If they are another tool's, `topic` is ignored: rows of all topics
+        count.
 
-    Reads one data file after the other, three columns of each, with deletes applied. Raises NoPositions and
+    Reads one data file after another, only the position columns, with deletes applied. Raises NoPositions and
     UnreadableRows.
     """
     check_positions(table, columns)
@@ -156,7 +167,10 @@ def _rows(
 
 
 def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: str | None = None) -> RowPositions:
-    """Count, by position, the rejected records that count for any of the groups. Raises UnreadableRows."""
+    """Count, by position, the rejected records that count for any of the groups. Raises UnreadableRows.
+
+    :param main: the main table, whose ledgers decide which records count.
+    """
     try:
         return RowPositions.of(
             rows for group in groups for rows in counting_rows(rejects, main, group, topic=topic, columns=PLACE)
@@ -167,7 +181,7 @@ def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: st
 
 
 def _are_positions(rows: pa.RecordBatch | pa.Table) -> bool:
-    """Return whether all rows have possible positions, from the bounds alone."""
+    """Return whether all rows have possible positions; only the minimum and maximum of the columns are compared."""
     if not len(rows):
         return True
     offsets = pc.min_max(rows.column(OFFSET)).as_py()
@@ -181,7 +195,7 @@ def _is_position(rows: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
 
 
 def _split(rows: pa.RecordBatch, name: str) -> Iterator[tuple[object, pa.RecordBatch]]:
-    """Yield each value of a column with the rows of the value."""
+    """Yield each value of a column, with the rows that have the value."""
     column = rows.column(name)
     values = pc.unique(column).to_pylist()
     if len(values) == 1:

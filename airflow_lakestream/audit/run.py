@@ -41,7 +41,10 @@ from airflow_lakestream.tables.transformed import without_positions
 
 @dataclass
 class AdoptedRows:
-    """Adopted offset ranges with rows in the table (`ranges`), and the counts of these rows (`tallies`)."""
+    """Adopted offset ranges with rows in the table (`ranges`), and the counts of these rows (`tallies`).
+
+    Rows count only if the adoption's receipt names the columns with the rows' positions.
+    """
 
     ranges: RangeSet = RangeSet()
     tallies: dict[PartitionKey, OffsetTally] = field(default_factory=dict)
@@ -54,9 +57,12 @@ class AdoptedRows:
         properties: Mapping[str, str],
         count: Callable[[PositionColumns], RowPositions],
     ) -> AdoptedRows:
-        """Count the rows of all adoptions with named columns, if the table still has these columns.
+        """Count the rows of all adoptions whose receipts name position columns.
 
-        :param count: counts the table's rows by such columns.
+        An adoption is left out if its receipt names no columns, or if the table no longer has the columns.
+
+        :param properties: the table's properties, with the receipts.
+        :param count: counts the table's rows by the positions in the given columns.
         """
         found = cls()
         for group, identity, entry in ledgers.entries():
@@ -70,11 +76,14 @@ class AdoptedRows:
         return found
 
     def within(self, key: PartitionKey) -> OffsetTally:
-        """Return the counts of a partition's adopted rows."""
+        """Return the row count of each adopted offset of a partition; empty if the partition has none."""
         return self.tallies.get(key, OffsetTally())
 
     def counted(self, audits: Iterable[PartitionAudit]) -> tuple[int, int]:
-        """Return the number of adopted offsets with a row, and without a row. The ledger's counts include neither."""
+        """Return the number of adopted offsets with a row, and the number without a row.
+
+        The ledger's counts include neither: a caller subtracts both numbers before a comparison with the ledger.
+        """
         with_row = lacking = 0
         for one in audits:
             key = one.topic, one.partition
@@ -92,7 +101,10 @@ class AdoptedRows:
 
 
 def adopted_lines(ledgers: TableLedgers, properties: Mapping[str, str], verified: RangeSet) -> list[str]:
-    """Describe the offsets landed by another tool's word alone."""
+    """Return a line for each ledger entry with adopted offsets that no row proves.
+
+    :param verified: adopted offsets whose rows were looked for in columns of the other tool; the lines leave them out.
+    """
     found = []
     for group, identity, entry in ledgers.entries():
         if ranges := entry.adopted - verified:
@@ -111,7 +123,11 @@ def judge_topic(
     topic: str,
     log: LogRecords | None,
 ) -> None:
-    """Add the verdict on the partitions of a topic; `log` is None if Kafka no longer has the topic."""
+    """Compare the partitions of a topic, and add the verdicts and counts to the result.
+
+    :param rows: the table's rows by position, without adopted rows.
+    :param log: the records left in Kafka; None if Kafka no longer has the topic: then no row counts as missing.
+    """
     audits = []
     impossible = {
         (one.topic, one.partition): one
@@ -143,7 +159,11 @@ def judge_topic(
 def _count(
     result: AuditResult, ledgers: TableLedgers, adopted: AdoptedRows, topic: str, audits: list[PartitionAudit]
 ) -> list[PartitionAudit]:
-    """Also compare the counts, which include offsets without records in Kafka."""
+    """Add comparisons of a topic's counts with the ledgers; return the audits of the topic's partitions.
+
+    The counts show losses that Kafka no longer shows. If the ledger counts skipped or filtered records, the returned
+    audits have their missing offsets moved to `not_verifiable`, unless the counts prove that a record is missing.
+    """
     counts = ledgers.counts(topic)
     # Skipped and filtered records have no row and no rejected record; the ledger counts them without offsets.
     passed = counts.skipped + counts.filtered
@@ -154,6 +174,7 @@ def _count(
     rejected = sum(audit.rejected - audit.rejected_too_many for audit in audits)
     if counts.rejected or rejected:
         result.counts.append(rejected_count(topic, counts.rejected, rejected))
+    # The missing ranges explain a part of a difference: only the remainder is reported as a wrong count.
     if not passed:
         unit = "rows and rejected records" if counts.rejected else "rows"
         expected = counts.written + counts.rejected
@@ -162,6 +183,8 @@ def _count(
         return audits
     result.counts.append(CountComparison(topic, counts.written, found, topic))
     lacking = max(0, counts.written - found) + max(0, counts.rejected - rejected)
+    # The least number of missing records: by the counts, or by the offsets that skipped and filtered records can't
+    # explain.
     certain = max(lacking, missing - passed)
     if missing and not certain:
         return [_perhaps_filtered(audit, adopted.ranges) for audit in audits]
@@ -174,7 +197,10 @@ def _count(
 
 
 def _perhaps_filtered(audit: PartitionAudit, adopted: RangeSet) -> PartitionAudit:
-    """Return the audit without our missing rows, whose records may have been skipped or filtered."""
+    """Return the audit with missing offsets moved to `not_verifiable`: they may be skipped or filtered records.
+
+    :param adopted: adopted offsets. They stay missing, since no landing skipped or filtered their records.
+    """
     certain = audit.missing & adopted
     unknown = audit.not_verifiable | (audit.missing - adopted)
     return replace(audit, missing=certain, rows_missing=certain.width, not_verifiable=unknown)
@@ -193,11 +219,14 @@ class TableMissing(LakestreamError, Terminal):
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Configuration of an audit. `kafka` is librdkafka's configuration; a quick audit does not use Kafka.
+    """Configuration of an audit, validated on construction. Raises InvalidArgument.
 
     :param topic: one topic of the group's ledger; None for all.
     :param full: read every position of the rows and of the topic, instead of only the files' statistics.
+    :param kafka: librdkafka's configuration; a quick audit does not use Kafka.
     :param where: name of the Kafka connection for errors.
+    :param poll_timeout: seconds without data after which the reading of a partition fails with StalledPartition.
+    :param stop: once it is set, a full audit raises AuditStopped.
     """
 
     table: str
@@ -215,14 +244,17 @@ class Audit:
             check_topic(self.topic)
 
     def check_place(self) -> None:
-        """Raise InvalidArgument if `table` is not a valid table name."""
+        """Raise InvalidArgument if `table` is not a valid name of an Iceberg table."""
         check_table_name(self.table)
 
     def run(self, catalog: Any) -> AuditResult:
         """Audit the table without a change in Kafka or in the table.
 
-        Raises TableMissing, IsMirror, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger, UnreadableRows, and the
-        errors of the Kafka side.
+        Lost delete files, or lost files of the reject table, end the audit early: the result is then blind. If the rows
+        have no positions, only the size of the reject table is compared with the ledgers.
+
+        Raises TableMissing, UnreadableTable, IsMirror, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger,
+        UnreadableRows, InvalidArgument for the path of a Delta table, and the errors of the Kafka side.
         """
         table, rejects = load_both(catalog, self.table)
         refuse_mirror(self.table, table.metadata.properties, "audited by topic, partition and offset")
@@ -271,7 +303,12 @@ class Audit:
         return result
 
     def begin(self, result: AuditResult, ledgers: TableLedgers, properties: Mapping[str, str]) -> tuple[str, ...]:
-        """Note rows and ranges known only by count or not verifiable; return the topics to audit."""
+        """Add everything that the audit can't verify to the result; return the topics to audit.
+
+        That is: rows of functions that drop positions (`made`), the numbers of skipped and filtered records, whose
+        offsets no ledger has (`by_count`), and, as `notes`, offsets that the group passed over and offsets with
+        unproven values.
+        """
         result.made += [
             f"rows that {one.function} made of records of {group}: they keep no topic, partition and offset"
             for group, one in without_positions(properties).items()
@@ -303,7 +340,12 @@ class Audit:
         properties: Mapping[str, str],
         count: Callable[[PositionColumns], RowPositions],
     ) -> AdoptedRows:
-        """In a full audit, count the rows of another tool, and note adopted offsets without a row."""
+        """Return the rows of other tools, by the columns that their receipts name; empty in a quick audit.
+
+        Also add a line to `result.made` for the adopted offsets that no row proves.
+
+        :param count: counts the table's rows by the positions in the given columns.
+        """
         found = AdoptedRows.find(ledgers, schema, properties, count) if self.full else AdoptedRows()
         result.made += adopted_lines(ledgers, properties, found.ranges)
         return found
@@ -317,7 +359,11 @@ class Audit:
         topics: tuple[str, ...],
         adopted: AdoptedRows,
     ) -> None:
-        """Compare every position of the rows with the records left in Kafka."""
+        """Compare the position of every row with the ledgers and with the records left in Kafka.
+
+        The verdicts are added to the result. Topics without a ledger of any group are compared without Kafka: their
+        rows are unexpected.
+        """
         if rows.without_position:
             result.notes.append(f"{rows.without_position} rows have no Kafka position: another writer's, not judged.")
         result.findings += [f"unexpected: {one.text}" for one in rows.impossible if None in one.key]
@@ -330,6 +376,7 @@ class Audit:
         for unknown_topic in sorted(unknown_topics - ledgers.known_topics):
             judge_topic(result, ledgers, rows, rejected, adopted, unknown_topic, None)
 
+    # Returns None if Kafka no longer has the topic. Everything that Kafka does not show goes into `result.blind`.
     def _look_at_topic(self, result: AuditResult, ledgers: TableLedgers, topic: str) -> LogRecords | None:
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
         reader = KafkaReader(self.kafka, self.consumer_group, poll_timeout=self.poll_timeout, where=self.where)
@@ -349,7 +396,10 @@ class Audit:
 
 
 def look_for_positions(table: str, columns: Sequence[str], properties: Mapping[str, str]) -> bool:
-    """Return whether rows have positions. Raises NoPositions if landed rows should have positions and do not."""
+    """Return whether the table has the columns topic, partition and offset.
+
+    Raises NoPositions if it lacks one of them, unless a function made rows without positions, or rows were adopted.
+    """
     missing = [name for name in COORDINATES if name not in columns]
     if missing and not without_positions(properties) and not has_adopted(properties):
         raise NoPositions(table, missing)
@@ -363,8 +413,12 @@ def find_lost(
     ledgers: TableLedgers,
     errors: tuple[type[Exception], ...] = (OSError,),
 ) -> list[LostFile]:
-    """Return the lost files, and remove each from `files`. Raises UnreadableRows if the store does not answer.
+    """Return the lost files, and remove lost data files from `files`.
 
+    A lost file is gone from the store, or has another size than in the table's metadata. Raises UnreadableRows if the
+    store does not answer.
+
+    :param table: name of the table, for the error.
     :param errors: the errors of `size_of` if the store does not answer.
     """
     try:
@@ -385,7 +439,7 @@ def load(catalog: Catalog, table: str) -> Table:
 
 
 def load_both(catalog: Catalog, table: str) -> tuple[Table, Table | None]:
-    """Load a table and its reject table (None if absent) in consistent snapshots. Raises TableMissing."""
+    """Load a table and its reject table (None if absent) in consistent snapshots. Raises the errors of `load`."""
 
     def load_rejects() -> Table | None:
         try:
@@ -399,7 +453,12 @@ def load_both(catalog: Catalog, table: str) -> tuple[Table, Table | None]:
 def load_consistent(
     load_main: Callable[[], Loaded], load_rejects: Callable[[], Loaded | None], head_of: Callable[[Loaded], object]
 ) -> tuple[Loaded, Loaded | None]:
-    """Load a table and its reject table (None if absent) at consistent heads."""
+    """Load a table and its reject table (None if absent) at consistent heads.
+
+    The loading is repeated until the main table has not changed while the reject table was loaded.
+
+    :param head_of: returns the snapshot or version of a loaded table.
+    """
     main = load_main()
     while (rejects := load_rejects()) is not None:
         # Load the reject table last: rejected records are removed only after the main table's commit.

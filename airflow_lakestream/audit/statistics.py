@@ -23,10 +23,11 @@ _TRUNCATED = 16
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """A live file; `size` is in bytes. Missing bounds are None; `nulls` are rows without an offset.
+    """A live file by its statistics; `size` is in bytes. Missing bounds are None.
 
-    The topic's bounds may be cut; the bounds of partition and offset are exact. `partly`: at least that many rows have
-    values in some of the three columns but not in all.
+    `nulls` is the number of rows without an offset, or None if unknown. The topic's bounds may be cut; the bounds of
+    partition and offset are exact. `partly`: at least that many rows have values in some of the columns topic,
+    partition and offset, but not in all.
     """
 
     path: str
@@ -39,7 +40,7 @@ class FileFacts:
     partly: int = 0
 
     def topics(self, known: Iterable[str]) -> list[str]:
-        """Return the known topics within the file's bounds, sorted."""
+        """Return the known topics within the file's bounds, sorted; all known topics if the file has no bounds."""
         if self.topic is None:
             return sorted(known)
         low, high = self.topic
@@ -69,7 +70,10 @@ class FileFacts:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the file holds each offset between the bounds once, judged by statistics."""
+        """Whether the file has each offset between its bounds once, judged by statistics.
+
+        True only for rows of a single partition, all with an offset. False if a statistic is missing.
+        """
         if self.bounds is None or self.nulls != 0:
             return False
         partition, offset = self.bounds
@@ -90,7 +94,7 @@ class TableFiles:
 
 
 def table_files(table: Table, snapshot_id: int | None) -> TableFiles:
-    """Read the manifests of a snapshot."""
+    """Return the live files of a snapshot, from its manifests; no files if `snapshot_id` is None or unknown."""
     found = TableFiles()
     snapshot = None if snapshot_id is None else table.snapshot_by_id(snapshot_id)
     if snapshot is None:
@@ -112,7 +116,10 @@ def _facts(file: DataFile, schema: Schema) -> FileFacts:
 
 
 def partly(nulls: Sequence[int | None]) -> int:
-    """Return the least number of rows with values in some of the columns only, from each column's NULLs."""
+    """Return the least number of rows with values in some of the columns only, from the NULL count of each column.
+
+    The number is 0 if a count is unknown.
+    """
     known = [count for count in nulls if count is not None]
     return max(known) - min(known) if known and len(known) == len(nulls) else 0
 
@@ -127,8 +134,9 @@ SizeOf = Callable[[str], int]
 class LostFile:
     """A live file missing from the store (`found` is None), or of another size, in bytes, than in the metadata.
 
-    `ranges` are the records that it surely held, empty if unknown; `nulls` is how many of its rows have no offset, None
-    if unknown. `is_data` is False for a delete file.
+    `ranges` are the records that the file surely held; empty if the statistics do not show them, or if the table has
+    delete files. `nulls` is the number of its rows without an offset, or None if unknown. `is_data` is False for a
+    delete file.
     """
 
     path: str
@@ -161,12 +169,15 @@ class LostFile:
 
 
 def take_out_lost(files: TableFiles, size_of: SizeOf, topic_of: Callable[[FileFacts], str | None]) -> list[LostFile]:
-    """Compare the size of each file with the metadata; remove the lost files from `files`, and return the lost files.
+    """Compare the size of each file with the metadata; return the lost files.
 
-    :param size_of: returns a file's size in bytes. Raises FileNotFoundError if it is gone.
+    Lost data files are removed from `files`; lost delete files stay.
+
+    :param size_of: returns a file's size in bytes. Raises FileNotFoundError if the file is gone.
     :param topic_of: returns the only topic of a file's rows, or None if there may be several.
 
-    Raises the errors of `size_of`.
+    Raises the errors of `size_of` except FileNotFoundError.
+
     """
     sizes = _sizes([*files.data, *files.deletes], size_of)
     lost = [

@@ -19,7 +19,13 @@ _EMPTY = pa.table({"at": pa.array([], pa.int64()), "step": pa.array([], pa.int64
 
 
 class OffsetTally:
-    """Counts offsets of a partition; an offset added twice counts twice."""
+    """Counts offsets of a partition; an offset added twice counts twice.
+
+    Added offsets are kept as loose entries, and settled (merged by offset) when there are many, or when a count is
+    read.
+
+    :param intervals: intervals [start, end) of offsets to count first.
+    """
 
     def __init__(self, intervals: Iterable[Interval] = ()) -> None:
         self._settled: pa.Table = _EMPTY
@@ -34,7 +40,7 @@ class OffsetTally:
         self._add(pa.array([start], pa.int64()), pa.array([end], pa.int64()))
 
     def add_offsets(self, offsets: pa.Array | Sequence[int]) -> None:
-        """Count each of these offsets, in any order, without nulls."""
+        """Count each of these offsets, in any order, without nulls; repetitions count. A `range` must have step 1."""
         if isinstance(offsets, range):
             if len(offsets):
                 self.add_interval(offsets.start, offsets.stop)
@@ -49,14 +55,20 @@ class OffsetTally:
         self._add(starts, ends)
 
     def edges(self) -> pa.Table:
-        """Return the columns `at` and `step`, a row for each change of the count, unsorted."""
+        """Return the columns `at` and `step`, a row for each offset at which the count changes; unsorted.
+
+        A step is the change of the count at this offset, negative if the count falls. Loose entries are settled first.
+        """
         if self._loose:
             self._settled = _settle(pa.concat_tables([self._settled, *self._loose]))
             self._loose, self._loose_count = [], 0
         return self._settled
 
     def cuts(self, most: int) -> list[int]:
-        """Return the borders of stretches of about `most` entries each; empty if the tally has at most `most`."""
+        """Return the offsets that cut the tally into windows of about `most` edges.
+
+        The result is empty if the tally has at most `most` edges.
+        """
         at = self.edges()["at"]
         if len(at) <= most:
             return []
@@ -64,13 +76,13 @@ class OffsetTally:
         return [ordered[n].as_py() for n in range(most, len(ordered), most)]
 
     def window(self, start: int | None, end: int | None) -> OffsetTally:
-        """Return the counts between two offsets; None for no limit."""
+        """Return the counts of the offsets in [start, end); None means no limit."""
         edges, part = self.edges(), OffsetTally()
         within = edges if start is None else edges.filter(pc.greater_equal(edges["at"], start))
         within = within if end is None else within.filter(pc.less(within["at"], end))
         before = 0 if start is None else pc.sum(edges["step"].filter(pc.less(edges["at"], start))).as_py() or 0
         after = before + (pc.sum(within["step"]).as_py() or 0)
-        # Counts that cross a border rise, or fall, at the border.
+        # A count that is above 0 at a border gets an edge there: up at the start, down at the end.
         borders = [(at, step) for at, step in ((start, before), (end, -after)) if at is not None and step]
         at, steps = zip(*borders, strict=True) if borders else ((), ())
         ends = pa.table({"at": pa.array(at, pa.int64()), "step": pa.array(steps, pa.int64())})
@@ -78,12 +90,12 @@ class OffsetTally:
         return part
 
     def intervals(self) -> tuple[Interval, ...]:
-        """Return the offsets counted at least once."""
+        """Return the intervals of offsets counted at least once, neighbours joined."""
         segments = TallySegments({"n": self})
         return segments.where(pc.greater(segments.counts["n"], 0))
 
     def __add__(self, other: OffsetTally) -> OffsetTally:
-        """Return the counts of both together."""
+        """Return a tally with the sum of both counts of each offset."""
         both = OffsetTally()
         both._settled = _settle(pa.concat_tables([self.edges(), other.edges()]))
         return both
@@ -104,7 +116,11 @@ class OffsetTally:
 
 
 class TallySegments:
-    """Several tallies together: the stretches of offsets with constant counts, and the counts."""
+    """Several tallies on the same segments: intervals of offsets in which no tally's count changes.
+
+    Segment n is [`starts`[n], `ends`[n]); `counts` has, by the tally's name, its count in each segment. A mask is a
+    boolean for each segment.
+    """
 
     def __init__(self, tallies: Mapping[str, OffsetTally]) -> None:
         parts = [
@@ -112,6 +128,7 @@ class TallySegments:
             for n, tally in enumerate(tallies.values())
         ]
         edges = pa.concat_tables(parts)
+        # A column of steps for each tally, 0 in the rows of other tallies: the running sum over all edges is its count.
         for n, name in enumerate(tallies):
             steps = pc.if_else(pc.equal(edges["of"], n), edges["step"], 0)
             edges = edges.append_column(name, steps)
@@ -124,21 +141,21 @@ class TallySegments:
         }
 
     def where(self, mask: pa.Array) -> tuple[Interval, ...]:
-        """Return the offsets of the selected segments, neighbours joined."""
+        """Return the intervals of the segments selected by the mask, neighbours joined."""
         return tuple((start, end) for start, end, _ in self.with_count(mask, pa.repeat(0, len(mask))))
 
     def width(self, mask: pa.Array) -> int:
-        """Return the number of offsets in the selected segments."""
+        """Return the number of offsets in the segments selected by the mask."""
         widths = pc.subtract(self.ends, self.starts).filter(mask)
         return pc.sum(widths).as_py() or 0
 
     def total(self, mask: pa.Array, counts: pa.Array) -> int:
-        """Return the sum of a count over all offsets of the selected segments."""
+        """Return the sum of `counts` (one for each segment) over all offsets of the selected segments."""
         areas = pc.multiply(pc.subtract(self.ends, self.starts), counts).filter(mask)
         return pc.sum(areas).as_py() or 0
 
     def with_count(self, mask: pa.Array, counts: pa.Array) -> tuple[tuple[int, int, int], ...]:
-        """Return (from, until, count) of the selected segments, neighbours of equal count joined."""
+        """Return (from, until, count) of the selected segments; neighbours of equal count are joined."""
         picked = (column.filter(mask).to_pylist() for column in (self.starts, self.ends, counts))
         found: list[tuple[int, int, int]] = []
         for start, end, count in zip(*picked, strict=True):
@@ -150,7 +167,7 @@ class TallySegments:
 
 
 def _runs(offsets: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return starts and ends of the stretches of consecutive offsets."""
+    """Return starts and ends (exclusive) of the stretches in which each offset is its predecessor plus one."""
     before, after = offsets.slice(0, len(offsets) - 1), offsets.slice(1)
     breaks = pc.not_equal(pc.subtract(after, before), 1)
     starts = pa.concat_arrays([offsets.slice(0, 1), after.filter(breaks)])
@@ -158,6 +175,7 @@ def _runs(offsets: pa.Array) -> tuple[pa.Array, pa.Array]:
     return starts, pc.add(lasts, 1)
 
 
+# Adds up the steps at the same offset, and removes offsets at which the count does not change in the end.
 def _settle(edges: pa.Table) -> pa.Table:
     sums = edges.group_by("at").aggregate([("step", "sum")]).rename_columns({"at": "at", "step_sum": "step"})
     return sums.filter(pc.not_equal(sums["step"], 0)).select(["at", "step"])

@@ -6,7 +6,9 @@ import pyarrow as pa
 
 from airflow_lakestream.core.formats import UNAVAILABLE as UNAVAILABLE
 
-# An event's place in its source: the commit before its transaction, and its own place.
+# The version of an event. COMMIT is the commit before the event's transaction, or in a binary log the log position of
+# the event itself. POSITION is the event's log position, or in a binary log the number of the row in the event; 0 for
+# a row that a snapshot has read.
 COMMIT, POSITION = "_cdc_commit", "_cdc_position"
 PARTITION, OFFSET = "_kafka_partition", "_kafka_offset"
 # Compared in this order, the columns decide which of two events of one key is later.
@@ -21,7 +23,8 @@ TRANSACTION, TABLE, KEY_NAMES = "_cdc_transaction", "_cdc_table", "_cdc_key_name
 # Of an event in a binary log: its transaction's GTID, the server that wrote it, and its time.
 GTID, SERVER, MILLIS = "_cdc_gtid", "_cdc_server", "_cdc_millis"
 LOG = (GTID, SERVER, MILLIS)
-# For an update that may have changed the key: see `Old`. The row before it is in columns with this prefix.
+# For an update that may have changed the key: see `cdc.events.provenance.OldKeyState`. The row before the update is
+# in columns with this prefix.
 OLD, BEFORE = "_cdc_old", "_cdc_before__"
 # The whole row before the change, until it is split into those columns.
 IMAGE = "_cdc_image"
@@ -40,15 +43,15 @@ _VERSION_TYPES = {COMMIT: pa.int64(), POSITION: pa.int64(), PARTITION: pa.int32(
 
 
 def is_kept(name: str) -> bool:
-    """Return whether a name is reserved for a mirror's own columns."""
+    """Return whether a name is reserved for a mirror's own columns, since the name begins with `_cdc_`, in any case."""
     return name.lower().startswith("_cdc_")
 
 
 def version_schema() -> pa.Schema:
-    """Return the columns of an event's place."""
+    """Return the columns of an event's version, `VERSION`, with types."""
     return pa.schema(list(_VERSION_TYPES.items()))
 
 
 def mirror_schema(*, soft_delete: bool) -> pa.Schema:
-    """Return the columns of a mirror in addition to the row's own."""
+    """Return a mirror's own columns, in addition to the row's: the version, and with `soft_delete` also `DELETED`."""
     return version_schema().append(pa.field(DELETED, pa.bool_())) if soft_delete else version_schema()

@@ -35,12 +35,14 @@ from airflow_lakestream.delta.write.files import Add, without_committed
 
 
 class DeltaEntries(DeltaSink):
-    """`cdc.merge.memory.Entries` in a Delta table.
+    """`cdc.merge.memory.MirrorEntries` in a Delta table.
 
     :param mirror: the mirror's location.
-    :param mirror_id: the mirror's own id.
-    :param key: the columns of its key.
-    :param lows: by partition, the first offset that the topic still has.
+    :param mirror_id: the mirror's own id. Entries with another id are of a dropped mirror of the same name, and do not
+        count.
+    :param key: the columns of the mirror's key.
+    :param lows: by partition, the first offset that the topic still has. Older entries are left out when files are
+        compacted.
     """
 
     def __init__(
@@ -57,20 +59,25 @@ class DeltaEntries(DeltaSink):
         self._id, self._key, self._lows = mirror_id, key.names, lows or {}
 
     def open(self) -> EntryFiles | None:
-        """Return the files of the entries, or None if the mirror has no entries."""
+        """Return the files of the entries, or None without a table, or with only the table of a dropped mirror."""
         head = self._tables.open(self._name)
         if head is None or not self._is_own(head):
             return None
         return EntryFiles(entry_files(DeltaHead(self._tables, head, head.schema), self._key), head.schema)
 
     def add(self, entries: pa.Table) -> None:
-        """Add entries; the same commit compacts many files into few."""
+        """Add entries in a separate commit; the same commit compacts many files into few."""
         memory.commit_entries(self, entries)
 
     def commit(self, landing: Landing) -> int:
-        """Commit the taken entries; the same commit compacts many files into few."""
+        """Commit the taken entries; return the version.
+
+        The same commit compacts many files into few. If the table has the entries of a dropped mirror, the commit
+        removes these entries.
+        """
         adds, target, made, committed = list(self._buffer.flush()), self._target(), list[Add](), list[Add]()
 
+        # Called for each commit attempt, with the head of the attempt.
         def make(head: DeltaTableHead | None) -> list[Action]:
             check_fit(head, target, self._name)
             committed[:], files = (), [{"add": dict(add)} for add in adds]
@@ -85,6 +92,7 @@ class DeltaEntries(DeltaSink):
             files += [*map(remove_action, look.files()), *({"add": dict(add)} for add in committed)]
             return self._actions(head, target, landing, files, OVERWRITE)
 
+        # `made` has the compacted files of all attempts. Only the files of the last attempt are committed.
         return self._drive_and_clean(landing, make, lambda done: without_committed(made, committed if done else ()))
 
     def _is_own(self, head: DeltaTableHead) -> bool:
@@ -93,7 +101,10 @@ class DeltaEntries(DeltaSink):
 
 
 class DeltaMirrorSink(Mirror):
-    """`cdc.mirror.Mirror` in a Delta table."""
+    """`cdc.mirror.Mirror` in a Delta table.
+
+    :param settings: keyword arguments of `DeltaSink`, such as `allow_group_overlap`.
+    """
 
     def __init__(
         self, tables: DeltaTableAccess, table: str, group: str, design: MirrorDesign, **settings: bool
@@ -105,14 +116,18 @@ class DeltaMirror(DeltaSink):
     """`cdc.mirror.MirrorTable` in Delta."""
 
     takes_records = False
-    # Later events may have more columns than the first ones.
+    # A new table gets its columns from all events of its first commit, since later events may have more columns.
     refounds = True
     hands: MergePool = MergeThreads()
     staging: StagedEventFiles = handover
     _id = ""
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
-        """Return the table's properties and columns, or None for a new table. Raises UnfitTable, CannotReplace."""
+        """Look at the table; return the properties and columns, or None if the table does not exist.
+
+        The look also sets the mirror's id: a new id if the table does not exist. Raises UnfitTable and CannotReplace
+        for a table whose rows can't be deleted.
+        """
         head = self._tables.open(self._name)
         self._id = uuid.uuid4().hex if head is None else head.properties.get(MIRROR_ID, head.table_id)
         if head is None:
@@ -121,11 +136,14 @@ class DeltaMirror(DeltaSink):
         return head.properties, head.schema
 
     def take(self, mirror: MirrorDesign) -> None:
-        """Use this design of the mirror from now on."""
+        """Use this design of the mirror from now on, with the mirror's id in the table's properties."""
         self._design = replace(mirror.table, notes={**mirror.table.notes, MIRROR_ID: self._id})
 
     def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
-        """Use this design, with the columns of the first events."""
+        """Use this design for a new table.
+
+        The design has the columns of the first events already, so `events` is not used.
+        """
         self.take(mirror)
         self._found(None)
 
@@ -136,7 +154,7 @@ class DeltaMirror(DeltaSink):
 
     @property
     def is_known(self) -> bool:
-        """Whether the columns are known."""
+        """Whether the columns are known, from the table or from the first events."""
         return self._change is not None
 
     @property
@@ -145,7 +163,13 @@ class DeltaMirror(DeltaSink):
         return self._columns
 
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
-        """Add columns with the next commit; return all pending changes. Raises MirrorStopped for a wider column."""
+        """Add columns with the next commit; return the texts of all pending changes.
+
+        If this call adds no column, the result is empty. Raises MirrorStopped if a column of the table would become
+        wider.
+
+        :param wanted: the row's columns in the events, with the types that the table needs.
+        """
         before = self._planned(None)
         self._change, problems = self._grown(before, wanted)
         if problems:
@@ -164,7 +188,11 @@ class DeltaMirror(DeltaSink):
         return DeltaEntries(self._tables, mirror, mirror_id, fields, lows)
 
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
-        """Merge a batch into the table, in a single version with the ledger."""
+        """Merge a batch into the table, in a single version with the ledger; return the version.
+
+        The entries of deleted rows are committed before, to their own table. Raises MirrorStopped, ValueMissing,
+        ChecksFailed, and the errors of a commit.
+        """
         target, (columns, _, order), key = self._target(), self._layout(), mirror.key or ()
         committed, written = list[Add](), list[Add]()
         entries = self._entries(self._name, self._id, columns, key, landing.lows)
@@ -175,12 +203,14 @@ class DeltaMirror(DeltaSink):
         founded: MergeResult | None = None
 
         def make(head: DeltaTableHead | None) -> list[Action]:
+            # Called for each commit attempt: another head needs another decision of the merge.
             nonlocal founded
             check_fit(head, target, self._name)
             check_ledger(head, self._group, landing, allow_group_overlap=self._allow_group_overlap)
             at = DeltaHead(self._tables, head, columns, order, written, self._folder) if head is not None else None
             merged = merger.merge(at)
             merger.remember(merged)
+            # Set only if this attempt creates the table; see `BatchMerger.remember_again`.
             founded = merged if head is None else None
             rest = self._write_files(merged.rows) if len(merged.rows) else []
             written.extend(rest)
@@ -189,6 +219,7 @@ class DeltaMirror(DeltaSink):
             operation = CREATE if head is None else OVERWRITE if merged.out else APPEND
             return self._actions(head, target, landing, files, operation)
 
+        # `written` has the files of all attempts. Only the files of the last attempt are committed.
         version = self._drive_and_clean(
             landing, make, lambda done: without_committed(written, committed if done else ())
         )

@@ -22,11 +22,11 @@ from airflow_lakestream.delta.write.files import Add, read_parts, write_files
 
 @dataclass(frozen=True)
 class DeltaHead:
-    """`cdc.merge.head.Head` of a Delta table at a version, with the columns `schema` after the commit.
+    """`cdc.merge.head.MirrorHead` of a Delta table at a version, with the columns `schema` after the commit.
 
-    :param order: of rows in new files, see `delta.write.layout.check_order`.
-    :param made: takes the files that are written in this process.
-    :param folder: of the table's data, for new files.
+    :param order: the sort order of rows in new files, see `delta.write.layout.check_order`.
+    :param made: a list that gets the files written in this process.
+    :param folder: the folder for new files, within the table's location.
     """
 
     tables: DeltaTableAccess
@@ -35,11 +35,11 @@ class DeltaHead:
     order: Sequence[tuple[str, bool, bool]] = ()
     made: list[Add] = field(default_factory=list)
     folder: str = ""
-    # Deletion vectors are not written.
+    # None, since deletion vectors are not written: files with deleted rows are rewritten.
     delete = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the log, for work on files in another process."""
+        """Pickle without the log and without `made`, for work on files in another process."""
         head = self.head
         bare = DeltaTableHead(head.table, head.version, head.table_id, head.schema, head.fields, head.partitions)
         return DeltaHead, (self.tables, bare, self.schema, self.order, [], self.folder)
@@ -83,11 +83,11 @@ class DeltaHead:
         return None if low is None or high is None else (low, high)
 
     def read(self, file: Add, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield the rows of a file."""
+        """Yield the rows of a file; without `columns` with all columns."""
         return read_parts(self._store, file, self.schema, columns)
 
     def write(self, rows: pa.Table) -> Sequence[Add]:
-        """Write rows as files of the mirror."""
+        """Write rows as files of the mirror; return the files, and note the files in `made`."""
         layout, name = (self.schema, self.head.partitions, self.order), (uuid.uuid4().hex, itertools.count())
         files = write_files(self._store, *layout, rows, *name, folder=self.folder)
         self.made.extend(files)

@@ -54,7 +54,15 @@ class MirrorDesign:
     auditor: RowChecker | None = None
 
     def of_table(self, name: str, properties: Mapping[str, str], columns: pa.Schema) -> MirrorDesign:
-        """Return the design with an existing mirror's key. Raises InvalidArgument if the two contradict."""
+        """Return the design with the key and the notes of an existing mirror.
+
+        Raises InvalidArgument if the table is not a mirror, or if the user's arguments contradict the notes. Without a
+        key in the arguments, the mirror's key must have the columns that the records' keys had.
+
+        :param name: the mirror's name.
+        :param properties: the table's properties, with the notes.
+        :param columns: the table's columns.
+        """
         note = properties.get(MIRROR)
         if note is None:
             problem = f"{name} exists, and is not a mirror."
@@ -74,14 +82,19 @@ class MirrorDesign:
         given = self.table.schema
         if given is None:
             return found.with_key(key)
+        # Columns of the key that the user's schema lacks have the table's types.
         key_columns = [columns.field(one) for one in key if one not in given.column_names and one in columns.names]
         schema = to_schema(pa.schema([*arrow_schema(given), *key_columns]))
         return replace(found, table=replace(self.table, schema=schema)).with_key(key)
 
     def of_rows(self, name: str, rows: pa.Table) -> MirrorDesign:
-        """Return the design of a new mirror for these events. Raises InvalidArgument if the key is unknown.
+        """Return the design of a new mirror for these events.
+
+        Raises InvalidArgument if the key is unknown, if one of its columns does not exist, or if a type is unfit for a
+        key.
 
         :param name: the mirror's name.
+        :param rows: the first events.
         """
         key = self.key or tuple(self.renamed.get(column, column) for column in key_of(rows, name))
         # Given columns keep their types; all others have the events' types.
@@ -100,7 +113,10 @@ class MirrorDesign:
         check_key(pa.schema([columns.field(name) for name in key]), self.out_of_range)
 
     def with_key(self, key: tuple[str, ...]) -> MirrorDesign:
-        """Return the design for this key."""
+        """Return the design with this key, and with a new note for the table's properties.
+
+        The key's columns become required. The version and the mark of deleted rows become the table's metadata columns.
+        """
         note = {"key": list(key), "soft_delete": self.soft_delete}
         logs = self.logs.to_note()
         optional = {"record_key": self.record_key, "source_table": self.source_table, "logs": logs}
@@ -110,15 +126,24 @@ class MirrorDesign:
         return replace(self, key=key, table=replace(self.table, schema=schema, metadata=metadata_columns, notes=notes))
 
     def noted(self) -> MirrorDesign:
-        """Return the design with a current note on the source in the table's properties."""
+        """Return the design with a new note for the table's properties; unchanged if the key is unknown.
+
+        The note has the present state of the source: its table, the columns of the records' keys, and the binary logs.
+        """
         return self if self.key is None else self.with_key(self.key)
 
 
 def key_of(rows: pa.Table, mirror: str) -> tuple[str, ...]:
-    """Return the columns of the records' JSON keys. Raises InvalidArgument with the mirror's name."""
+    """Return the columns of the records' keys, by the first key in JSON.
+
+    Raises InvalidArgument if no record has a key, or if the first key is not a JSON object.
+
+    :param mirror: the mirror's name, for the error.
+    """
     keys = rows[RECORD_KEY].drop_null() if RECORD_KEY in rows.column_names else []
     try:
         found = json.loads(keys[0].as_py())
+        # A key with its schema, from Connect's JsonConverter.
         if set(found) == {"schema", "payload"}:
             found = found["payload"]
         names = tuple(found)

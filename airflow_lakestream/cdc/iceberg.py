@@ -41,12 +41,14 @@ def mirror_id(mirror: TableMetadata) -> str:
 
 
 class IcebergEntries(IcebergSink):
-    """`cdc.merge.memory.Entries` in an Iceberg table, committed under the commit guard.
+    """`cdc.merge.memory.MirrorEntries` in an Iceberg table, committed under the commit guard.
 
     :param mirror: the mirror's name.
-    :param mirror_id: the mirror's own id.
-    :param key: the columns of its key.
-    :param lows: by partition, the first offset that the topic still has.
+    :param mirror_id: the mirror's own id. Entries with another id are of a dropped mirror of the same name, and do not
+        count.
+    :param key: the columns of the mirror's key.
+    :param lows: by partition, the first offset that the topic still has. Older entries are left out when files are
+        compacted.
     """
 
     def __init__(
@@ -59,7 +61,10 @@ class IcebergEntries(IcebergSink):
         self._loaded: Table | None = None
 
     def open(self) -> EntryFiles | None:
-        """Return the files of the entries, or None if the mirror has no entries."""
+        """Return the files of the entries, or None without a table, or with only the table of a dropped mirror.
+
+        The table is kept for the next `add`, which need not load it again.
+        """
         self._loaded = table = self._there()
         if table is None or not self._is_own(table):
             return None
@@ -67,7 +72,10 @@ class IcebergEntries(IcebergSink):
         return EntryFiles(entry_files(head, self._key), table.schema().as_arrow())
 
     def add(self, entries: pa.Table) -> None:
-        """Add entries; the same commit compacts many files into few."""
+        """Add entries in a separate commit; the same commit compacts many files into few.
+
+        A table with the entries of a dropped mirror is dropped first.
+        """
         self._loaded = there = self._loaded or self._there()
         if there is not None and not self._is_own(there):
             # The entries are of a dropped mirror.
@@ -76,11 +84,15 @@ class IcebergEntries(IcebergSink):
         memory.commit_entries(self, entries)
 
     def commit(self, landing: Landing) -> int:
-        """Commit the taken entries; the same commit compacts many files into few."""
+        """Commit the taken entries; return the snapshot's id.
+
+        In an existing table, the same commit compacts many files into few.
+        """
         if self._table is None:
             return super().commit(landing)
         written: list[DataFile] = []
 
+        # Called for each commit attempt, with the table of the attempt.
         def condense(table: Table) -> FileRewrite:
             head = IcebergHead(table.metadata, self._target(None).metadata, table.io, written)
             new = compacted(head, self._key, self._lows)
@@ -104,7 +116,10 @@ class IcebergEntries(IcebergSink):
 
 
 class MirrorSink(Mirror):
-    """`cdc.mirror.Mirror` in an Iceberg table."""
+    """`cdc.mirror.Mirror` in an Iceberg table.
+
+    :param settings: keyword arguments of `IcebergSink`, such as `allow_group_overlap`.
+    """
 
     def __init__(self, catalog: Catalog, table: str, group: str, design: MirrorDesign, **settings: bool) -> None:
         super().__init__(IcebergMirror(catalog, table, group, design.table, **settings), table, design)
@@ -120,7 +135,10 @@ class IcebergMirror(IcebergSink):
     _loaded: Table | None = None
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
-        """Return the table's properties and columns, or None for a new table. Raises the errors of `fitness`."""
+        """Load the table; return the properties and columns, or None if the table does not exist.
+
+        The table is kept for the next `load`. Raises the errors of `fitness` for an unfit table.
+        """
         self._loaded = None
         try:
             self._loaded = super()._load_table()
@@ -139,7 +157,7 @@ class IcebergMirror(IcebergSink):
         self._design = mirror.table
 
     def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
-        """Stage a table with the columns of the first events."""
+        """Stage a table with the columns of the first events, in place of a table staged before."""
         if self._staged is not None:
             self._staged.drop_namespace_if_made()
             self._staged = self._change = None
@@ -162,7 +180,13 @@ class IcebergMirror(IcebergSink):
         return self._target(None).schema().as_arrow()
 
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
-        """Add columns and widen types with the next commit; return all pending changes. Raises StaleFiles."""
+        """Add columns and widen types with the next commit; return the texts of all pending changes.
+
+        If this call adds no change, the result is empty. Raises StaleFiles if the table's schema was changed meanwhile,
+        so that a column can't get its type.
+
+        :param wanted: the row's columns in the events, with the types that the table needs.
+        """
         assert self._change is not None, "it was loaded"
         before = self._change.texts
         self._change, problems = self._change.and_then(fields_from_arrow(wanted, "rows"), SchemaEvolution.WIDEN)
@@ -171,7 +195,11 @@ class IcebergMirror(IcebergSink):
         return self._change.texts if self._change.texts != before else ()
 
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
-        """Merge a batch into the table, in a single snapshot with the ledger."""
+        """Merge a batch into the table, in a single snapshot with the ledger; return the snapshot's id.
+
+        The entries of deleted rows are committed before, to their own table. Raises MirrorStopped, ValueMissing,
+        ChecksFailed, and the errors of a commit.
+        """
         target, key = self._target(None), mirror.key or ()
         entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key, landing.lows)
         written = list[DataFile]()
@@ -191,11 +219,14 @@ class IcebergMirror(IcebergSink):
             merger.remember_again(merged)
             return done
 
+        # Called for each commit attempt: another head needs another decision of the merge.
         def rewrite(table: Table) -> FileRewrite:
             head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
             merged = merger.merge(head)
             merger.remember(merged)
             new = [*merged.new, *(deletes for _, deletes in merged.deleted)]
+            # A new delete file has the deletions of the earlier delete files of its data file, too: the commit
+            # removes these.
             deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
             return FileRewrite([*with_deletes(merged.out), *deletes], new)
 

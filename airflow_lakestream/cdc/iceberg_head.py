@@ -26,10 +26,10 @@ PLAIN_BOUNDS = (IntegerType, LongType, StringType)
 
 @dataclass(frozen=True)
 class IcebergHead:
-    """`cdc.merge.head.Head` of a table with `metadata`, for the metadata `target` after the commit.
+    """`cdc.merge.head.MirrorHead` of a table with `metadata`, for the metadata `target` after the commit.
 
-    :param made: takes the files that are written in this process.
-    :param folder: of the table's data, for new files.
+    :param made: a list that gets the files written in this process.
+    :param folder: the folder for new files, within the table's location.
     """
 
     metadata: TableMetadata
@@ -39,7 +39,7 @@ class IcebergHead:
     folder: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the table's history, for work on files in another process."""
+        """Pickle without the table's history and without `made`, for work on files in another process."""
         bare: dict[str, Any] = {
             "snapshots": [],
             "snapshot_log": [],
@@ -81,17 +81,20 @@ class IcebergHead:
         return bounds_of(schema, file.file, column) if is_plain else None
 
     def read(self, file: FileScanTask, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield the live rows of a file."""
+        """Yield the live rows of a file; without `columns` with all columns."""
         yield from read_rows(self.target, self.io, file, columns=columns)
 
     def delete(self, file: FileScanTask, numbers: Numbers) -> DataFile:
-        """Write and return a delete file, which replaces the data file's previous delete file."""
+        """Write and return a delete file, in place of the data file's previous delete file.
+
+        :param numbers: the numbers of the rows to delete, counted without rows that are deleted already.
+        """
         deletes = delete_rows(self.target, self.io, file, numbers, folder=self.folder)
         self.made.append(deletes)
         return deletes
 
     def write(self, rows: pa.Table) -> Sequence[DataFile]:
-        """Write rows as files of the mirror."""
+        """Write rows as files of the mirror; return the files, and note the files in `made`."""
         files = write_data_files(self.target, self.io, rows, uuid.uuid4().hex, folder=self.folder)
         self.made.extend(files)
         return files

@@ -49,8 +49,15 @@ from airflow_lakestream.tables.wrapped import WrappedSharedSink
 def follow(
     design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing, staged: StagedEvents | None = None
 ) -> tuple[MirrorDesign, NewestEvents]:
-    """Return the design after the events, and the newest event of each key. Raises MirrorStopped, ValuesApart.
+    """Check a batch of events; return the design after the events, and the newest event of each key.
 
+    The design then knows the source's table, the columns of the records' keys, and the binary logs. Raises
+    MirrorStopped if the events do not fit the mirror, InvalidArgument if a type is unfit for the key, and ValuesApart
+    if a decision needs values of rows that only files have.
+
+    :param events: the batch, in any order.
+    :param mirror: the mirror's name.
+    :param landing: has the topic's name, for errors.
     :param staged: the files with the values of rows, if `events` lacks the values.
     """
     assert design.key is not None, "the first events have set it"
@@ -79,8 +86,12 @@ def follow(
 def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing) -> MirrorDesign:
     """Return the design with the events' table and key. Raises MirrorStopped if the table or the key has changed.
 
+    MirrorStopped is also raised for an update that may have changed the key unnoticed. Events without the columns of an
+    origin are not checked.
+
     :param events: in any order.
     :param mirror: the mirror's name.
+    :param landing: has the topic's name, for errors.
     """
     if TABLE not in events.column_names or not len(events):
         return design
@@ -110,7 +121,7 @@ def _other_log(events: pa.Table, mirror: str, landing: Landing) -> Callable[[int
 
 
 def topics_of(landing: Landing) -> str:
-    """Return a landing's topic."""
+    """Return the name of a landing's topic; several names are separated by commas."""
     return ", ".join(sorted({identity.topic for identity in landing.topics}))
 
 
@@ -130,7 +141,13 @@ def _no_row_before(key: Sequence[str]) -> str:
 
 
 def _with_table(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDesign:
-    """Return the design with the database's table. Raises MirrorStopped for events of another table."""
+    """Return the design with the name of the database's table. Raises MirrorStopped for events of another table.
+
+    With `source_tables` no name is noted, but each name must match. Then a truncation is refused, too: the mirror does
+    not show which rows came from the truncated table.
+
+    :param stop: makes the error, from the reason, the rows at fault, the problem and the remedy.
+    """
     names = [name for name in pc.unique(events[TABLE]).to_pylist() if name is not None]
     if design.source_tables is not None:
         foreign = [name for name in names if not re.fullmatch(design.source_tables, name)]
@@ -163,7 +180,13 @@ _REMEDY_TABLE = (
 
 
 def _with_key(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDesign:
-    """Return the design with the columns of the records' keys. Raises MirrorStopped if the columns have changed."""
+    """Return the design with the columns of the records' keys. Raises MirrorStopped if the columns have changed.
+
+    Each record's key must have the columns that the design notes, or the columns of the mirror's key, in any order.
+    Without a note, the first event with a readable key decides.
+
+    :param stop: makes the error, from the reason, the rows at fault and the problem.
+    """
     texts = [text for text in pc.unique(events[KEY_NAMES]).to_pylist() if text is not None]
     if not texts:
         return design
@@ -189,12 +212,12 @@ def _other_key(noted: Sequence[str], names: Sequence[str], key: Sequence[str]) -
 
 
 def _by_offset(rows: pa.Table) -> pa.Table:
-    """Return the first row by partition and offset."""
+    """Return a table with only the first row by partition and offset."""
     return rows.take(pc.select_k_unstable(rows, k=1, sort_keys=[(PARTITION, "ascending"), (OFFSET, "ascending")]))
 
 
 def _first(events: pa.Table, name: str) -> str | None:
-    """Return a column's first non-null value, by partition and offset."""
+    """Return the first non-null value of a column, by partition and offset; the column must have a value."""
     there = events.select([name, PARTITION, OFFSET]).filter(events[name].is_valid())
     found: str | None = _by_offset(there)[name][0].as_py()
     return found
@@ -204,7 +227,7 @@ log = logging.getLogger(__name__)
 
 
 class StagedEventFiles(Protocol):
-    """Access to staged event files, given the outline of `MirrorTable.outline_beside`."""
+    """Access to staged event files, given the outline of `MirrorTable.staging_outline`."""
 
     def open_file(self, outline: Any, file: Mapping[str, Any]) -> Any:
         """Open a staged file for reading."""
@@ -225,13 +248,13 @@ class MirrorTable(SharedSink, Protocol):
     staging: StagedEventFiles
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
-        """Load the table; return the table's properties and columns, or None if the table does not exist."""
+        """Load the table; return the properties and columns, or None if the table does not exist."""
 
     def take(self, mirror: MirrorDesign) -> None:
         """Use this design of the mirror from now on."""
 
     def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
-        """Use this design for a table that does not exist yet, with the table's first events."""
+        """Use this design for a new table, with the table's first events."""
 
     @property
     def is_there(self) -> bool:
@@ -246,16 +269,23 @@ class MirrorTable(SharedSink, Protocol):
         """All columns, including additions of the next commit."""
 
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
-        """Add columns and widen types with the next commit; return all pending changes as texts.
+        """Add columns and widen types with the next commit.
 
-        Raises Conflict, or MirrorStopped if the table can't have the columns.
+        Return all pending changes as texts, or none if this call adds none. Raises Conflict, or MirrorStopped if the
+        table can't have the columns.
         """
 
     def staging_outline(self, columns: pa.Schema) -> Any:
-        """Return the outline of a staging table, for executors to write events next to the mirror's files."""
+        """Return the outline of a staging table, for executors to write events next to the mirror's files.
+
+        :param columns: the columns of the events.
+        """
 
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
-        """Merge a batch into the table in a single commit with the ledger; return the commit's id."""
+        """Merge a batch into the table in a single commit with the ledger; return the commit's id.
+
+        The entries of deleted rows are committed before, in their own table.
+        """
 
 
 class Mirror(WrappedSharedSink):
@@ -274,7 +304,10 @@ class Mirror(WrappedSharedSink):
         self._topics: set[str] = set()
 
     def load(self, run_id: str) -> TableState:
-        """Load the table again; return the state, with the columns of change events as the schema."""
+        """Load the table again; return the state, with the columns of change events as the schema.
+
+        Raises InvalidArgument if the table is not a mirror, or if the arguments contradict the mirror's notes.
+        """
         held = self.table.held()
         self.design = self._asked if held is None else self._asked.of_table(self.name, *held)
         self.table.take(self.design)
@@ -284,7 +317,10 @@ class Mirror(WrappedSharedSink):
         return replace(state, schema=schema, type_remedy=RESNAPSHOT)
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Take events for the next commit."""
+        """Take events for the next commit; `identity` is not used, since `commit` gets the topic with the landing.
+
+        The first events of a new mirror decide its key and its columns.
+        """
         rows = expanded(rows)
         self._taken.rows.append(rows)
         if not self.table.is_known:
@@ -295,18 +331,21 @@ class Mirror(WrappedSharedSink):
         return self.table.staging_outline(self._columns_of_events())
 
     def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take over event files of an executor."""
+        """Take over event files of an executor: the outcome of the executor's sink, with the list "files"."""
         self._taken.files += files["files"]
 
     def commit(self, landing: Landing) -> int:
-        """Merge the taken events in a single commit with the ledger."""
+        """Merge the taken events in a single commit with the ledger; return the commit's id.
+
+        Raises MirrorStopped if the events do not fit the mirror, and the errors of the merge and of the commit.
+        """
         self.design, batch, columns = self._followed(landing)
         # The merge needs only the batch: free the memory of the events.
         pa.default_memory_pool().release_unused()
         self.table.take(self.design)
         self._grow(columns)
         if self._topics - {identity.topic for identity in landing.topics}:
-            # Entries do not contain their topic, so the lows of a topic can't be applied to them.
+            # Entries do not contain their topic: which of them are older than the lows of one topic is unknown.
             landing = replace(landing, lows={})
         done = self.table.merge(batch, self.design, landing)
         self._forget()
@@ -324,7 +363,11 @@ class Mirror(WrappedSharedSink):
         super().discard()
 
     def _followed(self, landing: Landing) -> tuple[MirrorDesign, NewestEvents, pa.Schema]:
-        """Return the design after the events, the newest event of each key, and the columns. Raises MirrorStopped."""
+        """Return the design after the events, the newest event of each key, and the events' columns.
+
+        If all events are in executors' files, only the columns for decisions are read. If a decision needs the values
+        of rows, the whole events are read after all. Raises MirrorStopped.
+        """
         if self._taken.files and not self._taken.rows and self.table.is_there:
             try:
                 staged, events = self._staged_events()
@@ -340,7 +383,11 @@ class Mirror(WrappedSharedSink):
         return *follow(self.design, events, self.name, landing), events.schema
 
     def _staged_events(self) -> tuple[StagedEvents, pa.Table]:
-        """Return the event files, and the events without row values. Raises ValuesApart."""
+        """Return the event files, and the events without row values.
+
+        Raises ValuesApart if the values are needed in any case, since deleted rows stay or checks read the rows, or if
+        `read_bare` raises it.
+        """
         design = self.design
         assert design.key is not None, "the table is there"
         if design.soft_delete:
@@ -363,7 +410,7 @@ class Mirror(WrappedSharedSink):
         return columns_of_events(self.table.columns, with_key=self._asked.key is None)
 
     def _grow(self, events: pa.Schema) -> None:
-        """Add new columns and wider types of the events to the table with the next commit."""
+        """Add new columns and wider types of the events to the table with the next commit, and log the changes."""
         own, own_names = self.table.columns, (*self.design.table.metadata.names, *OF_EVENTS)
         of_row = pa.schema([field for field in events if field.name not in own_names])
         wanted = pa.schema([field for field in grown(own, of_row) if field.name in of_row.names])

@@ -23,7 +23,10 @@ SEARCH = 60.0
 
 
 class SqlAuditor:
-    """`core.checks.Auditor`. Raises InvalidArgument unless each statement is a SELECT, and SqlFailed."""
+    """`core.checks.RowChecker` by DuckDB in another process.
+
+    Raises InvalidArgument unless each statement is a SELECT, and SqlFailed if the process does not start.
+    """
 
     def __init__(self, checks: LandingChecks) -> None:
         self.checks = checks
@@ -62,7 +65,10 @@ class SqlAuditor:
                 process.bind(label, one.statement, columns)
 
     def findings(self, written: StagedRows) -> Sequence[Finding]:
-        """Return the failed checks. Raises InvalidArgument, SqlFailed, and the errors of reading the files."""
+        """Return the failed checks. Raises InvalidArgument, SqlFailed, and the errors of reading the files.
+
+        Without files, only the number of rows is checked.
+        """
         started = time.monotonic()
         findings = list(self._of_count(written))
         if written.files:
@@ -92,7 +98,12 @@ class SqlAuditor:
 
 @contextmanager
 def _planning(label: str) -> Iterator[None]:
-    """Raise an error with the statement's label if the statement ends the process before any rows are read."""
+    """Explain the end of a process by a statement, before the statement has read any rows.
+
+    Raises InvalidArgument with the statement's label; or SqlFailed if the process exited, since another try may help.
+
+    :param label: the statement's label.
+    """
     try:
         yield
     except Exceeded as error:
@@ -102,7 +113,13 @@ def _planning(label: str) -> Iterator[None]:
 
 
 class _CheckRun:
-    """Checks of a landing's rows, in another process after each end of a process."""
+    """Checks of a landing's rows. After a check with an end of the process, the next check gets another process.
+
+    The check that has ended its process has failed.
+
+    :param written: the files with the rows.
+    :param folder: takes the rows that do not fit into memory.
+    """
 
     def __init__(self, written: StagedRows, folder: str) -> None:
         self._written, self._folder = written, folder
@@ -111,7 +128,7 @@ class _CheckRun:
     def findings(
         self, checks: Iterator[LandingCheck], bind: Callable[[CheckProcess, pa.Schema], None]
     ) -> list[Finding]:
-        """Return the checks that failed.
+        """Return the failed checks.
 
         :param bind: raises InvalidArgument if statements don't fit the columns.
         """
@@ -138,6 +155,7 @@ class _CheckRun:
         return findings
 
     def _opened(self, part: tuple[int, int] | None = None) -> CheckProcess:
+        # `part`: the number of the first row, and the count of rows; None for all rows.
         process = CheckProcess()
         try:
             self._open(process, part)
@@ -154,7 +172,13 @@ class _CheckRun:
             raise AssertionError(f"{wanted} rows are to be committed, and their files have {count}")
 
     def _to_blame(self, check: LandingCheck, error: Exceeded) -> list[str]:
-        """Return the positions of the rows to blame for the end of a process: a single row, or as few as possible."""
+        """Return the positions of the rows to blame for the end of a process: a single row, or as few as possible.
+
+        The rows are halved again and again, each half checked in a process of its own, until `SEARCH` seconds are over.
+        The result is empty if the check took too long, or if the rows have no positions.
+
+        :param check: the check that has ended its process, by `error`.
+        """
         if error.cause == "time":
             return []
         self._until = self._until or time.monotonic() + SEARCH

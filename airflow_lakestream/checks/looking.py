@@ -36,9 +36,10 @@ Reading = Callable[[int, int, int], bytes]
 
 
 class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The files of a landing, by number.
+    """The files of a landing as a file system for DuckDB, by number.
 
-    :param sizes: of each.
+    :param sizes: the size of each file.
+    :param reading: returns bytes of a file.
     """
 
     protocol = _SCHEME
@@ -50,7 +51,7 @@ class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no t
         self.names = [f"{_SCHEME}://{number}.parquet" for number in range(len(sizes))]
 
     def open(self, path: str, *_: Any, **__: Any) -> Any:
-        """Open a file for reading."""
+        """Open a file for reading; other arguments of fsspec are not used."""
         number = self._number(path)
         return _LandingFile(number, self._sizes[number], self._reading)
 
@@ -63,7 +64,7 @@ class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no t
         return [path]
 
     def modified(self, path: str) -> datetime:
-        """Return the same time always: data files never change."""
+        """Return the same time always, since data files never change."""
         return datetime(2000, 1, 1, tzinfo=UTC)
 
     def _number(self, name: str) -> int:
@@ -109,7 +110,14 @@ class CheckFiles:
 
 @dataclass(frozen=True)
 class LandingCheck:
-    """A check: `kind`, with columns, a statement or a number of seconds."""
+    """A check.
+
+    :param kind: "sql", "not_null", "unique" or "freshness".
+    :param label: the name of the check in errors.
+    :param columns: of "not_null" a single column, of "unique" the columns of a key.
+    :param statement: of "sql".
+    :param most: of "freshness" the maximal number of seconds since the newest record.
+    """
 
     kind: str
     label: str
@@ -119,7 +127,7 @@ class LandingCheck:
 
 
 def selected(sql: str, memory_limit: str) -> str:
-    """Return a SELECT as parsed by DuckDB. Raises InvalidArgument for another statement."""
+    """Return a SELECT as parsed by DuckDB. Raises InvalidArgument for another statement, or for several."""
     with closing(open_database(memory_limit, 1)) as database:
         parsed = parse(database, sql.strip().rstrip(";"))
         if parsed["error"]:
@@ -134,7 +142,10 @@ def selected(sql: str, memory_limit: str) -> str:
 
 
 def bind(label: str, statement: str, columns: pa.Schema, memory_limit: str) -> None:
-    """Raise InvalidArgument if a statement does not fit the columns."""
+    """Raise InvalidArgument if a statement does not fit the columns.
+
+    :param label: names the statement in the error.
+    """
     with closing(open_database(memory_limit, 1)) as database:
         database.register(RELATION, no_rows(columns))
         try:
@@ -169,7 +180,7 @@ class CheckRunner:
         return self._shown_rows(f"SELECT {', '.join(self._place)} FROM {RELATION}", self._place) if self._place else []
 
     def findings(self, check: LandingCheck) -> Iterator[Finding]:
-        """Yield the findings of a check, including a failure of the check itself."""
+        """Yield the findings of a check, including a failure of the check itself, except a lack of memory."""
         try:
             yield from self._of(check)
         except duckdb.OutOfMemoryException:
@@ -179,6 +190,7 @@ class CheckRunner:
             yield Finding(check.label, f"it failed: {error_text(error)}")
 
     def _of(self, check: LandingCheck) -> Iterator[Finding]:
+        # A statement of the kind "sql" fails if it returns rows.
         if check.kind == "freshness":
             yield from self._of_age(check.most)
         elif check.kind == "sql":
@@ -226,7 +238,10 @@ class CheckRunner:
 def opened(
     files: CheckFiles, columns: pa.Schema, reading: Reading, memory_limit: str, threads: int
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a database with the landing's rows as the only relation."""
+    """Yield a database with the landing's rows as the only relation, closed to files and settings.
+
+    :param reading: returns bytes of a file.
+    """
     system = LandingFiles(files.sizes, reading)
     config: dict[str, Any] = {
         "memory_limit": memory_limit,
@@ -263,6 +278,7 @@ def _rows_of(database: duckdb.DuckDBPyConnection, files: CheckFiles, names: Sequ
 
 
 def _locked(files: CheckFiles, names: Sequence[str], rows: str) -> Iterator[str]:
+    # Statements that make the relation, and then close the database to other files and to changes of settings.
     yield "SET enable_progress_bar = false"
     yield "SET GLOBAL python_enable_replacements = false"
     yield "SET GLOBAL TimeZone = 'UTC'"
@@ -287,6 +303,7 @@ def _text(value: str | None) -> str:
 
 
 def _row(names: Sequence[str], values: Sequence[Any]) -> str:
+    # Topic, partition and offset come first, in one expression, if the row has all three.
     shown = dict(zip(names, ("NULL" if value is None else printable(str(value)) for value in values), strict=True))
     place = [shown.pop(name) for name in COORDINATES] if set(COORDINATES) <= set(shown) else []
     rest = ", ".join(f"{printable(name)}={value}" for name, value in shown.items())

@@ -24,7 +24,10 @@ _NO_COLUMNS = pa.schema([])
 
 
 class CheckProcess(BoundedProcess):
-    """A process for checks. Raises SqlFailed; the methods raise Exceeded after the process has ended."""
+    """A process for checks. Raises SqlFailed if the process does not start.
+
+    The methods raise Exceeded after the process has ended, for example by its bounds.
+    """
 
     def __init__(self) -> None:
         super().__init__("airflow_lakestream.checks.worker", BOUNDS)
@@ -55,11 +58,11 @@ class CheckProcess(BoundedProcess):
         return int(self._asked("files", asdict(files), written.columns)["count"])
 
     def findings(self, check: LandingCheck) -> list[Finding]:
-        """Return the findings of a check. Raises the errors of reading the files."""
+        """Return the findings of a check, after `open`. Raises the errors of reading the files."""
         return [Finding(**one) for one in self._asked("check", asdict(check))["findings"]]
 
     def places(self) -> list[str]:
-        """Return the positions of the first rows."""
+        """Return the positions of the first rows, after `open`; empty if the rows have no positions."""
         places: list[str] = self._asked("places", "")["places"]
         return places
 
@@ -71,7 +74,12 @@ class CheckProcess(BoundedProcess):
                 self._handles.popitem()[1].close()
 
     def answer(self, until: float) -> Message:
-        """Return the next answer; before the answer, serve the process's requests for parts of files."""
+        """Return the next answer; before the answer, serve the process's requests for parts of files.
+
+        Raises EOFError if a file can't be read.
+
+        :param until: the time by which each message must come, by `time.monotonic`.
+        """
         while True:
             words, table = super().answer(until)
             if "read" not in words:
@@ -79,6 +87,7 @@ class CheckProcess(BoundedProcess):
             try:
                 data = self._part(*words["read"])
             except BaseException as error:
+                # For the caller the process has ended; `_asked` raises the error itself in place of Exceeded.
                 self._failed = error
                 raise EOFError from error
             column = pa.array([data], pa.large_binary())

@@ -26,7 +26,7 @@ from airflow_lakestream.transform.messages import send
 
 
 def main() -> None:
-    """Answer the task's questions."""
+    """Answer the task's questions in order, until the task closes the pipe."""
     asked, answers = listening()
     words, _ = asked.get()
     bounds = ProcessBounds(**words)
@@ -53,11 +53,12 @@ class _CheckServer:
         try:
             answer: dict[str, Any] = getattr(self, f"_{request}")(words[request], columns)
         except InvalidArgument as error:
+            # The error's text begins with the argument's name, and will begin with it again in the task.
             return {"invalid": [error.argument, str(error).removeprefix(f"{error.argument}: ")]}
         except RecursionError:
             return {"invalid": ["checks.sql", "a statement is nested too deeply."]}
         except OUT_OF_MEMORY as error:
-            # Little memory may be left.
+            # Little memory may be left: end the process at once, without any cleaning up.
             send(self._answers, {"memory": memory_error_text(error)}, pa.table({}))
             os._exit(0)
         return answer

@@ -39,7 +39,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="write it; without, only print 
 
 
 class PositionSource(StrEnum):
-    """Sources of a tool's position."""
+    """Sources of the position up to which another tool has filled a table."""
 
     ROWS = "rows"
     GROUP = "group"
@@ -110,7 +110,7 @@ def adopt(
 
 
 def _names(origin: PositionSource, what: Sequence[str]) -> Sequence[str]:
-    """Return the words after --from. Raises InvalidArgument for too many words, or too few."""
+    """Return the words after `--from`. Raises InvalidArgument for too many or too few words."""
     if origin in _ALONE and what:
         raise InvalidArgument(f"--from {origin}", f"takes no {what[0]!r}: the positions are in the rows.")
     if origin not in _ALONE and not what:
@@ -120,6 +120,7 @@ def _names(origin: PositionSource, what: Sequence[str]) -> Sequence[str]:
     return what
 
 
+# The source of the tool's position, opened by the connections; `filled` is the table that the tool has filled.
 def _tool(
     origin: PositionSource,
     names: Sequence[str],

@@ -118,7 +118,10 @@ def init(
 
 
 def _asked(option: str, value: str | None, default: str | None) -> str:
-    """Return the given value, the answer on a terminal, or the default. Raises InvalidArgument without any."""
+    """Return the given value, else the answer on a terminal, else the default.
+
+    Raises InvalidArgument without a terminal if there is neither a value nor a default.
+    """
     if value is not None:
         return value
     if sys.stdin.isatty():
@@ -128,6 +131,7 @@ def _asked(option: str, value: str | None, default: str | None) -> str:
     return default
 
 
+# The file to write. Raises InvalidArgument for an unusable path, and FileExists unless `force`.
 def _path(output: Path | None, dag_id: str, suffix: str, *, force: bool) -> Path:
     path = Path(f"{dag_id}{suffix}") if output is None else output
     path = path / f"{dag_id}{suffix}" if path.is_dir() else path
@@ -142,6 +146,7 @@ def _path(output: Path | None, dag_id: str, suffix: str, *, force: bool) -> Path
     return path
 
 
+# Raises an error if the text is not a correct DAG file or pipeline: none is written then.
 def _text(file: DagFile, *, as_yaml: bool) -> str:
     if as_yaml:
         from airflow_lakestream.pipelines.writing import pipeline_text
@@ -160,7 +165,11 @@ def _write(path: Path, text: str, *, force: bool) -> None:
 
 
 def _with_columns(file: DagFile, found: TopicPreview, decoding: Mapping[str, Any]) -> DagFile:
-    """Return the file with the decoding of records, and with columns if only the records name the columns."""
+    """Return the file with the decoding of records, and with columns if no registry knows them.
+
+    The columns are the user's, else the columns of the previewed records; without either, the first run makes them.
+    Raises InvalidArgument if the format is unknown.
+    """
     from airflow_lakestream.onramp.dag_file import DagEngine
 
     if found.decoding.get("format") is None and found.problem is not None:
@@ -182,12 +191,15 @@ def _with_columns(file: DagFile, found: TopicPreview, decoding: Mapping[str, Any
 
 
 def _is_mirror(found: TopicPreview, decoding: Mapping[str, Any]) -> bool:
-    """Return whether a topic is likely meant for a mirror; a given envelope means the events are wanted instead."""
+    """Return whether a topic's likely use is a mirror: events of Debezium, with a primary key in the records' keys.
+
+    False if the user gave an envelope, since the rows are then decoded, not mirrored.
+    """
     return found.has_events and bool(found.key) and decoding.get("envelope") is None
 
 
 def _check(file: DagFile, found: TopicPreview) -> None:
-    """Refuse contradictory arguments. Raises InvalidArgument."""
+    """Refuse arguments that a run would refuse. Raises InvalidArgument, also for a mirror of a topic without events."""
     from airflow_lakestream.config.landing import ExtractConfig
     from airflow_lakestream.config.mirror import MirrorConfig
     from airflow_lakestream.core.policies import TableFormat
@@ -207,12 +219,14 @@ def _check(file: DagFile, found: TopicPreview) -> None:
     MirrorConfig(**{**found.decoding, **arguments, "envelope": "debezium", "key": file.key})
 
 
+# The connections that differ from the operators' defaults, by argument.
 def _named(kafka_conn: str, iceberg_conn: str, storage_conn: str | None) -> dict[str, str]:
     given = {"kafka_conn_id": kafka_conn, "iceberg_conn_id": iceberg_conn, "storage_conn_id": storage_conn}
     usual = {"kafka_conn_id": "kafka_default", "iceberg_conn_id": "iceberg_default"}
     return {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
 
 
+# Shell lines for the connections that the file needs: known connections without secrets, else samples to fill in.
 def _connection_lines(
     file: DagFile, bootstrap_servers: str | None, kafka_conn: str, iceberg_conn: str, storage_conn: str | None
 ) -> list[str]:
@@ -289,7 +303,10 @@ app.add_typer(rejects.app, name="rejects")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program and exit with the exit code; an error is a single line on stderr."""
+    """Run the program and exit with the exit code; an error is a single line on stderr.
+
+    :param arguments: the arguments without the program's name; None: of the command line.
+    """
     if arguments is None:
         _begin_in_utf8()
     # If the locale lacks letters, escape them: a letter must not fail the command.
@@ -301,14 +318,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _begin_in_utf8() -> None:
-    """Start the program again in UTF-8 if the locale has ASCII alone: Airflow reads UTF-8 files by the locale."""
+    """Start the program again in UTF-8 if the locale has ASCII alone; this call then does not return.
+
+    Airflow reads UTF-8 files by the locale.
+    """
     if codecs.lookup(locale.getencoding()).name == "ascii" and os.environ.get(_UTF8) != "1":
         command = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, command, {**os.environ, _UTF8: "1"})  # noqa: S606  # this very program
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return the exit code."""
+    """Run the program and return the exit code. An error becomes a line on stderr and exit code 2.
+
+    :param arguments: the arguments without the program's name; None: of the command line.
+    """
     try:
         _refuse_templates(sys.argv[1:] if arguments is None else arguments)
         code = app(args=None if arguments is None else list(arguments), prog_name="lakestream", standalone_mode=False)
@@ -338,6 +361,7 @@ def _refuse_templates(arguments: Sequence[str]) -> None:
         option = name if is_option and not value else ""
 
 
+# The text of the line on stderr. Errors of other packages begin with the name of their class.
 def _one_line(error: BaseException) -> str:
     # Extensions wrap a KeyboardInterrupt that arrives while they work into a SystemError.
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):

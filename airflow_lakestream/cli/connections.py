@@ -36,7 +36,11 @@ _USUAL = {("secrets", "backend"): "", ("core", "executor"): "LocalExecutor"}
 
 
 def kafka_settings(conn_id: str) -> dict[str, Any] | None:
-    """Return librdkafka's configuration, as `KafkaHook.configuration` does, or None if the hook is needed."""
+    """Return librdkafka's configuration, equal to `KafkaHook.configuration`, without an import of Airflow.
+
+    Returns None if only the hook can do it: for a connection outside the environment, for callbacks and OAuth, and for
+    wrong settings, of which the hook has the error.
+    """
     connection = _connection(conn_id)
     if connection is None:
         return None
@@ -51,7 +55,10 @@ def kafka_settings(conn_id: str) -> dict[str, Any] | None:
 
 
 def catalog_properties(conn_id: str) -> dict[str, Any] | None:
-    """Return PyIceberg's properties of a catalog, as `IcebergHook.catalog` does, or None if the hook is needed."""
+    """Return PyIceberg's properties of a catalog, equal to `IcebergHook.catalog`'s, without an import of Airflow.
+
+    Returns None if only the hook can do it: for a connection outside the environment, or with unusual settings.
+    """
     connection = _connection(conn_id)
     if connection is None:
         return None
@@ -70,6 +77,7 @@ def catalog_properties(conn_id: str) -> dict[str, Any] | None:
     return properties
 
 
+# The fields of a connection, if the environment has it as JSON, and if Airflow would look there first; else None.
 def _connection(conn_id: str) -> dict[str, Any] | None:
     text = os.environ.get(f"AIRFLOW_CONN_{conn_id.upper()}", "")
     if not text.lstrip().startswith("{") or not _is_airflow_as_usual():
@@ -84,7 +92,10 @@ def _connection(conn_id: str) -> dict[str, Any] | None:
 
 
 def _is_airflow_as_usual() -> bool:
-    """Return whether Airflow looks into the environment first, and runs tasks on this machine alone."""
+    """Return whether Airflow looks into the environment first, and runs tasks on this machine alone.
+
+    Otherwise a secrets backend may have the connection, or the hook adds settings for shared disks.
+    """
     if any(name.startswith(("AIRFLOW__SECRETS__", "AIRFLOW__WORKERS__SECRETS")) for name in os.environ):
         return False
     home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow")
@@ -132,14 +143,14 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 @dataclass(frozen=True)
 class KafkaConnection:
-    """librdkafka's configuration, and the connection's name for errors."""
+    """librdkafka's configuration, and the connection's name for errors (`where`)."""
 
     configuration: dict[str, Any]
     where: str
 
 
 def open_kafka(conn_id: str) -> KafkaConnection:
-    """Read a `kafka` connection. Raises InvalidArgument."""
+    """Return the configuration of a `kafka` connection. Raises InvalidArgument."""
     if (settings := kafka_settings(conn_id)) is not None:
         return KafkaConnection(settings, f"Kafka connection {conn_id!r}")
     with like_the_airflow_command(conn_id):
@@ -158,7 +169,10 @@ def open_connect(conn_id: str) -> ConnectClient:
 
 
 def connection_fields(conn_id: str) -> dict[str, Any] | None:
-    """Return a connection's fields with secrets, `extra` as a mapping, or None if the connection does not exist."""
+    """Return a connection's fields, or None if the connection does not exist.
+
+    The fields include secrets; `extra` is a mapping.
+    """
     with like_the_airflow_command():
         from airflow_lakestream.hooks.store import fields_of
 
@@ -180,7 +194,10 @@ def _variable(name: str) -> object:
 
 
 def open_catalog(conn_id: str) -> Catalog:
-    """Open the catalog of an `iceberg` connection. Raises InvalidArgument and CatalogUnavailable."""
+    """Open the catalog of an `iceberg` connection. Raises InvalidArgument and CatalogUnavailable.
+
+    Without Airflow if possible; if that fails, the hook tries again, for its error message.
+    """
     if (properties := catalog_properties(conn_id)) is not None:
         with pause_collection(), suppress(Exception):
             from pyiceberg.catalog import load_catalog
@@ -194,7 +211,10 @@ def open_catalog(conn_id: str) -> Catalog:
 
 
 def open_storage(conn_id: str | None) -> DeltaStorage:
-    """Open the store of a Delta table. Raises InvalidArgument."""
+    """Open the store of a Delta table. Raises InvalidArgument.
+
+    :param conn_id: None: without a connection, for a local disk, or with the credentials of the environment.
+    """
     with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 
@@ -202,16 +222,22 @@ def open_storage(conn_id: str | None) -> DeltaStorage:
 
 
 def open_lake(table: str, iceberg_conn: str, storage_conn: str | None) -> Any:
-    """Open the catalog or the store of a table. Raises InvalidArgument and CatalogUnavailable."""
+    """Open the catalog of an Iceberg table, or the store of a Delta table.
+
+    Raises InvalidArgument and CatalogUnavailable.
+    """
     from airflow_lakestream.lakes.formats import lake_of
 
     return open_catalog(iceberg_conn) if lake_of(table).has_catalog else open_storage(storage_conn)
 
 
 def group_of(lake: Any, table: str, given: str | None) -> str:
-    """Return the given consumer group, or the only group with a ledger on the table. Raises InvalidArgument.
+    """Return the given consumer group, or the only group with a ledger on the table.
 
     :param lake: catalog or store of the table; see `open_lake`.
+    :param given: the option's value; None if the option is missing.
+
+    Raises InvalidArgument if no group is given and the table is missing, or has no ledger, or several.
     """
     if given is not None:
         return given
@@ -230,7 +256,10 @@ def group_of(lake: Any, table: str, given: str | None) -> str:
 
 
 def _has_ledger(streams: Any, group: str) -> bool:
-    """Return whether a group's ledger has any topic; after a rename or a reset the ledger has no topic."""
+    """Return whether a group's ledger has any topic. A ledger that can't be read counts.
+
+    After a rename or a reset the old group's ledger has no topic.
+    """
     try:
         return bool(streams.ledger(group).topics)
     except streams.problems:
@@ -239,7 +268,10 @@ def _has_ledger(streams: Any, group: str) -> bool:
 
 
 def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:
-    """Return the properties of a checkpoint's store, or None without a connection. Raises InvalidArgument."""
+    """Return the properties of a checkpoint's store, or None without a connection. Raises InvalidArgument.
+
+    The properties are a catalog's, or delta-rs' storage options, by the type of the connection.
+    """
     with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.store import store_properties
 
@@ -247,9 +279,11 @@ def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:
 
 
 def open_registry(decoding: Mapping[str, Any], kafka_conn: str) -> dict[str, RegistryConfig]:
-    """Return, as `schema_registry`, the registry for the formats, or an empty mapping if the formats need no registry.
+    """Return the schema registry as a mapping with the key `schema_registry`; empty if no format needs a registry.
 
-    It is known by its URL, an Airflow connection, or the Kafka connection.
+    The registry is a URL or a connection in `decoding`; without either, the extra of the Kafka connection has it.
+
+    :param decoding: decoding arguments: schema_registry, format and key_format are used.
 
     Raises InvalidArgument.
     """
@@ -272,9 +306,13 @@ def aside() -> Iterator[None]:
 
 @contextmanager
 def like_the_airflow_command(*conn_ids: str | None, needs_database: bool = False) -> Iterator[None]:
-    """Look connections up like `airflow connections get`: outside a task Airflow skips the database.
+    """Look connections up within the block like `airflow connections get`, the database included.
 
-    :param needs_database: whether the value may be in the database alone.
+    Outside a task Airflow would skip the database. Output in the block goes to stderr; the environment is restored
+    afterwards.
+
+    :param conn_ids: the connections to look up. If the environment has all, Airflow is set up without its database.
+    :param needs_database: the value may be in the database alone.
     """
     environment = dict(_ENVIRONMENT)
     settings = sys.modules.get("airflow.settings")

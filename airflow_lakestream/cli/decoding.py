@@ -20,7 +20,10 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 
 def one_of(kind: type[StrEnum], but: str = "") -> str:
-    """Return the choices of an option for the help text, the last choice behind `or`."""
+    """Return the choices of an option for the help text, the last choice behind `or`.
+
+    :param but: a choice to leave out.
+    """
     names = [str(one) for one in kind if one != but]
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
@@ -45,7 +48,10 @@ Command = Callable[..., None]
 
 
 def takes_decoding(when: str = "") -> Callable[[Command], Command]:
-    """Give a command an option for each decoding argument, and pass the given options as a mapping, `decoding`.
+    """Give a command an option for each decoding argument.
+
+    The command gets the given options, without templates, as a mapping: its keyword argument `decoding`. A file named
+    by `--sql` is read.
 
     :param when: the beginning of the options' help.
     """
@@ -81,7 +87,10 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
 
 
 def _statement(given: str | None) -> str | None:
-    """Return the given statement, or the content of the named file, like the operators."""
+    """Return the given SQL, or the content of the named file if the text ends with .sql, like the operators.
+
+    Raises InvalidArgument for an unreadable file.
+    """
     if given is None or not given.strip().endswith(".sql"):
         return given
     try:

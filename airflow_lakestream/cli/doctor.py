@@ -77,7 +77,10 @@ def doctor(
 
 
 class _DoctorRun:
-    """All checks of a run. A connection with secrets is opened within its check, so that an error is a finding."""
+    """All checks of a run; each method checks a part, and adds to `findings`.
+
+    A connection with secrets is opened within its check, so that an error is a finding.
+    """
 
     def __init__(self) -> None:
         self.findings: list[DoctorFinding] = []
@@ -145,9 +148,10 @@ class _DoctorRun:
         self._look(STORE, look)
 
     def _know(self, conn_id: str | None) -> None:
-        """Record the secrets of a connection, before any output about the connection."""
+        """Record the secrets of a connection, to hide in all later texts; nothing for None."""
         self._settings.append(None if conn_id is None else connection_fields(conn_id))
 
+    # Runs a check; an error becomes a finding. Secrets known by the end of the check are hidden.
     def _look(self, part: str, look: Callable[[], Iterable[DoctorFinding]]) -> list[DoctorFinding]:
         from airflow_lakestream.onramp.connection_lines import secret_values
         from airflow_lakestream.onramp.doctor.finding import findings_of

@@ -18,7 +18,7 @@ _STEPS_OF_GROUP = ("plan", "read", "commit")
 class TaskArguments(Mapping[str, Any]):
     """Arguments of a task by name, as in the DAG file: defaults included, without rendering.
 
-    The arguments of a streaming landing are in its `app_config`.
+    The arguments of a streaming landing are in its `app_config`. Arguments that are None or functions are left out.
     """
 
     def __init__(self, task: Any) -> None:
@@ -43,12 +43,13 @@ class TaskArguments(Mapping[str, Any]):
 
 
 def arguments_of_task(dag_id: str, task_id: str | None, folder: Path | None) -> TaskArguments:
-    """Return the arguments of a landing task.
+    """Return the arguments of a landing task. The DAG file is imported; no task runs.
 
-    :param task_id: of a task, or of a group that lands together; None: the only landing task of the DAG.
+    :param task_id: id of a task, or of a group that lands together; None: the only landing task of the DAG.
     :param folder: the file or folder of DAGs; None: Airflow's.
 
-    Raises InvalidArgument if the DAG or the task does not exist, with the errors of the files.
+    Raises InvalidArgument if the DAG or the task does not exist (with the import errors of the files), if the task does
+    not land, or if `task_id` is None and several tasks land.
     """
     with like_the_airflow_command(needs_database=True):
         dag = _load(dag_id, folder)
@@ -65,7 +66,10 @@ def arguments_of_task(dag_id: str, task_id: str | None, folder: Path | None) -> 
 
 
 def _named(task_id: str) -> tuple[str, str] | None:
-    """Return the command-line name and the id of a task: a group's name for its first task, None for later tasks."""
+    """Return the name of a task for `--task`, and its id.
+
+    The first step of a group has the group's name; later steps have the same arguments, so the result is None.
+    """
     group, _, step = task_id.rpartition(".")
     if not group or step not in _STEPS_OF_GROUP:
         return task_id, task_id

@@ -46,9 +46,10 @@ _ARGUMENTS = {
 
 
 def takes_pipeline(command: Command) -> Command:
-    """Give a command `--pipeline`, `--dag` and the options that go with each.
+    """Give a command the options `--pipeline`, `--dag`, and the options that go with either.
 
-    Options of the command line take precedence over the file's or the task's.
+    Required options of the command become optional: the file or the task may set them. If neither does, the command
+    raises InvalidArgument. Options of the command line take precedence over the file's or the task's.
     """
     signature = inspect.signature(command, eval_str=True)
     own = {one.name: one for one in signature.parameters.values()}
@@ -81,9 +82,11 @@ def takes_pipeline(command: Command) -> Command:
 def _given_arguments(
     pipeline: Path | None, sink: str | None, dag: str | None, task: str | None, dag_folder: Path | None
 ) -> tuple[Mapping[str, Any], Refuse] | None:
-    """Return the arguments of a pipeline's file or of a task, and the check for templates, or None without either.
+    """Return the arguments of a pipeline's landing or of a DAG's task, or None without `--pipeline` and `--dag`.
 
-    Raises InvalidArgument.
+    The second value is a function that refuses templates in some of the arguments: they are checked only if used.
+
+    Raises InvalidArgument for options that do not go together, and for an unknown file, DAG, sink or task.
     """
     alone = {"sink": (sink, pipeline), "task": (task, dag), "dag_folder": (dag_folder, dag)}
     for name, (given, goes_with) in alone.items():
@@ -116,7 +119,12 @@ def _landing(file: Path, sink: str | None) -> tuple[CompiledPipeline, SinkLandin
 def _options_of(
     arguments: Mapping[str, Any], refuse: Refuse, options: Mapping[str, inspect.Parameter], context: typer.Context
 ) -> dict[str, Any]:
-    """Return the arguments as options, without options given on the command line. Raises the errors of `refuse`."""
+    """Return the arguments as options of the command, without options given on the command line.
+
+    Raises the errors of `refuse` for templates, and of an option's own check.
+
+    :param options: the parameters of the command.
+    """
     found = {}
     unread: tuple[str, ...] = ()
     if "repair" in options:
@@ -130,13 +138,18 @@ def _options_of(
         if value is None or name in unread or (source is not None and source.name == "COMMANDLINE"):
             continue
         refuse({argument: value})
+        # Typer calls an option's callback only with its own value, not with this one.
         check = next((info.callback for info in get_args(one.annotation)[1:] if getattr(info, "callback", None)), None)
         found[name] = (check or _unchanged)(_as_option(value))
     return found
 
 
 def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[str, ...]:
-    """Return the options to leave out: all of decoding for an audit, an unneeded schema for a repair."""
+    """Return the names of options that an audit leaves out.
+
+    An audit without a repair decodes nothing. A repair takes the columns from the table: it needs a schema only for SQL
+    over decoded columns, for CSV, and for times made from another type.
+    """
     if not repairs:
         return (*DECODING, "tombstones", "on_data_loss")
     from airflow_lakestream.tables.schema.columns import to_timed_schema
@@ -152,7 +165,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def _as_option(value: Any) -> Any:
-    """Return a value as text of the command line, or as a list of texts."""
+    """Return a value as the command line has it: as text, or as a list of texts."""
     if hasattr(value, "as_struct"):
         from airflow_lakestream.tables.schema.types import schema_text
 

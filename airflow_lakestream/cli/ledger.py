@@ -115,6 +115,7 @@ def _covered(entry: TopicEntry) -> list[tuple[str, str]]:
     return [(iso(start, shortly=False), iso(end, shortly=False)) for start, end in entry.covered]
 
 
+# The kinds of ranges that an entry has, by the names in the output.
 def _named_ranges(entry: TopicEntry) -> list[tuple[str, RangeSet]]:
     named = [("landed", entry.landed), ("lost", entry.lost), ("replaced", entry.replaced)]
     named += [("forgotten", entry.forgotten), ("adopted", entry.adopted)]

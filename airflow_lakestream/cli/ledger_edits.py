@@ -206,7 +206,16 @@ def forget(
 def _from_rows(
     catalog: Catalog, kafka: KafkaConnection, table: str, group: str, topics: Sequence[str]
 ) -> tuple[int | None, Ledger, list[RebuiltEntry]]:
-    """Return the loaded head, the group's current ledger, and the entries rebuilt from the rows."""
+    """Return the head of the table, the group's current ledger, and the entries rebuilt from the rows.
+
+    The ledger is empty if the metadata with its landings is gone; the note of its columns is kept. Topics of which no
+    row is this group's are left out.
+
+    :param topics: the topics to rebuild; empty: all topics of the rows.
+
+    Raises CannotRebuild if the ledger has landings of these topics, if rows have no or an impossible position, or if no
+    row is left to account for; and the errors of Kafka.
+    """
     from airflow_lakestream.audit.books import groups_of
     from airflow_lakestream.audit.rebuild import CannotRebuild, rebuild_topic
     from airflow_lakestream.audit.rows import count_rows
@@ -259,7 +268,10 @@ def _from_rows(
 
 
 def _by_identity(ledger: Ledger, wanted: RangeSet, table: str) -> list[tuple[TopicIdentity, RangeSet]]:
-    """Split ranges by landed incarnation. Raises InvalidArgument for never-landed ranges."""
+    """Split ranges by the landed incarnation of their topic, without ranges that have a receipt already.
+
+    Raises InvalidArgument if a range was never landed, or if all have a receipt.
+    """
     found = []
     for identity, entry in ledger.topics.items():
         if own := (wanted & entry.landed) - entry.forgotten:
@@ -273,7 +285,12 @@ def _by_identity(ledger: Ledger, wanted: RangeSet, table: str) -> list[tuple[Top
 
 
 def _rows_gone(result: AuditResult, topic: str, ranges: RangeSet) -> int:
-    """Count the missing rows within the ranges. Raises InvalidArgument if rows still exist."""
+    """Return the number of rows of the ranges that are gone from the table.
+
+    :param result: a full audit of the table.
+
+    Raises InvalidArgument if the ranges still have rows.
+    """
     of_topic = [one for one in result.partitions if one.topic == topic]
     for one in of_topic:
         if still := one.with_rows(ranges):

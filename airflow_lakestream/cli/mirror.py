@@ -123,7 +123,7 @@ def resnapshot(
 
 
 def _landing(text: str | None) -> dict[str, Any]:
-    """Return the further arguments of a mirror. Raises InvalidArgument."""
+    """Return the arguments of `--landing`, except soft_delete. Raises InvalidArgument for an unknown argument."""
     from airflow_lakestream.config.mirror import MirrorConfig
 
     try:
@@ -154,7 +154,10 @@ def _offsets(texts: Sequence[str]) -> dict[int, int]:
 
 
 def _refuse_running(checkpoint: str | None, storage_conn: str | None) -> None:
-    """Refuse while an app runs on a checkpoint. Raises InvalidArgument."""
+    """Refuse to go on while an app holds the lease of a checkpoint. Raises InvalidArgument.
+
+    :param checkpoint: None: there is nothing to check.
+    """
     if checkpoint is None:
         return
     from airflow_lakestream.driver.lease import read_lease

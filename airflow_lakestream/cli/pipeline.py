@@ -83,7 +83,10 @@ def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
 
 
 def _planned(compiled: CompiledPipeline, landing: SinkLanding) -> tuple[dict[str, Any], str]:
-    """Return the plan of the next run for a sink: JSON-ready values, and the offsets as text."""
+    """Return the plan of the next run for a sink: JSON-ready values, and the offsets as text.
+
+    Raises InvalidArgument for a sink with mode replace, and the errors of `dry_run`.
+    """
     from airflow_lakestream.cli.plan import dry_run
     from airflow_lakestream.pipelines.check import make_config
     from airflow_lakestream.run.job import build_job
@@ -167,7 +170,10 @@ def schema() -> None:
 
 
 def read(file: Path, engine: str | None = None) -> CompiledPipeline:
-    """Return the pipeline of a file. Raises PipelineError."""
+    """Return the pipeline of a file, compiled. Raises PipelineError.
+
+    :param engine: an engine in place of the file's own.
+    """
     from airflow_lakestream.pipelines.reading import read_file
 
     return read_file(file, _lookup(), engine=engine)
@@ -181,7 +187,7 @@ def _lookup() -> Any:
 
 
 def landings(compiled: CompiledPipeline, sink: str | None) -> Sequence[SinkLanding]:
-    """Return the landings of a sink, or of all sinks. Raises UnknownValue."""
+    """Return the landing of a sink, or all landings if `sink` is None. Raises UnknownValue for an unknown sink."""
     known = [landing.sink for landing in compiled.landings]
     if sink is not None and sink not in known:
         raise UnknownValue("--sink", sink, known)
@@ -203,7 +209,7 @@ def _run_id() -> str:
 
 
 def _columns(config: Any, lake: Any) -> list[str]:
-    """Describe the change of the table: created with columns, or existing and extended."""
+    """Return lines about the table of a run: to be created with columns, or existing, with columns it lacks."""
     from airflow_lakestream.tables.schema.types import schema_text
 
     made = config.design.schema

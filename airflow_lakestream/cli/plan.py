@@ -37,9 +37,11 @@ SAMPLE = 500
 
 @dataclass(frozen=True)
 class DryRun:
-    """Plan of a run, not executed. `records` counts offsets, including holes: an upper bound.
+    """Plan of a run that is not executed.
 
-    `payload` is estimated from `sampled` offsets, or None without a sample: Kafka does not report the size of ranges.
+    `records` counts offsets, including holes: an upper bound. `payload` is the estimated number of bytes of keys and
+    values, from `sampled` offsets, since Kafka does not report the size of ranges; None without a sample. `commits` is
+    a lower bound.
     """
 
     table: str
@@ -130,7 +132,9 @@ def plan(
 
 
 def dry_run(job: LandingJob, lake: Any) -> DryRun:
-    """Plan like a resuming run, and read a sample. Raises the errors of a run before the first record.
+    """Return the plan of a resuming run, and read a sample. Raises the errors of a run before the first record.
+
+    The sequence of checks is the same as in a run.
 
     :param lake: catalog of the table, or store of the Delta table.
     """
@@ -159,6 +163,7 @@ def dry_run(job: LandingJob, lake: Any) -> DryRun:
     return DryRun(job.table, state.identity.topic, plan, records, payload, sampled, commits)
 
 
+# The state of the table as a run would see it; `exists` is False for a missing table.
 def _look(catalog: Any, table: str, group: str) -> TableState:
     from functools import partial
 
@@ -195,7 +200,10 @@ def _look_at_delta(storage: Any, table: str, group: str) -> TableState:
 
 
 def _sample(job: LandingJob, plan: Plan) -> tuple[int, int]:
-    """Read the first records of each partition's ranges; return the bytes read and the number of offsets."""
+    """Read the first records of each partition's ranges.
+
+    Returns the bytes of keys and values, and the number of offsets in the ranges that were read.
+    """
     from dataclasses import replace
 
     from airflow_lakestream.core.ranges import RangeSet

@@ -68,7 +68,7 @@ def preview(
 
 @contextmanager
 def without_logs() -> Iterator[None]:
-    """Keep the logs of clients and decoders back: the answer contains the same facts."""
+    """Silence all logging within the block: the answer of the command contains the same facts."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -79,7 +79,10 @@ def without_logs() -> Iterator[None]:
 def open_topic(
     topic: str, bootstrap_servers: str | None, kafka_conn: str, decoding: Mapping[str, Any]
 ) -> tuple[SampledTopic, RegistryConfig | None]:
-    """Return the topic to look at, and the registry, if known. Raises InvalidArgument."""
+    """Return the topic to read from, and the registry, or None without a registry.
+
+    Raises InvalidArgument for a wrong name or connection. Kafka is not asked yet.
+    """
     from airflow_lakestream.core.names import check_topic
     from airflow_lakestream.onramp.samples import SampledTopic
 
@@ -91,7 +94,12 @@ def open_topic(
 def open_servers(
     bootstrap_servers: str | None, kafka_conn: str, schema_registry: str | None
 ) -> tuple[KafkaConnection, RegistryConfig | None]:
-    """Return the brokers' settings, and the registry, if known, by connections or by addresses.
+    """Return the brokers' configuration, and the registry, or None without a registry.
+
+    :param bootstrap_servers: addresses in place of a connection; Airflow is then not used.
+    :param kafka_conn: the connection; ignored if `bootstrap_servers` is given.
+    :param schema_registry: a URL, or a connection, which does not go with `bootstrap_servers`; None: of the Kafka
+        connection.
 
     Raises InvalidArgument.
     """
@@ -110,7 +118,7 @@ def open_servers(
 
 
 def topic_lines(found: TopicPreview) -> list[str]:
-    """Return the known facts about a topic, line by line."""
+    """Return the known facts about a topic as lines: size, format, and notes."""
     rate = "" if found.rate is None else f", about {found.rate:,.3g} records a minute by the newest timestamps"
     lines = [f"{found.topic}: {found.partitions} partitions, {found.offsets:,} offsets{rate}"]
     settings = {name: value for name, value in found.decoding.items() if isinstance(value, str) and name != "schema"}
@@ -123,7 +131,7 @@ def topic_lines(found: TopicPreview) -> list[str]:
 
 
 def columns_of(found: TopicPreview) -> list[str]:
-    """Return the columns, a line for each."""
+    """Return the columns and the remarks about the columns, a line for each; a single line if they are unknown."""
     from pyiceberg.schema import Schema
 
     from airflow_lakestream.tables.schema.columns import to_schema

@@ -50,7 +50,7 @@ def painted(text: str, colours: Mapping[str, str]) -> str:
 
 
 def paint_over(text: str) -> None:
-    """Print a text in the place of the last text, or below if stdout is not a terminal."""
+    """Print a text in the place of the last text on the terminal, or below it if stdout is not a terminal."""
     if not sys.stdout.isatty():
         typer.echo(f"{text}\n")
         return
@@ -163,7 +163,7 @@ class _PageFile:
 
 @dataclass
 class _ConnectionLakes:
-    """Implementation of `watching.streams.looking.Lakes` by connections, each opened once."""
+    """Implementation of the port of `watching.streams.looking` by connections, each opened at its first use."""
 
     iceberg_conn: str
     storage_conn: str | None
@@ -192,6 +192,7 @@ class _ConnectionLakes:
         return open_store_properties(self.storage_conn)
 
 
+# What to look at: the tables, namespaces and checkpoints of the options. Raises InvalidArgument without any.
 def _search(
     tables: list[str],
     namespaces: list[str],
@@ -222,6 +223,7 @@ def _look(search: StreamSearch, max_age: float) -> list[StreamStatus]:
         return search.streams(int(time.time() * 1000), max_age)
 
 
+# The exit code: 2 if a stream could not be looked at, 1 if a stream is not healthy, else 0.
 def _verdict(found: list[StreamStatus], group: str | None) -> int:
     from airflow_lakestream.watching.streams.status import HEALTHY, StreamState
 
@@ -236,9 +238,9 @@ def _json(streams: list[StreamStatus]) -> dict[str, Any]:
 
 
 def render(streams: list[StreamStatus], group: str | None = None) -> str:
-    """Return streams as text: a table, and below the table the reasons.
+    """Return streams as text: a table, and below the table the reasons for states.
 
-    :param group: the only consumer group that was asked for.
+    :param group: the consumer group of `--group`, or None; the text names it if no stream was found.
     """
     if not streams:
         whose = "" if group is None else f" of the consumer group {group}"

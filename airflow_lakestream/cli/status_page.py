@@ -38,7 +38,10 @@ class StatusLook:
 
 
 def page(looks: Sequence[StatusLook]) -> str:
-    """Return the newest look as HTML. The lag of the earlier looks is drawn as a line."""
+    """Return the newest look as an HTML page; the lag of each stream in all looks is drawn as a line.
+
+    :param looks: at least one look, the oldest first.
+    """
     newest = looks[-1]
     at = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(newest.at_ms / 1000))
     return "\n".join(
@@ -110,7 +113,7 @@ def _landings(landings: Sequence[SnapshotRecord], now_ms: int) -> Iterator[str]:
 
 
 def _lag(line: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """Draw the lag of all looks."""
+    """Draw the lag over time, from at least two pairs of time and lag."""
     (first, _), (last, _) = line[0], line[-1]
     most = max(lag for _, lag in line) or 1
     points = (

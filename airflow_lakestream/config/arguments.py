@@ -28,9 +28,10 @@ _TIMES = "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
 def as_text(argument: str, annotation: str, value: object) -> object:
     """Return the value as a text if the argument only takes texts, or else unchanged.
 
-    A whole number has one text only. For another value, the text in the template or the file is not known any more.
+    A whole number has one text only. Of a float or a truth value, the text in the template or the file is not known any
+    more: it is refused, and so are lists and mappings.
 
-    :param annotation: of the argument, such as "str | None".
+    :param annotation: the type of the argument as written, such as "str | None".
 
     Raises InvalidArgument.
     """
@@ -48,7 +49,10 @@ def as_text(argument: str, annotation: str, value: object) -> object:
 
 
 def count(argument: str, value: object, unit: str = "records") -> int | None:
-    """Return a number above 0 from a number or text, or None if not given."""
+    """Return a number above 0 from a number or text, or None if not given. Raises InvalidArgument.
+
+    :param unit: the things that are counted, for the error.
+    """
     if not is_given(value):
         return None
     if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)) or int(str(value)) == 0:
@@ -66,7 +70,7 @@ def count_from_zero(argument: str, value: object) -> int:
 
 
 def positive_seconds(argument: str, value: object) -> float:
-    """Return a number of seconds above 0."""
+    """Return a number of seconds above 0. Raises InvalidArgument."""
     duration = seconds(argument, value)
     if duration <= 0:
         raise InvalidArgument(argument, "has to be above 0 seconds.")
@@ -74,7 +78,7 @@ def positive_seconds(argument: str, value: object) -> float:
 
 
 def between_batches(argument: str, value: object) -> float | None:
-    """Return the seconds between the starts of two batches, or None for "available_now"."""
+    """Return the seconds between the starts of two batches, or None for "available_now". Raises InvalidArgument."""
     if value == AVAILABLE_NOW:
         return None
     # Both Spark's notation, "10 seconds", and ours, "10s".
@@ -87,7 +91,10 @@ def between_batches(argument: str, value: object) -> float | None:
 
 
 def reject_limit(argument: str, value: object) -> RejectLimit:
-    """Return a limit from a count, a share below 1, or a percentage: 100, 0.01, "1%"."""
+    """Return a limit from a count, a share below 1, or a percentage: 100, 0.01, "1%". Raises InvalidArgument.
+
+    A number with a point is a share, a number without is a count.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", str(value))
     if match is None or isinstance(value, bool):
         raise InvalidArgument(argument, f"{value!r} is neither a count nor a share.", 'Write 100, 0.01 or "1%".')
@@ -116,7 +123,7 @@ def proven_share(argument: str, value: object) -> float:
 
 
 def flag(argument: str, value: object) -> bool:
-    """Return a truth value from a truth value or text; an empty template is False."""
+    """Return a truth value from a truth value or text; an empty text, or "None" from a template, is False."""
     text = str(value).strip().lower()
     if text not in ("true", "false", "none", ""):
         raise InvalidArgument(argument, f"{value!r} is neither true nor false.")
@@ -164,7 +171,7 @@ def names(argument: str, value: object) -> Mapping[str, str]:
 
 
 def output_mode(argument: str, value: object) -> None:
-    """Check the output mode of a streaming query for landing. Raises InvalidArgument."""
+    """Refuse any output mode of a streaming query except "append". Raises InvalidArgument."""
     if value != "append":
         problem = f"{value!r} brings rows again that have landed, changed; a landing only adds rows."
         raise InvalidArgument(argument, problem, 'Leave it out, or write "append": rows come when they are final.')
@@ -230,7 +237,7 @@ def milliseconds(argument: str, value: object) -> int:
 
 
 def check_one_source(checkpoint_location: object, table: object, group_id: object) -> None:
-    """Raise InvalidArgument unless a single source is given."""
+    """Raise InvalidArgument unless exactly one of the three sources of a stream is given."""
     given = {"checkpoint_location": checkpoint_location, "table": table, "group_id": group_id}
     named = [name for name, value in given.items() if is_given(value)]
     if len(named) != 1:

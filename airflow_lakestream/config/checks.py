@@ -61,7 +61,10 @@ def _auditor(asked: LandingChecks) -> RowChecker:
 
 
 def refuse_incompatible_with_checks(given: Mapping[str, Any]) -> None:
-    """Refuse arguments of a landing incompatible with checks, as far as known. Raises InvalidArgument."""
+    """Refuse arguments of a landing incompatible with checks. Raises InvalidArgument.
+
+    :param given: the arguments by name, with `checks`; arguments that are not known yet are missing.
+    """
     for argument, (is_it, reason) in _NOT_WITH_CHECKS.items():
         value = given.get(argument)
         if is_given(value) and is_it(value):

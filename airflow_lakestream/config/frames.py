@@ -25,8 +25,8 @@ _NOT_OF_SPARK = (iceberg.TimeType, iceberg.UUIDType, iceberg.FixedType)
 class FrameConfig(ExtractConfig):
     """Arguments of `ExtractConfig`, and the app's function of DataFrames.
 
-    With a function, `schema` names the columns of decoded records, which the function reads. The table's columns are
-    those of the function's result; `partition_by`, `sort_order` and `schema_evolution` are about these.
+    With a function, `schema` names the columns of decoded records, which the function reads. The table gets the columns
+    of the function's result; `partition_by`, `sort_order` and `schema_evolution` are about these columns.
 
     :param transform: "module:function"; it takes a batch of decoded rows as a DataFrame, and the Spark session, and
         returns the rows of the table. None lands the decoded rows.
@@ -104,7 +104,10 @@ class FrameConfig(ExtractConfig):
 
     @property
     def decoded(self) -> pa.Schema | None:
-        """Columns of the function's input without metadata columns, or None without a function."""
+        """Columns of the function's input without metadata columns, or None without a function.
+
+        Raises InvalidArgument if neither `schema` nor the format shows the columns.
+        """
         if self.function is None:
             return None
         schema = super().design.schema
@@ -120,7 +123,10 @@ class FrameConfig(ExtractConfig):
 
     @property
     def design(self) -> TableDesign:
-        """Design of decoded rows; with a function, these are not the table's rows."""
+        """Design of decoded rows: without a function, the table's design.
+
+        With a function, the decoded rows have no table, and the design has only the metadata columns.
+        """
         design = super().design
         if self.function is None:
             return design
@@ -128,7 +134,12 @@ class FrameConfig(ExtractConfig):
 
     @property
     def table_design(self) -> TableDesign:
-        """Design of the table itself, without columns if a function makes the rows."""
+        """Design of the table itself; with a function, without any columns.
+
+        The function's result has the columns, and is known only when the function has run. So the design has no part of
+        the decoded records: no metadata columns, no schema, no column for unknown fields, and no columns from a
+        registry. Errors about the columns name the argument of the function.
+        """
         design = super().design
         if self.function is None:
             return design
@@ -137,7 +148,7 @@ class FrameConfig(ExtractConfig):
 
 
 def _foreign(kind: iceberg.IcebergType) -> iceberg.IcebergType | None:
-    """Return the first type within a type unknown to Spark, or None."""
+    """Return the first type unknown to Spark, in a type or nested in the type; or None."""
     match kind:
         case iceberg.StructType():
             inside = [field.field_type for field in kind.fields]

@@ -173,7 +173,7 @@ class ExtractConfig(DecodingSettings):
         return template if is_pattern(self.topic) else template.of_topic(self.topic)
 
     def of_topic(self, topic: str) -> ExtractConfig:
-        """Return the configuration for a single topic, with the topic's name in the names of tables."""
+        """Return the configuration for a single topic of a regex, with the topic's name in the names of tables."""
         home = TableTemplate.parse(str(self.home_table)).of_topic(topic).text if is_given(self.home_table) else None
         return replace(self, topic=topic, table=self.template.of_topic(topic).text, home_table=home)
 
@@ -204,7 +204,7 @@ class ExtractConfig(DecodingSettings):
 
     @property
     def coverage(self) -> RunMode:
-        """Mode of the run, which decides about the covered offsets."""
+        """Mode of the run. The mode decides about the covered offsets."""
         mode = choose(ModeName, "mode", self.mode)
         for argument, owner in _BELONGS_TO.items():
             if mode is not owner and is_given(getattr(self, argument)):
@@ -273,12 +273,12 @@ class ExtractConfig(DecodingSettings):
 
     @property
     def poll_seconds(self) -> float:
-        """Seconds without records from a partition until a stall."""
+        """Seconds without records from a partition until the run counts as stalled."""
         return arguments.positive_seconds("poll_timeout", self.poll_timeout)
 
     @property
     def processes(self) -> int | None:
-        """Number of reading processes; None for a number by the processors."""
+        """Number of reading processes; None to choose a number by the processors."""
         return arguments.count("parallelism", self.parallelism, "processes")
 
     @property
@@ -308,7 +308,10 @@ class ExtractConfig(DecodingSettings):
 
     @property
     def decoded(self) -> pa.Schema | None:
-        """Columns of decoded records, or None if these are the table's own columns."""
+        """Columns of decoded records, or None if these are the table's own columns.
+
+        Here always None; `FrameConfig` has other columns.
+        """
         return None
 
     @property

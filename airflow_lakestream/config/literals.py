@@ -65,6 +65,10 @@ _TEMPLATE = re.compile(r"\{[{%#].*?(?:[}%#]\}|$)", re.DOTALL)
 def check_literals(given: Mapping[str, object], checks: Mapping[str, Check] | None = None) -> None:
     """Refuse wrong literal arguments, by name. Raises InvalidArgument.
 
+    Arguments with templates are not checked. The table's name is checked only if its format is literal, too, or not
+    given.
+
+    :param given: all arguments, by name.
     :param checks: for further arguments, which are not a landing's.
     """
     literal = {name: value for name, value in given.items() if is_given(value) and is_literal(value)}
@@ -89,7 +93,10 @@ def is_literal(value: object) -> bool:
 
 
 def templates_in(name: str, value: object) -> Iterator[str]:
-    """Yield the parts of an argument rendered by Airflow; `{{ input }}` of a statement is not a template."""
+    """Yield the templates in an argument, as Airflow renders templates; `{{ input }}` of a statement is not a template.
+
+    :param name: the argument's name.
+    """
     if isinstance(value, str):
         text = OF_INPUT.sub("", value) if name == "sql" else value
         yield from _TEMPLATE.findall(text)

@@ -134,7 +134,7 @@ class MirrorConfig(ExtractConfig):
 
     @property
     def design(self) -> TableDesign:
-        """Design for files of events, with all columns of the events."""
+        """Design for files of events, with all columns of the events; the table's own is `table_design`."""
         return TableDesign(metadata=super().design.metadata, evolution=SchemaEvolution.WIDEN, grows=True)
 
     @property

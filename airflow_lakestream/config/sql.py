@@ -44,7 +44,14 @@ class SqlStatement:
 
     @classmethod
     def parse(cls, arguments: Mapping[str, object], given: Schema | None, metadata: pa.Schema) -> SqlStatement | None:
-        """Return the statement in a landing's arguments, or None without a statement. Raises InvalidArgument."""
+        """Return the statement in a landing's arguments, or None without a statement.
+
+        Raises InvalidArgument for arguments that do not go with the statement.
+
+        :param arguments: all arguments of the landing, by name.
+        :param given: the user's schema, or None.
+        :param metadata: the metadata columns.
+        """
         named = choose(SqlInput, "sql_input", arguments["sql_input"])
         if not is_given(arguments["sql"]):
             if named is not SqlInput.RAW:
@@ -81,7 +88,11 @@ class SqlStatement:
 
     @property
     def schema(self) -> Schema:
-        """The payload's columns of the table. Raises InvalidArgument if the given schema is different."""
+        """The payload's columns of the table, made by the statement.
+
+        Raises InvalidArgument if the given schema is different, or if the statement selects metadata columns, or only
+        these.
+        """
         made = pa.schema([field for field in self.transform.schema if field.name not in self.metadata.names])
         for name in made.names:
             if name.startswith(METADATA_PREFIX):
@@ -97,7 +108,7 @@ class SqlStatement:
         return to_schema(made, "sql")
 
     def properties(self, consumer_group: str) -> Mapping[str, str]:
-        """Return the table property for the statement."""
+        """Return the table property with the statement's input, for a consumer group."""
         return {PROPERTY_PREFIX + consumer_group: str(self.input)}
 
 
@@ -108,6 +119,7 @@ def landed_through(properties: Mapping[str, str], consumer_group: str) -> str | 
 
 
 def _refuse_decoding(arguments: Mapping[str, object]) -> None:
+    # Only for raw records: then the decoding arguments have no effect.
     remedy = 'Leave it out, or let the statement read decoded columns: sql_input="decoded", and schema for these.'
     if not FORMATS[choose(ValueFormat, "format", arguments["format"])].is_text:
         problem = f"{arguments['format']!r} is not text, but sql reads keys and values as text."

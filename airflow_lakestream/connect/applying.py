@@ -26,12 +26,13 @@ _KEPT = (
     "iceberg.control.topic",
     "iceberg.catalog",
 )
+# Seconds to wait for a change in Connect, and seconds between two looks meanwhile.
 _WITHIN_S = 60.0
 _EVERY_S = 0.2
 
 
 class DoesNotChange(LakestreamError, Transient):
-    """Error of a request without effect in Connect."""
+    """Error of a connector without the awaited state after a minute."""
 
 
 class ConnectorSetup:
@@ -62,7 +63,10 @@ class ConnectorSetup:
     def apply(self) -> str:
         """Make the connector run as configured; return the change in words.
 
-        An equal configuration is not sent again: that would restart all tasks.
+        An equal configuration is not sent again: that would restart all tasks. A sink with a ledger is published in any
+        case. The sink begins again at the ledger's end if it is new or stopped, if its tasks failed while the ledger
+        was ahead of them, or if its branch has rows unfit for main. Raises ConfigRefused, and the errors of a
+        publication.
         """
         existing = self._client.config(self._spec.name)
         if existing is None:
@@ -76,12 +80,13 @@ class ConnectorSetup:
         status = self.status()
         state = status.state
         sink = self._spec.sink
+        # A stopped sink begins at the ledger's end, too: an extract may have landed its records meanwhile.
         if sink is not None and (
             state is ConnectorState.STOPPED
             or (status.failed and self._is_ahead(sink))
             or self._has_unfit_rows(is_stopped=False)
         ):
-            # A stopped connector may have been resumed a moment ago, which its state does not show yet.
+            # Also if it seems stopped: a request to resume it a moment ago may not show in its state yet.
             self._client.stop(self._spec.name)
             if changed:
                 self._client.configure(self._spec.name, self._spec.config)
@@ -94,14 +99,22 @@ class ConnectorSetup:
         return f"it was corrected: {', '.join(changed)}" if changed else "it is configured as required"
 
     def restart(self, only_failed: bool) -> None:
-        """Restart tasks, and wait until no task shows an old failure."""
+        """Restart tasks, and wait at most 10 s until no task shows an old failure.
+
+        No error is raised if a failure still shows then: the next look judges that failure.
+
+        :param only_failed: whether tasks that run are left alone.
+        """
         self._client.restart(self._spec.name, only_failed)
         deadline = time.monotonic() + _WITHIN_S / 6
         while self.status().failed and time.monotonic() < deadline:
             self._wait(_EVERY_S)
 
     def status(self) -> ConnectorStatus:
-        """Return the connector's status, with retries while a new connector has no status yet."""
+        """Return the connector's status; wait up to a minute for the status of a new connector.
+
+        Raises NoSuchConnector if the connector does not exist, or has no status after a minute.
+        """
         deadline = time.monotonic() + _WITHIN_S
         while True:
             try:
@@ -112,7 +125,10 @@ class ConnectorSetup:
                 self._wait(_EVERY_S)
 
     def await_state(self, *states: ConnectorState) -> None:
-        """Wait until the connector is in any of these states. Raises DoesNotChange."""
+        """Wait until the connector is in any of these states. Raises DoesNotChange after a minute.
+
+        For STOPPED, wait also until no task is left.
+        """
         deadline = time.monotonic() + _WITHIN_S
         while (status := self.status()).state not in states or (ConnectorState.STOPPED in states and status.tasks):
             if time.monotonic() > deadline:
@@ -121,7 +137,10 @@ class ConnectorSetup:
             self._wait(_EVERY_S)
 
     def _check(self) -> None:
-        """Check the configuration as far as possible without creating the connector. Raises ConfigRefused."""
+        """Check the configuration as far as possible without creating the connector. Raises ConfigRefused.
+
+        The check covers the connector's class, the settings by Connect's own validation, and misspelt keys.
+        """
         config = {"name": self._spec.name, **self._spec.config}
         if (kind := config.get("connector.class", "")) not in (plugins := self._client.plugins()):
             known = ", ".join(sorted(one.rpartition(".")[2] for one in plugins))
@@ -131,14 +150,23 @@ class ConnectorSetup:
         check_keys(config, known_keys, HANDED_ON if self._spec.sink else ())
 
     def _is_ahead(self, sink: IcebergConnector) -> bool:
-        """Return whether the ledger is ahead of the tasks, through a receipt or an extract."""
+        """Return whether the ledger goes further than the offsets committed by the tasks.
+
+        A receipt for lost offsets, or an extract of the same group, may have put the ledger ahead. A partition without
+        a committed offset does not count. As a side effect, table and branch are prepared.
+        """
         assert self._groups is not None, "a sink with a ledger has them"
         assert self._publisher is not None, "likewise"
         begins, committed = self._publisher.begin(), self._groups.committed(sink.group, sink.topic)
         return any(begin > committed.get(p, begin) for p, begin in begins.items())
 
     def _has_unfit_rows(self, *, is_stopped: bool) -> bool:
-        """Publish; return whether the branch has rows unfit for main, to be read again from the ledger's end."""
+        """Publish the branch; return whether the branch has rows unfit for main.
+
+        Rows of a doubtful record, rows with wrong values, and rows that main has already are unfit. These rows are not
+        published, and the caller lets the sink read the records again from the ledger's end. Raises all other errors of
+        a publication.
+        """
         try:
             self._publish(is_stopped)
         except (RecordDoubted, RowsDiffer, RowsOnMain) as e:
@@ -166,15 +194,16 @@ class ConnectorSetup:
         return f"it was created; {self._start(sink)}"
 
     def _start(self, sink: IcebergConnector) -> str:
-        """Start a stopped sink at the ledger's end.
+        """Start a stopped sink at the ledger's end; return the beginning in words.
 
-        1. Make its control topic, and publish the commits on its branch, which then begins again: rows unfit for main
-           are read again.
-        2. Let its coordinator begin at the control topic's end: otherwise the first round of a coordinator
-           that is killed would never be seen. Rows that no coordinator has committed are read again.
-        3. Let its tasks begin at the first offset that the ledger lacks.
+        1. Make the control topic, and publish the commits on the branch. Then set the branch back to main's head: rows
+           unfit for main are dropped, and their records are read again.
+        2. Let the coordinator begin at the control topic's end. Without that offset, the events of a coordinator that
+           is killed in its first round would never be read. Rows that no coordinator has committed are read again.
+        3. Let the tasks begin at the first offset that the ledger lacks.
 
-        Raises LandedAhead if the ledger has offsets above that: the sink stays stopped.
+        Raises LandedAhead if the ledger has offsets above its first missing offset: the tasks would land these twice.
+        The sink then stays stopped.
         """
         assert self._groups is not None, "a sink with a ledger has them"
         assert self._publisher is not None, "likewise"
@@ -192,6 +221,7 @@ class ConnectorSetup:
 
     def _resume(self) -> None:
         self._client.resume(self._spec.name)
+        # FAILED is among these states: the watch judges failures.
         self.await_state(
             *(state for state in ConnectorState if state not in (ConnectorState.STOPPED, ConnectorState.PAUSED))
         )

@@ -43,6 +43,10 @@ class ConnectWorkers:
     """Addresses and login of the workers of a Connect cluster; any worker can answer.
 
     :param urls: asked in order until a worker answers.
+    :param ca_file: path of the certificates to trust; empty for the system's certificates.
+    :param timeout: seconds to wait for the answer of a worker.
+
+    Raises InvalidArgument without an address, or for an address that is not http or https.
     """
 
     urls: Sequence[str]
@@ -57,7 +61,11 @@ class ConnectWorkers:
 
 
 class ConnectClient:
-    """Requests to the workers. All methods raise ConnectUnknown and ConnectRefused."""
+    """Requests to the workers. All methods raise ConnectUnknown and ConnectRefused.
+
+    A request goes to one worker after the other until a worker answers. While the workers rebalance, the request is
+    repeated for up to a minute.
+    """
 
     def __init__(self, workers: ConnectWorkers) -> None:
         self._workers = workers
@@ -70,7 +78,10 @@ class ConnectClient:
         return ", ".join(self._workers.urls)
 
     def status(self, name: str) -> ConnectorStatus:
-        """Return the status of a connector with tasks. Raises NoSuchConnector."""
+        """Return the status of a connector and of its tasks.
+
+        Raises NoSuchConnector, also for a new connector that has no status yet.
+        """
         answer = self._ask("GET", _path(name, "status"))
         try:
             return ConnectorStatus.parse(answer)
@@ -78,7 +89,10 @@ class ConnectClient:
             raise ConnectUnknown(f"Kafka Connect at {self.where}: the answer has no valid status of {name!r}.") from e
 
     def config(self, name: str) -> dict[str, str] | None:
-        """Return a connector's configuration as given; None if the connector does not exist."""
+        """Return a connector's configuration; None if the connector does not exist.
+
+        Connect adds the key `name` to the configuration that it was given.
+        """
         try:
             answer = self._ask("GET", _path(name, "config"))
         except NoSuchConnector:
@@ -95,7 +109,10 @@ class ConnectClient:
         return {str(one.get("class")) for one in answer if isinstance(one, Mapping)}
 
     def validate(self, config: Mapping[str, str]) -> tuple[set[str], dict[str, list[str]]]:
-        """Return the names of all settings of the connector's class, and the errors by setting."""
+        """Return the names of all settings of the connector's class, and the errors by setting.
+
+        :param config: has to have `connector.class`.
+        """
         plugin = urllib.parse.quote(config["connector.class"], safe="")
         answer = self._ask("PUT", f"/connector-plugins/{plugin}/config/validate", dict(config))
         try:
@@ -110,7 +127,7 @@ class ConnectClient:
         self._ask("POST", "/connectors", {"name": name, "config": dict(config), "initial_state": "STOPPED"})
 
     def configure(self, name: str, config: Mapping[str, str]) -> None:
-        """Change a connector's configuration, with a restart of the tasks."""
+        """Create a connector, or change a connector's configuration with a restart of its tasks."""
         self._ask("PUT", _path(name, "config"), dict(config))
 
     def restart(self, name: str, only_failed: bool) -> None:
@@ -130,7 +147,7 @@ class ConnectClient:
         self._ask("PUT", _path(name, "resume"))
 
     def set_offsets(self, name: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set the next offsets of a stopped sink, by partition."""
+        """Set the next offsets of a sink, by partition; Connect refuses the request unless the sink is stopped."""
         moved = [
             {"partition": {"kafka_topic": topic, "kafka_partition": p}, "offset": {"kafka_offset": offset}}
             for p, offset in sorted(offsets.items())
@@ -204,7 +221,10 @@ def _parsed(content: bytes, where: str) -> Any:
 
 
 def _explained(where: str, path: str, error: urllib.error.HTTPError) -> LakestreamError:
-    """Return the error for an HTTP error; only Connect's own JSON is trusted as a worker's answer."""
+    """Return the error for an HTTP error; only Connect's own JSON is trusted as a worker's answer.
+
+    An answer of another program, such as a gateway, or of a busy worker leaves the state unknown: ConnectUnknown.
+    """
     try:
         answer = json.loads(error.read(_MOST_BYTES))
         message = str(answer["message"])[:500] if "error_code" in answer else None

@@ -32,7 +32,10 @@ class ConfigRefused(InvalidArgument, Terminal):
 
 
 def as_text(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return a configuration in Connect's form: all values are text. Raises ConfigRefused."""
+    """Return a configuration in Connect's form: all values are text. Raises ConfigRefused.
+
+    True and false become lower-case words. Lists, mappings and None have no such form, and are refused.
+    """
     text = {}
     for key, value in config.items():
         if isinstance(value, Mapping | list | tuple | set) or value is None:
@@ -53,6 +56,7 @@ def refuse_literal_secrets(config: Mapping[str, Any]) -> None:
 
 def _literal_secrets(config: Mapping[str, Any]) -> Iterator[str]:
     for key, value in config.items():
+        # A reference to a config provider is not literal; the text around it may still hold a secret.
         text = _REFERENCE.sub("", value) if isinstance(value, str) else value
         if isinstance(text, str) and key.endswith("jaas.config"):
             # A line of settings, of which only some are secret.
@@ -62,19 +66,22 @@ def _literal_secrets(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def changed_settings(wanted: Mapping[str, str], existing: Mapping[str, str]) -> list[str]:
-    """Return the names of the settings with different values; Connect's own addition, the name, is left out."""
+    """Return the names of the settings with different values, or with a value on a single side.
+
+    The key `name`, which Connect adds, is left out.
+    """
     names = (set(wanted) | set(existing)) - {"name"}
     return sorted(name for name in names if wanted.get(name) != existing.get(name))
 
 
 def check_keys(config: Mapping[str, str], known: Collection[str], handed_on: Collection[str] = ()) -> None:
-    """Refuse unknown keys that look like a known key. Raises ConfigRefused.
+    """Refuse misspelt keys, since Connect ignores unknown keys. Raises ConfigRefused.
 
-    Connect ignores unknown keys. An unknown key without a similar key gets a warning only: some connectors pass
-    settings to a library.
+    An unknown key that looks like a known key is refused, and so is any unknown key of a transformation or predicate.
+    Any other unknown key gets a warning only: some connectors pass settings to a library.
 
     :param known: the names that Connect returns from its validation.
-    :param handed_on: further prefixes of settings for other readers.
+    :param handed_on: prefixes of further settings that the connector passes on, and that are not checked.
     """
     prefixes = (*_HANDED_ON, *handed_on)
     for key in sorted(set(config) - set(known) - {"name"}):
@@ -90,7 +97,10 @@ def check_keys(config: Mapping[str, str], known: Collection[str], handed_on: Col
 
 
 def check_errors(errors: Mapping[str, Collection[str]]) -> None:
-    """Refuse errors of Connect's own validation. Raises ConfigRefused without values, because of secrets."""
+    """Refuse a configuration with errors of Connect's own validation. Raises ConfigRefused.
+
+    References to config providers are masked in the message.
+    """
     if errors:
         problems = "; ".join(
             f"{name}: {' '.join(_REFERENCE.sub('...', one) for one in errors[name])}" for name in errors

@@ -54,7 +54,7 @@ class ConnectorSpec:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics of a sink, if listed in the configuration."""
+        """The topics of a sink; empty for a source, and for a sink without a list of topics."""
         if self.kind is ConnectorKind.SOURCE:
             return ()
         return tuple(name for one in self.config.get("topics", "").split(",") if (name := one.strip()))
@@ -73,18 +73,22 @@ class SinkPublisher(Protocol):
     """Publishes a sink's commits from branch to main."""
 
     def begin(self) -> Mapping[int, int]:
-        """Prepare table and branch; return, by partition, the first offset lacking in the ledger."""
+        """Prepare table and branch; return, by partition, the first offset lacking in the ledger.
+
+        A consumer group without an origin gets its origin in the ledger here.
+        """
 
     def begin_again(self) -> Mapping[int, int]:
         """Reset the branch to main's head; return, by partition, the sink's first offset.
 
-        Raises LandedAhead if the ledger has offsets above the first offset that it lacks.
+        Raises LandedAhead if the ledger has offsets above the first offset that it lacks: the sink would land these
+        twice.
         """
 
     def publish(self, published: DriverProgress, is_stopped: bool) -> BatchProgress | None:
-        """Publish new commits; return the batch, or None without new commits.
+        """Publish new commits; return the published batch, or None without new commits.
 
-        :param published: the sums already published by this run.
+        :param published: the sums of the batches that earlier calls of this run returned.
         :param is_stopped: whether the sink is stopped: then its coordinator's committed offsets are final.
         """
 

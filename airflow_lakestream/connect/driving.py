@@ -28,16 +28,17 @@ _NOTHING: dict[str, Any] = {}
 
 
 class ConnectorSupervision:
-    """Supervision of a task's connector in a process; a `driver.drives.Drives`.
+    """Supervision of a task's connector in a process; a `driver.drives.StreamSupervisor`.
 
     Connect itself keeps one connector of a name: two tasks with the same name supervise the same connector.
 
-    :param groups: None if no lag is known.
-    :param publisher: for a sink with a ledger.
-    :param memory: state of an earlier process of the task, see `to_hand_on`.
+    :param groups: Kafka's consumer groups, for lag and offsets; None for a source, or without a Kafka connection.
+    :param publisher: the publisher of the branch; None for a connector without a ledger.
+    :param memory: the result of `to_hand_on` in an earlier process of the task; empty for the first process.
     :param wait: waits the given seconds; raises when the task is to end.
     """
 
+    # A connector has no lease: Connect itself runs at most one connector of a name.
     generation = 0
 
     def __init__(
@@ -88,7 +89,10 @@ class ConnectorSupervision:
     def begin(self, history: SupervisionHistory | None = None) -> None:
         """Create, adopt or correct the connector; with a history of failures or a stall, restart the tasks.
 
-        Raises ConnectorAtDamage if the tasks fail or stall at a damaged batch.
+        Without a history the tasks are restarted only if a task is found failed. Raises ConnectorAtDamage if the tasks
+        fail or stall at a damaged batch.
+
+        :param history: the history of a failed or stalled connector; None at the start of a supervision.
         """
         failing = self._observer.look() if history is not None else ConnectorLook()
         if history is not None and (at_damage := self.at_damage(failing)) is not None:
@@ -105,6 +109,7 @@ class ConnectorSupervision:
             # Found failed, perhaps for days, for a reason that may have passed.
             memory = memory.restarted(self._observer.look())
             self._applying.restart(only_failed=True)
+        # Until all tasks run again, the connector counts as starting, and `start_timeout` applies.
         memory = replace(memory, has_run=False)
         self._watch = ConnectorWatch(
             self._observer.look,
@@ -115,7 +120,10 @@ class ConnectorSupervision:
         )
 
     def at_damage(self, look: ConnectorLook | None = None) -> ConnectorAtDamage | None:
-        """Return the error of tasks failing or stalled at a damaged batch; None if not at damage."""
+        """Return the error of tasks failing or stalled at a damaged batch; None if not at damage.
+
+        :param look: the look with the failure; None: look now.
+        """
         damaged = self._observer.damaged_batch(look or self._observer.look())
         if damaged is None:
             return None
@@ -126,7 +134,13 @@ class ConnectorSupervision:
         self._watch.history = history
 
     def follow(self, report: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
-        """Look, report and publish until an action is due or, with `until_started`, until the connector works."""
+        """Look, report and publish until an action is due or, with `until_started`, until the connector works.
+
+        Each look waits `poll_interval` after the look before. The branch is published once `publish_interval` is over,
+        and when the connector was stopped. Raises the errors of a publication.
+
+        :param report: called with each look.
+        """
         while True:
             look = self._watch.look()
             decision = look.decision
@@ -148,10 +162,10 @@ class ConnectorSupervision:
         self._wait(max(0.0, until - time.time()))
 
     def clear_away(self) -> None:
-        """Keep all tasks: failed tasks are restarted in place."""
+        """Do nothing: failed tasks stay until `begin` restarts them in place."""
 
     def finish(self) -> DriverProgress:
-        """Return the sums."""
+        """Return the sums of this run; nothing else has to be ended."""
         return self.progress()
 
     def stop(self, action: Any) -> str:
@@ -175,7 +189,10 @@ class ConnectorSupervision:
 
 
 def stop_connector(client: ConnectClient, name: str, action: OnKillConnector) -> str:
-    """Carry out `action` on a connector; return the result in words."""
+    """Stop or pause a connector as `action` demands; return the result in words.
+
+    No error is raised if the connector does not exist; with LEAVE nothing is done.
+    """
     try:
         if action is OnKillConnector.STOP:
             client.stop(name)

@@ -37,10 +37,10 @@ class NotAnEvent(ValueError):
 
 @dataclass(frozen=True)
 class ControlEvent:
-    """An event with a position in the control topic.
+    """An event of a sink, with its position in the control topic.
 
-    `ends`, for DATA_COMPLETE only, are the offsets up to which a task's records are in the files reported before, by
-    source topic and partition.
+    `group` is the consumer group of the sink. `ends` are empty except for DATA_COMPLETE: by source topic and partition,
+    the end of the records that a task has written into files, which earlier events have reported.
     """
 
     partition: int
@@ -81,7 +81,12 @@ def events_of(records: Iterable[Message]) -> list[ControlEvent]:
 def ends_below(events: Iterable[ControlEvent], group: str, topic: str, until: Mapping[int, int]) -> dict[int, int]:
     """Return, by partition, the end of a topic's records in files reported below `until`.
 
-    The highest offset of any task: a commit takes all events that it has read, also events of an earlier round.
+    :param group: the consumer group of the sink; events of other sinks are ignored.
+    :param topic: the source topic.
+    :param until: by partition of the control topic, the offset below which events count; no event of a partition that
+        is left out counts.
+
+    The highest end of any task counts: a commit takes all events that it has read, also events of an earlier round.
     """
     ends: dict[int, int] = {}
     for event in events:

@@ -66,7 +66,10 @@ class IcebergConnector:
 
     @property
     def group(self) -> str:
-        """The consumer group of the sink's tasks. Offsets are committed before the table is: an upper bound."""
+        """The consumer group of the sink's tasks.
+
+        The sink commits these offsets before the table, so the table may have less.
+        """
         return f"connect-{self.connector}"
 
     @property
@@ -76,7 +79,7 @@ class IcebergConnector:
 
     @property
     def commit_bound(self) -> float:
-        """Seconds for two rounds of commits: within this time a sink with records to take has to move."""
+        """Seconds for two rounds of commits: a sink with records to take makes progress within this time."""
         interval, timeout = (int(self.config[name]) / 1000 for name in (_COMMIT_INTERVAL, _COMMIT_TIMEOUT))
         return 2 * (interval + timeout)
 
@@ -89,10 +92,16 @@ def session_of(config: Mapping[str, str]) -> float:
 def complete_config(
     connector: str, given: Mapping[str, str], catalog: str, publish_interval: float
 ) -> IcebergConnector:
-    """Return a sink for writing a branch with positions in the rows. Raises ConfigRefused.
+    """Return Iceberg's sink with its complete configuration. Raises ConfigRefused.
 
-    :param given: the user's configuration.
-    :param catalog: the catalog's name: the id of Airflow's connection, which a SQL catalog keeps with each table.
+    The sink gets a branch and a control topic of its own, named after the connector. A transformation, added as the
+    last, puts each record's topic, partition, offset and timestamp into its row: the ledger needs the record of a row.
+    Raises ConfigRefused for settings that do not go with a ledger.
+
+    :param connector: the connector's name.
+    :param given: the user's configuration, which wins over the defaults, also for branch and control topic.
+    :param catalog: the id of Airflow's connection, as the catalog's name. A SQL catalog keeps its name with each table,
+        so that the sink finds our tables only under the same name.
     :param publish_interval: seconds between two publications; the sink commits at the same interval by default.
     """
     _refuse(given)

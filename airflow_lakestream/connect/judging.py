@@ -28,8 +28,9 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class ConnectorLook:
-    """A look at a connector. `status` is None if no worker answered; then `problem` has the reason.
+    """A look at a connector. `status` is None if no worker answered, and `problem` then has the reason.
 
+    :param is_gone: whether the connector does not exist any more.
     :param committed: offsets of the tasks' consumer group, by topic and partition, such as `orders[0]`.
     :param lag: number of offsets left to read; None if unknown.
     :param commits: a text that changes with each commit of the sink to its branch.
@@ -53,8 +54,10 @@ class ConnectorLook:
 class ConnectorMemory:
     """State for the next look, as plain values.
 
-    `blamed` counts the records that failed tasks named before their restarts. `crowded_since` is the time since which
-    there is more than one coordinator; 0 for one coordinator, negative once the warning was logged.
+    `has_run`: all tasks have run since the last start. `moves` counts the signs of life, and `mark` is the text of
+    offsets and commits at the last sign. `blamed` counts the records that failed tasks named before their restarts.
+    `published` is the `commits` of a look at the last publication, `published_at` its time. `crowded_since` is the time
+    since which there is more than one coordinator; 0 for one coordinator, negative once the warning was logged.
     """
 
     has_run: bool = False
@@ -75,7 +78,10 @@ class ConnectorMemory:
         return asdict(self)
 
     def restarted(self, look: ConnectorLook) -> ConnectorMemory:
-        """Return the memory after a restart of the failed tasks."""
+        """Return the memory after a restart of the failed tasks.
+
+        :param look: the look before the restart, whose failed tasks name records.
+        """
         counts = dict(self.blamed)
         for name in culprit_names(look):
             counts[name] = counts.get(name, 0) + 1
@@ -83,7 +89,12 @@ class ConnectorMemory:
 
 
 def judge(look: ConnectorLook, memory: ConnectorMemory) -> tuple[DriverSight, ConnectorMemory]:
-    """Return the judgement of a look, and the memory for the next look."""
+    """Return the judgement of a look, and the memory for the next look.
+
+    A stopped connector is done, and a paused connector runs. Once all tasks have run, the connector counts as running,
+    even if a task is unassigned for a while. A connector that is gone, unknown, stopped or failed leaves the memory as
+    it was.
+    """
     if look.is_gone:
         return DriverSight(DriverState.FAILED, memory.moves, "it is gone: somebody has deleted it"), memory
     if look.status is None:
@@ -100,7 +111,11 @@ def judge(look: ConnectorLook, memory: ConnectorMemory) -> tuple[DriverSight, Co
 
 
 def culprit_names(look: ConnectorLook) -> set[str]:
-    """Return the records named by failed tasks, or without a name the error and the group's offsets."""
+    """Return a text for each record at which a task failed; empty if no trace blames a record.
+
+    The text is the record's place in the trace; or else the unreadable record that the look found; or else the error
+    with the offsets of the tasks' group.
+    """
     found = set()
     for task in look.status.failed if look.status else ():
         if (culprit := culprit_of(task.trace)) is not None:
@@ -119,6 +134,7 @@ def _name(culprit: TraceRecord, look: ConnectorLook) -> str:
 
 
 def _failed(look: ConnectorLook, status: ConnectorStatus, memory: ConnectorMemory, doing: str) -> DriverSight:
+    # Plus one: the memory has the failures before earlier restarts, and this failure is new.
     poison = sorted(name for name in culprit_names(look) if memory.blamed.get(name, 0) + 1 >= _TRACES)
     if poison:
         error = f"its tasks fail at the same record again and again: {poison[0]}. {_REMEDIES[look.has_ledger]}"
@@ -131,7 +147,11 @@ def _failed(look: ConnectorLook, status: ConnectorStatus, memory: ConnectorMemor
 
 
 def _moved(look: ConnectorLook, memory: ConnectorMemory) -> ConnectorMemory:
-    """Count a sign of life: progress of the sink, a commit, or an idle sink."""
+    """Return the memory, with a sign of life if the connector has made progress or is idle.
+
+    Progress is a changed offset of the group, or a commit to the branch. A connector is idle if it is paused, or if it
+    has no lag. An unknown lag counts as no lag, so a source never stalls.
+    """
     mark = f"{sorted(look.committed.items())} {look.commits}"
     is_idle = not look.lag or (look.status is not None and look.status.state is ConnectorState.PAUSED)
     if is_idle or mark != memory.mark:

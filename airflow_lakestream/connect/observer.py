@@ -32,7 +32,7 @@ class ConnectorObserver:
     """Looks at a connector, without decisions.
 
     :param kafka: None for a source, or without a Kafka connection: then no lag is known.
-    :param head: see `Publisher.head`.
+    :param head: see `SinkPublisher.head`; None for a connector without a ledger.
     """
 
     def __init__(
@@ -44,7 +44,10 @@ class ConnectorObserver:
         self._head = head
 
     def look(self) -> ConnectorLook:
-        """Look at the connector; without an answer the look is unknown, not an error. Raises ConnectRefused."""
+        """Look at the connector. Raises ConnectRefused.
+
+        If Connect, Kafka or the catalog gives no answer, the look has no status, and `problem` has the reason.
+        """
         try:
             status = self._status()
             if status is None:
@@ -88,7 +91,8 @@ class ConnectorObserver:
     ) -> str:
         """Return the record unreadable for a converter, if unnamed in the trace; empty if not found.
 
-        JSON's converter needs JSON; a converter that finds no schema id in a value fails if the id is in a header.
+        The first records after the group's offsets are searched. JSON's converter fails at a value that is not JSON. A
+        converter that misses the schema id in a value fails at a record with the id in a header.
         """
         culprits = {culprit_of(task.trace) for task in status.failed}
         errors = " ".join(one.error for one in culprits if one is not None and not one.is_placed)
@@ -105,7 +109,10 @@ class ConnectorObserver:
         return ""
 
     def damaged_batch(self, look: ConnectorLook) -> DamagedBatch | None:
-        """Return the damaged batch of failing or stalled tasks; None if not at damage."""
+        """Return the damaged batch of failing or stalled tasks; None if not at damage.
+
+        None also without Kafka or a status, if the tasks failed for another reason, or if the search fails.
+        """
         failed = look.status.failed if look.status is not None else ()
         damage = JavaDamage.of("\n".join(task.trace for task in failed))
         if self._kafka is None or look.status is None or (failed and damage is None):
@@ -117,7 +124,11 @@ class ConnectorObserver:
             return None
 
     def _find_damage(self, damage: JavaDamage | None, groups: KafkaGroups) -> DamagedBatch | None:
-        """Search the records before the tasks' group: at the place in a trace, else in the range of reading ahead."""
+        """Search the records that the tasks' group has not read yet; return the first damaged batch, or None.
+
+        :param damage: the damage in a trace, whose place bounds the search; None: search the first records of each
+            partition.
+        """
         offsets = groups.watch.group(self._spec.group).offsets
         for topic in self._spec.topics:
             state, ranges = groups.watch.topic(topic), RangeSet()

@@ -63,7 +63,7 @@ class ConnectPositions:
         self._events: Sequence[ControlEvent] | None = None
         self._newest: dict[int, int] = {}
 
-    # No record is left out on purpose, so records lacking in the branch are found in Kafka.
+    # See `EnginePositions`. No record is left out on purpose, so records lacking in the branch are found in Kafka.
     line = None
 
     def is_own(self, summary: Mapping[str, str]) -> bool:
@@ -71,20 +71,28 @@ class ConnectPositions:
         return _COMMIT in summary and self._key in summary
 
     def is_of_line(self, summary: Mapping[str, str]) -> bool:
-        """Return the same as `is_own`: single tasks are not noted."""
+        """Return the same as `is_own`: the sink's snapshots do not name single tasks."""
         return self.is_own(summary)
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
-        """Return the offsets of a snapshot; None if gone from the control topic."""
+        """Return, by partition, the end of the records in the branch as of a snapshot; None if unproven.
+
+        A snapshot is unproven without the coordinator's offsets in its summary, or if the control topic has lost its
+        events.
+        """
         try:
             until = {int(p): int(o) for p, o in json.loads(snapshot.summary[self._key]).items()}
         except (KeyError, ValueError, TypeError, AttributeError):
             return None
+        # Kept for `beyond`: a stopped coordinator may have committed less than its newest snapshot has.
         self._newest = {p: max(until.get(p, 0), self._newest.get(p, 0)) for p in {*until, *self._newest}}
         return self._ends(until) or None
 
     def beyond(self) -> Mapping[int, int] | None:
-        """Return the offsets up to the coordinator's last commit, with or without rows."""
+        """Return, by partition, the end of the records up to the coordinator's last commit, with or without rows.
+
+        A commit without rows makes no snapshot. None while the sink works, and if nothing is proven.
+        """
         if self._committed is None:
             return None
         # The coordinator commits its own offsets after the table's commit: it may have been stopped in between.
@@ -93,6 +101,7 @@ class ConnectPositions:
         return self._ends(until) or None
 
     def _ends(self, until: Mapping[int, int]) -> dict[int, int]:
+        # The topic is read again only for events that were not there at the last read.
         if self._events is None or any(until[p] > self._read_until(p) for p in until):
             self._events = self._read()
         return ends_below(self._events, self._sink.group, self._sink.topic, until)
@@ -111,9 +120,10 @@ _JSON = "org.apache.kafka.connect.json.JsonConverter"
 
 
 def proof_of(config: Mapping[str, str], reader: Callable[[], RecordReader], share: float) -> RowProof | None:
-    """Return the proof of a sink; None without a share, or for rows that we can't make ourselves.
+    """Return the proof of a sink; None if the share is 0, or if we can't make the sink's rows ourselves.
 
     :param config: the sink's complete configuration.
+    :param reader: opens a reader of the topic.
     :param share: the share of the records that are compared.
     """
     if not share:
@@ -129,7 +139,7 @@ def proof_of(config: Mapping[str, str], reader: Callable[[], RecordReader], shar
 
 
 def find_proof_obstacle(config: Mapping[str, str]) -> str:
-    """Return the reason against a proof of a sink's rows; empty if we can make these rows ourselves."""
+    """Return the reason against a proof of a sink's rows; empty if we can make the same rows ourselves."""
     transforms = [
         name.strip() for name in config.get("transforms", "").split(",") if name.strip() != POSITION_TRANSFORM
     ]
@@ -144,7 +154,7 @@ _POLL_TIMEOUT_S = 30.0
 
 
 def head_of(catalog: Catalog, table: str, branch: str) -> str:
-    """Return the snapshot at a branch's head; empty without the table or the branch. Raises HeadUnknown."""
+    """Return the id of the snapshot at a branch's head; empty without the table or the branch. Raises HeadUnknown."""
     try:
         refs = catalog.load_table(table).refs()
     except NoSuchTableError:
@@ -156,7 +166,7 @@ def head_of(catalog: Catalog, table: str, branch: str) -> str:
 
 
 class BranchPublisher:
-    """Publications of a task run; see `connector.Publisher`.
+    """Publications of a task run; see `connector.SinkPublisher`.
 
     :param kafka: librdkafka's configuration of the connection.
     :param where: the connection's name, for errors.
@@ -200,7 +210,10 @@ class BranchPublisher:
             raise ConfigRefused(f"the table {table} has no {' and '.join(missing)}.", remedy)
 
     def begin(self) -> Mapping[int, int]:
-        """Prepare table and branch; return, by partition, the first offset lacking in the ledger."""
+        """Prepare table and branch; return, by partition, the first offset lacking in the ledger.
+
+        Raises ConfigRefused, see `check_table`, and SinkLacksRecords.
+        """
         self.check_table()
         with self._losses():
             return begin(self._publication(is_stopped=False))
@@ -208,7 +221,8 @@ class BranchPublisher:
     def begin_again(self) -> Mapping[int, int]:
         """Reset the branch to main's head; return, by partition, the sink's first offset.
 
-        Raises LandedAhead if the ledger has offsets above the first offset that it lacks, and SinkLacksRecords.
+        Raises LandedAhead if the ledger has offsets above the first offset that it lacks: the sink would land these
+        twice. Raises SinkLacksRecords, too.
         """
         with self._losses():
             return begin_again(self._publication(is_stopped=True))
@@ -218,9 +232,9 @@ class BranchPublisher:
         return head_of(self._catalog, self._sink.table, self._sink.branch)
 
     def publish(self, published: DriverProgress, is_stopped: bool) -> BatchProgress | None:
-        """Publish new commits; return the batch, or None without new commits.
+        """Publish new commits; return the published batch, or None without new commits.
 
-        :param published: the sums already published by this run.
+        :param published: the sums of the batches that earlier calls of this run returned.
         :param is_stopped: whether the sink is stopped: then its coordinator's committed offsets are final.
         """
         started = time.monotonic()
@@ -262,7 +276,10 @@ class BranchPublisher:
 
 
 def _unreported_batch(report: LandingReport, published: DriverProgress, seconds: float) -> BatchProgress | None:
-    """Return the unreported part of a report: this publication, and unreported landings of an earlier try."""
+    """Return the batch of landings that `published` lacks; None if nothing is lacking.
+
+    This is the publication of the report, and landings of an earlier try that ended before its report.
+    """
     before = Counts(
         published.rows_in,
         published.rows_out,

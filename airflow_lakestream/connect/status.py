@@ -21,7 +21,7 @@ class ConnectorState(StrEnum):
 
     @classmethod
     def of(cls, text: str) -> ConnectorState:
-        """Return the state of this name."""
+        """Return the state of this name; OTHER for an unknown name."""
         return cls(text) if text in cls.__members__ else cls.OTHER
 
 
@@ -45,7 +45,7 @@ class ConnectorStatus:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> ConnectorStatus:
-        """Read an answer. Raises KeyError, TypeError, AttributeError or ValueError."""
+        """Read Connect's answer to a request for a status. Raises KeyError, TypeError, AttributeError or ValueError."""
         tasks = tuple(
             TaskStatus(
                 int(one["id"]),

@@ -19,6 +19,7 @@ _PLACES = (
     re.compile(r"\b(?P<topic>[\w.-]+)-(?P<partition>\d+)(?:@| at offset )(?P<offset>\d+)"),
 )
 _NESTED = re.compile(r"^Caused by: ", re.MULTILINE)
+# Connect's message if a converter or a transformation failed at a record.
 _OF_A_RECORD = "Tolerance exceeded in error handler"
 # A converter that can't reach its schema registry fails at any record.
 _PASSING = re.compile(
@@ -45,7 +46,11 @@ class TraceRecord:
 
 
 def culprit_of(trace: str) -> TraceRecord | None:
-    """Return the record at which a task failed; None for a whole batch, or without a record in the trace."""
+    """Return the record at which a task failed; None if the trace blames no record.
+
+    A damaged batch, and an error that may pass, such as a registry without an answer, blame no record. If the trace has
+    no place, the result has the error alone.
+    """
     if (damage := JavaDamage.of(trace)) is not None and damage.topic:
         return None
     for place in _PLACES:

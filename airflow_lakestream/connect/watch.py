@@ -41,7 +41,10 @@ class ConnectorWatch:
         self.last_look = ConnectorLook()
 
     def look(self) -> DriverLook:
-        """Look, and decide."""
+        """Look at the connector, judge the look, and return the decision.
+
+        History and memory are updated. More than one coordinator, for longer than two sessions, is logged once.
+        """
         now = time.time()
         self.last_look = self._observe()
         sight, self.memory = judge(self.last_look, self.memory)

@@ -21,18 +21,24 @@ MAX_ANCHORS = 32
 def anchors_after(
     history: Callable[[], Iterable[TableFacts]], consumer_group: str, expiring: Collection[int]
 ) -> dict[int, Ledger]:
-    """Return the group's anchors after `expiring` have expired, known and new.
+    """Return the group's anchors for the time after `expiring` have expired: known anchors, and new ones.
 
-    `history` yields the table's metadata files from the newest on, at each call. A snapshot gets no anchor if its
-    ledger can't be decided.
+    A remaining snapshot whose parent expires gets a new anchor, unless its ledger can't be decided. At most
+    MAX_ANCHORS are kept, the newest.
+
+    :param history: yields the table's metadata files from the newest on, at each call.
+    :param expiring: ids of the snapshots to expire. Their anchors are left out.
     """
     return _noted(history, consumer_group, lambda snapshot, _: snapshot.parent_id in expiring, expiring)
 
 
 def anchors_of_newcomer(history: Callable[[], Iterable[TableFacts]], consumer_group: str) -> dict[int, Ledger]:
-    """Return the anchors of a group new to the table, at each snapshot without a parent.
+    """Return the anchors of a group new to the table, at each snapshot without a known parent.
 
-    Call it while the table has no ledger of the group: the ledger is then known at each snapshot.
+    Call this function while the table has no ledger of the group: the ledger is then known at each snapshot. At
+    most MAX_ANCHORS are returned, for the newest snapshots.
+
+    :param history: as for `anchors_after`.
     """
     return _noted(history, consumer_group, lambda snapshot, facts: snapshot.parent_id not in facts.snapshots)
 
@@ -43,6 +49,7 @@ def _noted(
     is_cut: Callable[[SnapshotFacts, TableFacts], bool],
     expiring: Collection[int] = (),
 ) -> dict[int, Ledger]:
+    # The newest metadata file.
     facts = next(iter(history()))
     text = facts.properties.get(codec.anchors_key(consumer_group))
     known = {} if text is None else codec.decode_anchors(text, consumer_group)

@@ -114,7 +114,7 @@ class TooManyRejected(LakestreamError, Terminal):
             f"{table}: {bad.count} of {read} records of this run are bad, {limit}.{cause}{reasons} Uncommitted "
             f"records were discarded; the next run reads them again.{earlier} Correct format, schema or the "
             "producer. If you expect this number of bad records, set max_rejected: a count, a share such as 0.9, "
-            'or 1.0. With on_error="reject" they are kept next to the table; `lakestream rejects show` '
+            'or 1.0 for any number. With on_error="reject" they are kept next to the table; `lakestream rejects show` '
             "shows them."
         )
 
@@ -131,7 +131,10 @@ class RejectLimit:
     least: int = 0
 
     def allows(self, read: int, bad: int, *, at_commit: bool) -> bool:
-        """Return whether the run may have `bad` bad records. A share is checked before commits only."""
+        """Return whether the run may have `bad` bad records of `read` records.
+
+        A count is a limit at any time. A share is checked before commits only, from `least` bad records on.
+        """
         if self.count is not None and bad > self.count:
             return False
         if not at_commit or self.share is None or bad < max(1, self.least):

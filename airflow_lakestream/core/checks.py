@@ -20,7 +20,13 @@ AGAIN = (
 
 @dataclass(frozen=True, slots=True)
 class RowCountCheck:
-    """Allowed number of rows of a landing, fixed or as a multiple of the last week's mean."""
+    """Allowed number of rows of a landing, fixed or as a multiple of the last week's mean.
+
+    :param least: the fewest rows allowed; None for no such limit, as for each limit.
+    :param most: the most rows allowed.
+    :param least_of_week: the fewest rows allowed, as a multiple of the mean.
+    :param most_of_week: the most rows allowed, as a multiple of the mean.
+    """
 
     least: int | None = None
     most: int | None = None
@@ -33,7 +39,11 @@ class RowCountCheck:
         return self.least_of_week is not None or self.most_of_week is not None
 
     def problem(self, rows: int, usual: float | None) -> str | None:
-        """Return the problem with a number of rows, or None. Only fixed limits apply without `usual`."""
+        """Return the problem with a number of rows, or None.
+
+        :param usual: the mean number of rows of the last week's landings; None if unknown, and then only fixed limits
+            apply.
+        """
         if self.least is not None and rows < self.least:
             return f"{rows} rows, fewer than {self.least}"
         if self.most is not None and rows > self.most:
@@ -66,7 +76,7 @@ class LandingChecks:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A failed check, with a few of the failing rows."""
+    """A failed check: its name, the problem, and a few of the failing rows as text."""
 
     check: str
     problem: str

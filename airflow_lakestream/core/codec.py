@@ -102,7 +102,7 @@ def anchors_key(consumer_group: str) -> str:
 
 
 def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
-    """Return the snapshot summary keys of a landing."""
+    """Return the snapshot summary keys of a landing; a fact without a value has no key."""
     return {
         SUMMARY_VERSION: str(VERSION),
         SUMMARY_GROUP: consumer_group,
@@ -125,7 +125,10 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
 def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) -> Landing | None:
     """Return the landing of `consumer_group` in a snapshot's summary, or None.
 
-    Raises UnreadableLedger if this version does not know the form of the landing.
+    None if the summary has no landing, or a landing of another group. Raises UnreadableLedger if this version does
+    not know the form of the landing.
+
+    :param where: name of the snapshot, for the error.
     """
     if summary.get(SUMMARY_GROUP) != consumer_group:
         return None
@@ -152,7 +155,7 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
 
 
 def encode_property(value: LedgerProperty) -> str:
-    """Return the text of the table property."""
+    """Return the text of the table property: the ledger at the base, and the journal."""
     journal = []
     for entry in value.journal:
         item: dict[str, Any] = {"snapshot": entry.snapshot_id}
@@ -190,7 +193,10 @@ def decode_property(text: str, consumer_group: str) -> LedgerProperty:
 
 
 def encode_anchors(anchors: Mapping[int, Ledger]) -> str:
-    """Return the property's text for anchors."""
+    """Return the text of the property with a group's anchors.
+
+    To be short, an anchor leaves out the columns with values, and all noted landings except the newest.
+    """
     items = []
     for snapshot, ledger in anchors.items():
         short = replace(ledger, noted=ledger.noted.newest(NOTED_OF_ANCHOR), filled=frozenset())
@@ -212,7 +218,10 @@ def decode_anchors(text: str, consumer_group: str) -> Mapping[int, Ledger]:
 
 
 def encode_ranges(ranges: RangeSet, topic: str) -> str:
-    """Return the text of a topic's ranges: `partition:gap+width,gap+width;...`."""
+    """Return the text of a topic's ranges: `partition:gap+width,gap+width;...`.
+
+    Raises ValueError for ranges of another topic.
+    """
     texts = {}
     for name, partition in ranges.partitions:
         if name != topic:
@@ -222,7 +231,7 @@ def encode_ranges(ranges: RangeSet, topic: str) -> str:
 
 
 def decode_ranges(text: str, topic: str) -> RangeSet:
-    """Parse the text of a topic's ranges."""
+    """Parse the text of a topic's ranges. Raises ValueError."""
     ranges = []
     for partition, steps in _texts_by_partition(text):
         if not steps:
@@ -250,7 +259,10 @@ def _decode_intervals(text: str) -> tuple[Interval, ...]:
 
 
 def _encode_counts(landing: Landing) -> dict[str, str]:
-    """Return the key with the counts by partition, or an empty dict if the text is too long for metadata."""
+    """Return the summary key with the counts by partition.
+
+    Empty without counts, or if the text is too long for metadata: then readers know only the sum.
+    """
     texts = []
     for identity in sorted(landing.topics):
         counts = landing.by_partition.get(identity, {})
@@ -392,7 +404,10 @@ def _topics_from_json(items: list[dict[str, Any]]) -> dict[TopicIdentity, TopicE
 
 
 def _by_partition_to_text(values: Mapping[int, object]) -> str:
-    """Return `3:text;text;7:text`: a part without a number belongs to the next partition."""
+    """Return the values by partition as text.
+
+    `3:a;b;7:c` has the values of the partitions 3, 4 and 7: a part without a number belongs to the next partition.
+    """
     parts, expected = [], None
     for partition in sorted(values):
         parts.append(f"{values[partition]}" if partition == expected else f"{partition}:{values[partition]}")

@@ -69,6 +69,9 @@ class ColumnUse:
     def silent(self, known: Iterable[str]) -> dict[str, str]:
         """Return the silent columns, each with the field of almost the same name, or an empty text.
 
+        A column without a value is silent if it got values before, if it is the only empty one of several columns, or
+        if a field without a column has almost its name. At most _MOST_SILENT columns are returned.
+
         :param known: columns that got values before.
         """
         empty = self.columns - self.filled
@@ -119,7 +122,9 @@ class NoFieldHasColumn(LakestreamError, Terminal):
 
 
 def check_use(table: str, use: ColumnUse, *, is_first: bool) -> None:
-    """Refuse rows without any value. Raises NoFieldHasColumn.
+    """Refuse records without any field that has a column. Raises NoFieldHasColumn.
+
+    Values and keys are checked each on their own. Fewer than _LEAST such records are let pass.
 
     :param is_first: the group has landed nothing yet; a single record is then enough for a refusal.
     """

@@ -59,7 +59,10 @@ class UnavailableValues(StrEnum):
 
 
 def octets_of(placeholder: str) -> bytes:
-    """Return the octets of a connector's `unavailable.value.placeholder`. Raises InvalidArgument."""
+    """Return the octets of a connector's `unavailable.value.placeholder`, a text or `hex:` with digits.
+
+    Raises InvalidArgument for wrong digits, and for an empty placeholder.
+    """
     try:
         placeholder_bytes = bytes.fromhex(placeholder[4:]) if placeholder.startswith("hex:") else placeholder.encode()
     except ValueError:

@@ -111,7 +111,7 @@ class TopicEntry:
     `origin` is, by partition, the offset at which the group's first resume began; a partition added later begins
     at 0. `lost` are offsets that retention removed before they could be landed: their receipts. `epochs` is the last
     leader epoch seen, by partition. `covered` is the time, in milliseconds since the epoch, of the intervals that runs
-    asked for: half open, coalesced; see `core.landing.modes.ByInterval`.
+    asked for: half open, coalesced; see `core.landing.modes.IntervalMode`.
 
     In a landing that replaces: `replaced` are the ranges taken out and put in again, which stay landed;
     `removed` counts the records taken out.
@@ -146,11 +146,15 @@ class TopicEntry:
 
     @property
     def held(self) -> RangeSet:
-        """All landed and lost offsets, without need of a landing."""
+        """The union of the landed and the lost offsets: these need no landing."""
         return self.landed | self.lost
 
     def with_removed(self, rows: int, before: TopicEntry, rejects_gone: int = 0) -> TopicEntry:
         """Return a replace's change with the counts of the removed records.
+
+        The ledger has no offsets for skipped, filtered and rejected records, only their number. So the records read
+        again without a row to take out are explained in turn: skipped, filtered, deleted on purpose, rejected, or
+        written and gone.
 
         :param rows: the number of rows taken out.
         :param before: the topic's entry in the ledger before the replace.
@@ -323,7 +327,7 @@ class Ledger:
         return self.topics.get(identity, TopicEntry())
 
     def add(self, landing: Landing) -> Ledger:
-        """Return the ledger after `landing`."""
+        """Return the ledger after `landing`; the landing's new facts are added to the sums."""
         topics = dict(self.topics)
         for identity, change in landing.topics.items():
             topics[identity] = self.entry(identity) + change

@@ -59,7 +59,10 @@ class ReplacedTable(UndecidedLedger):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFacts:
-    """Facts about a snapshot from a metadata file."""
+    """Facts about a snapshot from a metadata file.
+
+    :param parent_id: None for a snapshot without a parent, and after PyIceberg's expiry of the parent.
+    """
 
     snapshot_id: int
     parent_id: int | None
@@ -86,7 +89,11 @@ class TableFacts:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReading:
-    """The ledger at a head, as a base and the landings since, oldest first."""
+    """The ledger at a head, as a base and the landings since, oldest first.
+
+    :param base_id: the snapshot of the base; None for an empty base before the first landing.
+    :param path: the landings since the base, with their snapshots.
+    """
 
     base_id: int | None
     base: Ledger
@@ -94,9 +101,10 @@ class LedgerReading:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger at the head."""
+        """The ledger at the head: the base, and each landing since, once."""
         ledger, counted = self.base, set[str]()
         for landing in self.landings:
+            # The same landing may be in two snapshots of the path, by a cherry-pick, and counts once.
             if landing.landing_id not in counted:
                 counted.add(landing.landing_id)
                 ledger = ledger.add(landing)
@@ -108,8 +116,14 @@ class LedgerReading:
         return tuple(entry.landing for entry in self.path if entry.landing is not None)
 
     def property_after(self, snapshot_id: int, landing: Landing | None) -> LedgerProperty:
-        """Return the table property for a new snapshot on this head, with `landing` unless None."""
+        """Return the table property for a new snapshot on this head.
+
+        The journal stays short: its oldest landings become part of the base.
+
+        :param landing: the snapshot's landing of this group; None for a commit of another writer.
+        """
         path = list(self.path)
+        # Of snapshots without a landing only the newest is kept: a later walk can end there.
         if path and path[-1].landing is None:
             path.pop()
         path.append(JournalEntry(snapshot_id, landing))
@@ -126,8 +140,11 @@ class LedgerReading:
 def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None = None) -> LedgerReading:
     """Return the ledger of `consumer_group` at the newest file's head, or at snapshot `at`.
 
-    `history` is the table's metadata, newest first and complete, loaded on demand. Raises
-    UndecidedLedger, and UnreadableLedger for a text of a newer version.
+    The ledger is empty for an empty table, and for a group that no metadata file mentions. Raises UndecidedLedger,
+    ReplacedTable, and UnreadableLedger for a text of a newer version.
+
+    :param history: the table's metadata files, newest first and complete; older files are only loaded if needed.
+    :param at: the id of a snapshot in the newest file; None for the head.
     """
     chain = _SnapshotChain(consumer_group)
     empty = LedgerReading(None, Ledger(consumer_group), ())
@@ -153,10 +170,11 @@ def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None =
 
 
 def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> LedgerReading | None:
-    """Return the reading if the walk meets an anchor in the newest file, or None.
+    """Return the reading if the walk from the head meets an anchor in the newest file, or None.
 
     A shortcut for the usual case, a last landing at the head or a few snapshots below: the full search first learns
-    every snapshot of the table.
+    every snapshot of the table. None means that the full search is needed: for an expired snapshot, or a
+    cherry-pick.
     """
     anchors = _anchors_of(facts.properties, consumer_group)
     above: list[JournalEntry] = []
@@ -225,7 +243,11 @@ class _SnapshotChain:
         self._texts: set[tuple[str | None, ...]] = set()
 
     def learn(self, facts: TableFacts) -> None:
-        """Add the facts of the next older metadata file."""
+        """Add the facts of the next older metadata file.
+
+        A snapshot is a root if it had no parent in the newer file and this file lacks it: expiry can't have erased its
+        parent yet.
+        """
         for snapshot in self._newer.values():
             # The snapshot first appears in the newer file, without a parent; expiry erased parents only later.
             if snapshot.snapshot_id not in facts.snapshots and snapshot.parent_id is None:
@@ -266,7 +288,11 @@ class _SnapshotChain:
                 self._landings.setdefault(snapshot_id, anchor.value.journal[anchor.count - 1].landing)
 
     def walk(self, head: SnapshotFacts) -> tuple[LedgerReading | None, str]:
-        """Follow the parents from the head; return the reading, or the reason for a stuck walk."""
+        """Follow the parents from the head; return the reading and an empty text, or None and the reason.
+
+        The reason specifies the snapshot at which the walk is stuck. REPLACED means: the walk reached a root, the table
+        has rows, and no landing of the group descends from that root.
+        """
         above: list[JournalEntry] = []
         at = head.snapshot_id
         while True:

@@ -39,7 +39,7 @@ def is_own_branch(branch: str) -> bool:
 
 
 def check_branch(argument: str, branch: object) -> None:
-    """Refuse main as an engine's branch. Raises InvalidArgument."""
+    """Refuse main as an engine's branch, and a name with blanks around it. Raises InvalidArgument."""
     if not is_own_branch(str(branch)):
         problem = f"{branch!r} can't be the branch: the engine's rows would show before the ledger has them."
         raise InvalidArgument(argument, problem, "Leave it out, or give another name.")
@@ -68,7 +68,11 @@ def check_table_name(table: str, argument: str = "table") -> str:
 
 
 def check_location(table: str, argument: str = "table") -> str:
-    """Return the location of a Delta table, an absolute path or a URI. Raises InvalidArgument."""
+    """Return the location of a Delta table, an absolute path or a URI. Raises InvalidArgument.
+
+    Refused are characters that readers of Delta take differently, placeholders, relative paths, HDFS, and a
+    location with a password, a query or a fragment.
+    """
     parts = urlsplit(table or "")
     if odd := _ODD_IN_DELTA.search(unquote(table) if parts.scheme == "file" else table or ""):
         raise InvalidArgument(

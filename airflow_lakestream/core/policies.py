@@ -160,7 +160,10 @@ _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "
 
 
 def seconds(argument: str, value: object) -> float:
-    """Return a positive number of seconds from a number or a text: "60", "60s", "5m", "500ms", "3d"."""
+    """Return seconds, 0 or more, from a number or a text: "60", "60s", "5m", "500ms", "3d".
+
+    Raises InvalidArgument for any other text, and for more than three hundred years.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(value))
     if isinstance(value, bool) or match is None or match[2] not in _UNITS:
         raise InvalidArgument(argument, f"{value!r} is not a number of seconds.", 'Write 60, "60s", "5m" or "3d".')
@@ -174,7 +177,10 @@ _BYTES |= {"g": 2**30, "gb": 2**30, "gib": 2**30}
 
 
 def size_in_bytes(argument: str, value: object) -> int:
-    """Return a positive number of bytes from a number, or from a text like "256 MiB"."""
+    """Return a positive number of bytes from a number, or from a text like "256 MiB". Raises InvalidArgument.
+
+    All units are powers of 1024: "kb" is 1024 bytes, too.
+    """
     match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", str(value).lower())
     if isinstance(value, bool) or match is None or match[2] not in _BYTES or int(match[1]) == 0:
         raise InvalidArgument(argument, f"{value!r} is not a positive size.", 'Write 268435456 or "256MiB".')

@@ -24,7 +24,12 @@ Trial = Callable[[Rows], Mapping[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class RecordChunk:
-    """All readable records of an offset range; the batch is often empty."""
+    """All readable records of an offset range; the batch is often empty.
+
+    :param covers: the offset range, holes included.
+    :param batch: the records.
+    :param size: the records' bytes.
+    """
 
     covers: OffsetRange
     batch: RawBatch
@@ -148,7 +153,11 @@ class TopicSource(Protocol):
         """Return the topic's present identity."""
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
-        """Return the beginnings of a group without an origin, by partition; default: the log's start."""
+        """Return the beginnings of a group without an origin, by partition.
+
+        A partition left out begins at the log's start, or at the group's first landed offset below: see
+        `core.landing.plan.first_origin`.
+        """
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         """Return the boundary of a time by partition; records at or past the ends in `state` do not count."""
@@ -163,9 +172,8 @@ class RecordReader(Protocol):
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         """Yield chunks to cover the plan's ranges; a partition's chunks come in offset order.
 
-        Returns early once `cancelled` is set; closing it ends the reading.
-
-        Raises OffsetsGone if the log lost offsets that were still to be read.
+        Returns early once `cancelled` is set. Closing the generator ends the reading. Raises OffsetsGone if the log
+        lost offsets that were still to be read.
         """
 
 
@@ -180,13 +188,17 @@ class DecoderFactory(Protocol):
     """Maker of the decoder for a table's payload schema, or for a schema inferred from the first batch."""
 
     def __call__(self, schema: RowSchema | None, first: RawBatch | None) -> RecordDecoder | None:
-        """Return a decoder; None without a schema and without a record to infer a schema from.
+        """Return a decoder for `schema`, or without a schema for the columns that the records of `first` show.
 
-        Also None for first records that can't be rows with any columns: they are skipped, unless they wait.
+        None without both. None, too, for first records that can't be rows with any columns: they are skipped, or
+        decoded later if `keeps_for_later`.
         """
 
     def keeps_for_later(self, first: RawBatch) -> bool:
-        """Return whether first records without columns are decoded later, once further records show the columns."""
+        """Return whether first records without columns are decoded later, once further records show the columns.
+
+        If False, such records are skipped.
+        """
 
     def with_trial(self, trial: Trial) -> DecoderFactory:
         """Return the factory with a trial: rows found by the trial become bad records."""
@@ -227,7 +239,10 @@ class Sink(Protocol):
     """Writer of a table for a consumer group."""
 
     def load(self, run_id: str) -> TableState:
-        """Load the table's present state."""
+        """Load the table's present state.
+
+        :param run_id: the run whose earlier landings the state has in `landed_by_run`.
+        """
 
     def write(self, rows: Rows, identity: TopicIdentity) -> None:
         """Take rows for the next commit; enough rows together become a file."""
@@ -235,7 +250,9 @@ class Sink(Protocol):
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
         """Note records read without a row: a replace may take out the rows of an earlier decoding.
 
-        :param offsets: an Arrow array.
+        Sinks that never replace ignore the note.
+
+        :param offsets: an Arrow array of the records' offsets.
         """
 
     def commit(self, landing: Landing) -> int:
@@ -248,13 +265,14 @@ class Sink(Protocol):
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the rows of the `replaced` ranges by the rows taken since the last commit, in a single snapshot.
 
-        The landing comes with the counts of the records read again, and without `removed`. Returned are the snapshot's
-        id and the landing as it was committed, with the counts of the rows taken out at the head that it replaced.
+        Returns the snapshot's id and the landing as committed: `removed` has the counts of the rows taken out.
 
-        Raises Conflict if the ranges are not in the ledger any more, or the table's schema or layout was changed: plan
-        again. Raises ReplacedMeanwhile, after which no plan helps, if another replace touched them since `load`. Raises
-        CannotReplace if rows can't be distinguished, or a row to take out was not read again. After any error nothing
-        was changed, and the rows taken are to be discarded.
+        Raises Conflict if the ranges are not in the ledger any more, or the table's schema or layout was changed: then
+        plan again. Raises ReplacedMeanwhile if another replace touched the ranges since `load`: no new plan helps.
+        Raises CannotReplace if rows can't be distinguished, or a row to take out was not read again. After any error no
+        row was changed, and the rows taken are to be discarded.
+
+        :param landing: with the counts of the records read again, and without `removed`.
         """
 
     def discard(self) -> None:
@@ -281,7 +299,7 @@ class HandoverSink(Sink, Protocol):
         """Take files handed over by a process of this run, like files written here."""
 
     def sweep(self, folder: str) -> None:
-        """Delete the files in this folder of the table's data without a snapshot; never raises."""
+        """Delete the uncommitted files below this folder of the table's data; never raises."""
 
 
 @runtime_checkable
@@ -318,7 +336,7 @@ class FrameSink(SharedSink, Protocol):
         """Hold the table to the columns of a function's result; the next commit notes the function.
 
         :param payload: the columns except `metadata`, as a schema of PyIceberg's.
-        :param made_by: a `tables.transformed.Transformed`.
+        :param made_by: a `tables.transformed.TransformNote`.
 
-        Raises InvalidArgument if the table has no place for them.
+        Raises InvalidArgument if the table has no place for the columns.
         """

@@ -22,7 +22,12 @@ def encode_restated(ledgers: Mapping[str, Ledger]) -> dict[str, str]:
 
 
 def decode_restated(summary: Mapping[str, str], consumer_group: str, where: str) -> Ledger | None:
-    """Return a group's restated ledger from a snapshot's summary, or None. Raises UnreadableLedger."""
+    """Return a group's restated ledger from a snapshot's summary. Raises UnreadableLedger.
+
+    None if the snapshot restates no ledger, or only ledgers of other groups.
+
+    :param where: name of the snapshot, for the error.
+    """
     if (text := summary.get(SUMMARY_RESTATED)) is None:
         return None
     try:

@@ -82,7 +82,11 @@ class TableTemplate:
 
     @classmethod
     def parse(cls, text: str, argument: str = "table") -> TableTemplate:
-        """Parse a template, or a plain table name. Raises InvalidArgument."""
+        """Parse a template, or a plain table name. Raises InvalidArgument.
+
+        Refused are unknown placeholders, a namespace chosen by records, and with a placeholder by record the suffixes
+        of tables next to a table.
+        """
         check_table_name(_PLACEHOLDER.sub("x", text or ""), argument)
         pieces = _PLACEHOLDER.split(text)
         if any("{" in literal or "}" in literal for literal in pieces[::2]):
@@ -112,7 +116,10 @@ class TableTemplate:
         return len(self.by_record) < len(self.placeholders)
 
     def of_topic(self, topic: str) -> TableTemplate:
-        """Return the template with the topic's name filled in. Raises InvalidArgument for an invalid result."""
+        """Return the template with the topic's name filled in; unchanged without `{topic}`.
+
+        Raises InvalidArgument for an invalid result.
+        """
         if not self.by_topic:
             return self
         try:
@@ -125,7 +132,10 @@ class TableTemplate:
         return TableTemplate.parse(text)
 
     def table(self, values: Sequence[str]) -> str:
-        """Return the table for the values of the `by_record` placeholders. Raises Unroutable."""
+        """Return the table for the values of the `by_record` placeholders, in order.
+
+        Raises Unroutable for a value without letters and digits, a name too long, and a reserved suffix.
+        """
         names = iter([sanitized(value) for value in values])
         name = "".join(part if isinstance(part, str) else next(names) for part in self.parts)
         if len(name.encode()) > MAX_NAME:
@@ -160,6 +170,7 @@ _NOTATION = 'Write "lake.{topic}", "lake.{key}", "lake.{header:type}", or "lake.
 
 def _placeholder(text: str, template: str) -> NamePlaceholder:
     origin, colon, name = text.partition(":")
+    # Without a colon, `{topic}` and `{key}` have these origins, and every other name is a field.
     if not colon:
         origin, name = (
             (text, "")
@@ -221,7 +232,10 @@ def matching(pattern: str, topics: Iterable[str]) -> list[str]:
 
 
 def near_names(pattern: str, topics: Collection[str]) -> list[str]:
-    """Return topics similar to a regex without a match."""
+    """Return at most NAMES_SHOWN topics near a regex without a match.
+
+    First come topics with a beginning that matches, then similar names, then any topics.
+    """
     shown = sorted(topic for topic in topics if not topic.startswith("__"))
     begin = [topic for topic in shown if re.match(pattern, topic)]
     alike = difflib.get_close_matches(re.sub(r"\W+", "-", pattern).strip("-"), shown, NAMES_SHOWN, 0.4)
@@ -229,7 +243,11 @@ def near_names(pattern: str, topics: Collection[str]) -> list[str]:
 
 
 def colliding_topics(template: TableTemplate, topics: Sequence[str]) -> dict[str, str]:
-    """Return, for each topic in a shared table, another topic of the table."""
+    """Return, for each topic in a shared table, another topic of the table.
+
+    Topics share a table if the template gives their names the same table. A topic that can't name a table is left
+    out.
+    """
     by_table: dict[str, list[str]] = {}
     for topic in topics if template.by_topic else ():
         # A topic that can't name a table raises its error when it is landed.
@@ -240,9 +258,11 @@ def colliding_topics(template: TableTemplate, topics: Sequence[str]) -> dict[str
 
 
 def check_name_by_topic(table: str, topic: str) -> None:
-    """Refuse a table name from a topic of a regex if reserved for the tables next to a table.
+    """Refuse a table name with a suffix of the tables next to a table. Raises InvalidArgument.
 
-    Raises InvalidArgument.
+    Only names that a regex makes from topics are checked: the user did not choose such a name on purpose.
+
+    :param topic: the topic that made the name.
     """
     if table.endswith(BESIDE):
         raise InvalidArgument("table", f"the topic {topic!r} makes the name {table}, and {_KEPT}.", "Narrow the regex.")

@@ -54,7 +54,7 @@ def _url_holds_secret(url: str) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a name is a secret's name."""
+    """Return whether a name is a secret's name, and not only about the place of a secret."""
     return bool(_NAME.search(name)) and not _NO_SECRET.search(name)
 
 

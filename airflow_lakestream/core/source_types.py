@@ -61,10 +61,14 @@ class EventColumnType:
         return EventColumnType(types, _hull(self.there, later.there), _hull(self.lacking, later.lacking))
 
     def after(self, kept: SourceType | None) -> SourceType | None:
-        """Return the type to keep of the column; None for a column unknown to the ledger and the events."""
+        """Return the type to keep of the column; None for a column unknown to the ledger and the events.
+
+        :param kept: the column's type in the ledger, or None. Its meaning stays, unless it is still empty.
+        """
         if not self.types:
             # The events lack the column.
             return kept and self._placed(kept)
+        # The first type with a meaning; a type without a meaning is clear by itself.
         meaning = next(filter(None, self.types), "")
         if kept is None or (meaning and not kept.meaning):
             text, _ = self.types[meaning]
@@ -106,7 +110,7 @@ def _span(value: Any) -> Span | None:
 def combined_types(
     one: Mapping[str, EventColumnType], later: Mapping[str, EventColumnType]
 ) -> dict[str, EventColumnType]:
-    """Return the types seen in two parts, by column."""
+    """Return the types seen in two parts of the events, by column."""
     types = dict(one)
     for path, seen in later.items():
         types[path] = types[path] + seen if path in types else seen
@@ -141,7 +145,10 @@ class LedgerTypes:
     remedy: str = NEW_TABLE
 
     def check(self, table: str, seen: Mapping[str, EventColumnType]) -> None:
-        """Refuse a column with a new meaning, or with two meanings. Raises SourceTypeChanged."""
+        """Refuse a column with another meaning than in the ledger, or with two meanings in the events.
+
+        Types without a meaning go with every other type. Raises SourceTypeChanged.
+        """
         for path, one in seen.items():
             readings = [(meaning, text, at) for meaning, (text, at) in one.types.items() if meaning]
             kept = self.columns.get(path)
@@ -152,7 +159,7 @@ class LedgerTypes:
                     raise SourceTypeChanged(table, path, before[1], text, at, self.remedy)
 
     def changes(self, seen: Mapping[str, EventColumnType]) -> dict[str, SourceType]:
-        """Return the columns to change in the ledger after the types seen."""
+        """Return the columns to change in the ledger after the types seen; unchanged columns are left out."""
         after = {path: one.after(self.columns.get(path)) for path, one in seen.items()}
         return {path: one for path, one in after.items() if one is not None and one != self.columns.get(path)}
 
@@ -167,9 +174,10 @@ class LedgerTypes:
 
 
 def in_new_rows(read: Mapping[str, SourceType], before: Mapping[str, SourceType]) -> dict[str, SourceType]:
-    """Return the columns of a table after all rows were read again: types read, and columns not read.
+    """Return the ledger's types of a table after all rows were read again.
 
-    A column that the source has no more is NULL in all rows: no value is left that could be stale.
+    A column of `read` has the type read. A column only of `before`, which the source has no more, is NULL in all
+    rows: its meaning stays, and no value is left that could be stale.
     """
     gone = {path: replace(one, since=None, dropped=None, stale=False) for path, one in before.items()}
     return {**gone, **read}

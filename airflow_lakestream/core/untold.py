@@ -68,12 +68,17 @@ def head_cursor(facts: TableFacts, table_id: str = "") -> EventCursor:
 
 
 def pending_snapshots(facts: TableFacts, cursor: EventCursor) -> PendingSnapshots:
-    """Return the snapshots of main's history after the cursor."""
+    """Return the snapshots of main's history after the cursor, oldest first.
+
+    If main was rolled back, these are the snapshots after the fork of main's and the cursor's histories. If the
+    cursor's snapshot has expired, these are the snapshots with a higher sequence number.
+    """
     walk: list[SnapshotFacts] = []
     known, floor = {cursor.snapshot_id}, cursor.sequence
     at = _walk_back(facts, facts.head_id, walk, floor, known)
     is_rolled_back = cursor.snapshot_id in facts.snapshots and at != cursor.snapshot_id
     if is_rolled_back:
+        # The cursor's snapshot is not an ancestor of the head: go on to the fork of both histories.
         known, floor = _known_snapshots(facts, cursor.snapshot_id)
         at = _walk_back(facts, at, walk, floor, known)
     # The walk ended without a snapshot: at the table's first snapshot, or before an expired snapshot.
@@ -85,7 +90,7 @@ def pending_snapshots(facts: TableFacts, cursor: EventCursor) -> PendingSnapshot
 def landing_in(facts: TableFacts, snapshot: SnapshotFacts) -> tuple[str, Landing] | None:
     """Return (consumer group, landing) of a snapshot, or None for a commit without a landing.
 
-    Raises UnreadableLedger.
+    A cherry-pick has the landing of its source. Raises UnreadableLedger.
     """
     summary = snapshot.summary
     source = summary.get(_SOURCE)
@@ -96,7 +101,12 @@ def landing_in(facts: TableFacts, snapshot: SnapshotFacts) -> tuple[str, Landing
 
 
 def landing_of_summary(summary: Mapping[str, str], where: str) -> tuple[str, Landing] | None:
-    """Return (consumer group, landing) of a summary, or None without a landing. Raises UnreadableLedger."""
+    """Return (consumer group, landing) of a summary, or None without a landing. Raises UnreadableLedger.
+
+    None, too, for a ledger change that lands no record: see `_lands`.
+
+    :param where: name of the snapshot, for the error.
+    """
     if (group := summary.get(SUMMARY_GROUP)) is None:
         return None
     landing = decode_summary(summary, group, where)
@@ -117,7 +127,11 @@ def _lands(landing: Landing) -> bool:
 def _walk_back(
     facts: TableFacts, start: int | None, walk: list[SnapshotFacts], floor: int, stop: set[int | None]
 ) -> int | None:
-    """Walk along the parents to a snapshot in `stop` or to the floor's number; return the end of the walk."""
+    """Walk along the parents from `start`, and append the snapshots to `walk`; return the end of the walk.
+
+    The walk ends at a snapshot of `stop`, at a sequence number of `floor` or below, at a snapshot without metadata,
+    or at None behind the first snapshot.
+    """
     at = start
     while at is not None and at not in stop and at in facts.snapshots:
         snapshot = facts.snapshots[at]
@@ -129,7 +143,10 @@ def _walk_back(
 
 
 def _known_snapshots(facts: TableFacts, snapshot_id: int | None) -> tuple[set[int | None], int]:
-    """Return a snapshot with all ancestors, and the lowest known sequence number, 0 for a whole history."""
+    """Return a snapshot with all known ancestors, and the lowest sequence number of these.
+
+    The number is 0 if the history is whole, down to the table's first snapshot.
+    """
     chain: list[SnapshotFacts] = []
     end = _walk_back(facts, snapshot_id, chain, 0, set())
     is_whole = end is None and chain[-1].sequence_number == 1

@@ -29,9 +29,9 @@ _NO_ROW = pa.array(["d", "t"])
 
 
 class ColumnWatch:
-    """Finder of columns with values.
+    """Finder of columns with values, and of fields without a column.
 
-    Several threads may use it: at worst they search more batches than needed.
+    Several threads may use a watch: at worst they search more batches than needed.
 
     :param schema: columns of decoded values and keys; None for no search (SQL of raw records, or a column per field).
     """
@@ -45,8 +45,11 @@ class ColumnWatch:
         self._looks: dict[frozenset[str], int] = {}
 
     def of(self, batch: RawBatch, rows: pa.Table, places: Indices) -> ColumnUse:
-        """Return the columns with values, and fields of the records without a column.
+        """Return the columns with values, and the fields without a column that may be meant for the empty columns.
 
+        Only records of some batches are searched for such fields.
+
+        :param rows: the good rows of the batch.
         :param places: positions of the rows' records in the batch.
         """
         own = frozenset(self._payload.own_columns(rows.column_names)) if self._payload.gets_columns else self._own
@@ -65,6 +68,7 @@ class ColumnWatch:
     def _of_part(
         self, part: _RecordPart, batch: RawBatch, places: Indices, filled: frozenset[str], empty: Sequence[_ColumnPath]
     ) -> ColumnUse:
+        # A part is placed if a field of its records has a column, or if no field is lost by lacking one.
         is_placed = not part.loses or not filled.isdisjoint(part.paths)
         use = ColumnUse(placed=frozenset([part.name] if is_placed else ()))
         values = part.values(batch)
@@ -76,7 +80,10 @@ class ColumnWatch:
     def _near(
         self, part: _RecordPart, values: pa.Array, places: Indices, empty: Sequence[_ColumnPath]
     ) -> dict[str, str]:
-        """Search a sample of records for fields without a column, with a name similar to an empty column's."""
+        """Return fields without a column in a sample of records, by the empty column with a similar name.
+
+        Of batches with the same empty columns only the first few are searched.
+        """
         key = frozenset(map(str, empty))
         self._looks[key] = looks = self._looks.get(key, 0) + 1
         near: dict[str, str] = {}
@@ -89,7 +96,7 @@ class ColumnWatch:
 
 
 def filled_columns(rows: pa.Table) -> ColumnUse:
-    """Return the columns with values, of rows made by a statement."""
+    """Return the columns with values, of rows made by a statement; no columns without rows."""
     filled, _ = _by_use(rows, rows.column_names, deep=False)
     return ColumnUse(frozenset(rows.column_names) if len(rows) else frozenset(), frozenset(filled))
 
@@ -105,7 +112,10 @@ class _ColumnPath:
         return ".".join(self.steps)
 
     def near(self, fields: Fields) -> str | None:
-        """Return the path of the field without a column and with a similar name, or None."""
+        """Return the path of a field without a column and with a similar name, or None.
+
+        None, too, if the column itself has a field.
+        """
         for step in self.steps[:-1]:
             fields = inside(fields.get(step))
         if self.steps[-1] in fields:
@@ -118,9 +128,11 @@ class _ColumnPath:
 class _RecordPart:
     """The values, or the keys, of records.
 
+    :param name: VALUE or KEY.
     :param columns: the columns of these values or keys.
     :param fields: the names of the fields with a column.
-    :param loses: fields without a column are left out.
+    :param names: finder of the names of a record's fields.
+    :param loses: fields without a column are left out, so their values are lost.
     """
 
     name: str
@@ -147,7 +159,7 @@ class _RecordPart:
         return {} if value is None else self.names.of(value)
 
     def placed(self, fields: Fields) -> Fields:
-        """Return the fields by the paths of the columns."""
+        """Return the fields as inside of a row: the fields of a key are inside the column of keys."""
         return {KEY_COLUMN: fields} if self.name == KEY else fields
 
 
@@ -164,7 +176,7 @@ def _parts(payload: PayloadFormats, schema: pa.Schema, own: Sequence[str]) -> It
 
 
 def _foreign(part: _RecordPart, batch: RawBatch, values: pa.Array, places: Indices) -> ColumnUse:
-    """Search records until a field has a column; return the fields without a column if no field has."""
+    """Search records until a field has a column; if no field has one, return the fields without a column."""
     names: dict[str, None] = {}
     count, first = 0, -1
     for place in places.tolist():
@@ -181,7 +193,10 @@ def _foreign(part: _RecordPart, batch: RawBatch, values: pa.Array, places: Indic
 
 
 def _by_use(rows: pa.Table, names: Iterable[str], *, deep: bool = True) -> tuple[list[str], list[_ColumnPath]]:
-    """Return the paths of columns with values, and of columns without."""
+    """Return the paths of columns with values, and of columns without.
+
+    :param deep: fields inside columns are columns, too.
+    """
     filled: list[str] = []
     empty: list[_ColumnPath] = []
 
@@ -204,7 +219,7 @@ def _by_use(rows: pa.Table, names: Iterable[str], *, deep: bool = True) -> tuple
 
 
 def _records(column: pa.Array) -> list[pa.Array]:
-    """Return the records in a column of records, or of lists of records."""
+    """Return the records in a column of records, or of lists of records; an empty list for another column."""
     while t.is_list(column.type) or t.is_large_list(column.type):
         column = column.flatten()
     return [column] if t.is_struct(column.type) else []

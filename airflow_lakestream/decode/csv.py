@@ -87,7 +87,7 @@ class CsvDecoder(SchemaDecoder):
         return DecoderResult(pa.concat_tables(tables), bad)
 
     def _rows(self, values: pa.Array) -> DecoderResult:
-        """Return the rows of the good values, and the reasons of the bad values."""
+        """Return the rows of the good values, and the bad values with reasons, both by position in this piece."""
         reasons: Reasons = {}
         required = [field.name for field in self.schema if not field.nullable]
         if required and values.null_count:
@@ -103,7 +103,10 @@ class CsvDecoder(SchemaDecoder):
         return DecoderResult.without(reasons, columns, self.schema)
 
     def _lines(self, values: pa.Array, reasons: Reasons) -> pa.Array:
-        """Return the values as text, null for bad values; each text is a row with the right number of fields."""
+        """Return the values as text without a line end; null for null, and for bad values.
+
+        Each text is a row with the right number of fields. The reasons of bad values go into `reasons`.
+        """
         try:
             lines = values.cast(pa.string())
         except pa.ArrowInvalid:
@@ -115,6 +118,7 @@ class CsvDecoder(SchemaDecoder):
         good = mask_of(pc.match_substring_regex(lines, self._grammar).fill_null(True))
         for place in np.flatnonzero(~good).tolist():
             reasons[place] = self._problem(lines[place].as_py())
+        # Delimiters inside quotes do not separate fields.
         bare = lines
         if pc.any(pc.match_substring(lines, '"')).as_py():
             bare = pc.replace_substring_regex(lines, _QUOTED, "")
@@ -125,6 +129,7 @@ class CsvDecoder(SchemaDecoder):
         return without(lines, ~good_mask(len(lines), reasons))
 
     def _problem(self, line: str) -> str:
+        # Explains why a line does not match the grammar: behind the valid part is the problem.
         part = self._good_part.match(line)
         assert part is not None, "it matches an empty text, too"
         end = part.end()
@@ -137,7 +142,10 @@ class CsvDecoder(SchemaDecoder):
         return f"a quote inside a field that does not begin with one, at character {end}"
 
     def _split(self, lines: pa.Array) -> dict[str, pa.Array]:
-        """Return the texts of each column, null for empty fields without quotes."""
+        """Return the texts of each column, null for an empty field without quotes.
+
+        :param lines: valid lines without null.
+        """
         # Guard lines: a byte order mark at the very beginning would be skipped, and the last line needs no line end.
         around = [pa.array([self._delimiter * (len(self._order) - 1)]), lines, pa.array([""])]
         joined = pa.ListArray.from_arrays(pa.array([0, len(lines) + 2], pa.int32()), pa.concat_arrays(around))
@@ -160,7 +168,7 @@ class CsvDecoder(SchemaDecoder):
         return {name: table[name].combine_chunks().slice(1) for name in self._order}
 
     def _column(self, field: pa.Field, texts: pa.Array, reasons: Reasons) -> pa.Array:
-        """Return the column of these texts, with null for misfits; `reasons` gets the reasons."""
+        """Return the column of these texts, with null for misfits; the reasons go into `reasons`."""
         kind = field.type
         if not field.nullable and texts.null_count:
             self._one_by_one(field, texts, np.flatnonzero(mask_of(texts.is_null())).tolist(), reasons)
@@ -177,6 +185,7 @@ class CsvDecoder(SchemaDecoder):
         return pa.concat_arrays([at_once, rest]).take(pa.array(places, mask=places < 0))
 
     def _one_by_one(self, field: pa.Field, texts: pa.Array, places: Sequence[int], reasons: Reasons) -> pa.Array:
+        # Returns the values at these places only; a misfit is null, and a null in a required column has a reason.
         found = []
         for place in places:
             text = texts[place].as_py()
@@ -189,7 +198,7 @@ class CsvDecoder(SchemaDecoder):
 
 
 def _written(text: str, kind: pa.DataType) -> Json:
-    """Return the JSON value for a field's text. Raises Misfit."""
+    """Return the JSON value for a field's text. Raises Misfit for a text without a value of the type."""
     if _is_text(kind):
         return text
     try:
@@ -210,7 +219,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _at_once(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> tuple[pa.Array, Mask]:
-    """Return a column of these texts, all valid, and a mask of the texts without a value of the column's type."""
+    """Return a column of these texts, and a mask of the texts without a value of the column's type.
+
+    :param texts: without null.
+
+    The mask may have good texts, too: they are converted one by one.
+    """
     odd = mask_of(pc.or_(pc.equal(texts, ""), pc.equal(texts, "null")))
     convert = partial(from_texts, finer=finer) if _is_text(kind) else from_literals
     for _ in range(0 if t.is_nested(kind) or odd.all() else _MOST_REPAIRS):

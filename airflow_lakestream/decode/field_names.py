@@ -23,7 +23,7 @@ _DEEPEST = 8
 
 
 class FieldNames:
-    """Finder of field names in records of a payload; caches the names by schema."""
+    """Finder of field names in records of a payload; keeps the names by schema."""
 
     def __init__(self, payload: PayloadFormats, format_name: str, *, is_key: bool = False) -> None:
         self._payload, self._format, self._is_key = payload, format_name, is_key
@@ -33,11 +33,14 @@ class FieldNames:
 
     @property
     def are_known(self) -> bool:
-        """Return whether records of the format have names for fields."""
+        """Whether records of the format have names for fields."""
         return self._format in (ValueFormat.JSON, ValueFormat.JSON_SCHEMA) or self._format in _BY_SCHEMA
 
     def of(self, value: bytes) -> Fields:
-        """Return the fields of a record by the names after `rename_columns`, or an empty mapping if unknown."""
+        """Return the fields of a record by the names after `rename_columns`; no fields for an invalid record.
+
+        Of a change event, these are the fields of the row; of a key, the fields of the key.
+        """
         try:
             fields = self._of_record(value)
         except (Misfit, SchemaRefused):
@@ -51,6 +54,7 @@ class FieldNames:
         return dict(zip(self._payload.new_names.of(list(fields)), fields.values(), strict=True))
 
     def _of_record(self, value: bytes) -> Fields:
+        # The writer's schema gives the names for Avro and Protobuf, the document itself for JSON.
         if self._format in _BY_SCHEMA:
             found = self._payload.schema_of(self._format, value)
             if found is None:
@@ -69,6 +73,7 @@ def _of_avro(found: SchemaText) -> Fields:
 
 
 def _inside_avro(node: avro_schema.Node, depth: int) -> Any:
+    # Returns the fields inside a type by name, a list of several mappings for a union, or None without fields.
     if isinstance(node, avro_schema.AvroUnion):
         return [_inside_avro(branch, depth) for _, branch in node.values]
     if isinstance(node, avro_schema.AvroArray):
@@ -100,7 +105,7 @@ _BY_SCHEMA: Mapping[str, Callable[[SchemaText], Fields]] = {
 
 
 def inside(fields: Any) -> Fields:
-    """Return the fields inside a field: of a record, or of any record in a list."""
+    """Return the fields inside a field: of a record, or of all records in a list; no fields for another value."""
     if isinstance(fields, Mapping):
         return fields
     if not isinstance(fields, list):

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def _checked(argument: str, check: Callable[[Any], object], value: object) -> None:
-    """Check an argument's value. Raises InvalidArgument."""
+    """Call `check` for an argument's value. Raises InvalidArgument if the value is refused."""
     try:
         check(value)
     except SchemaRefused as e:
@@ -44,7 +44,11 @@ def _checked(argument: str, check: Callable[[Any], object], value: object) -> No
 
 @dataclass(frozen=True)
 class PayloadFormats(PayloadSettings):
-    """Formats of keys and values, checked for contradictions. Raises InvalidArgument on construction."""
+    """Formats of keys and values, checked for contradictions. Raises InvalidArgument on construction.
+
+    The subclass for mirrors, `cdc.events.decoder`, overrides properties and methods: some arguments are for the
+    subclass only.
+    """
 
     def __post_init__(self) -> None:
         choose(ValueFormat, "format", self.format)
@@ -88,6 +92,7 @@ class PayloadFormats(PayloadSettings):
                 raise InvalidArgument(name, 'goes with envelope="debezium".', "Leave it out.")
 
     def _check_schemas(self) -> None:
+        # Refuses arguments of other formats, and formats that need a registry without one.
         for format_name, row in FORMATS.items():
             for argument, check in row.options.items():
                 value = getattr(self, argument)
@@ -123,7 +128,7 @@ class PayloadFormats(PayloadSettings):
 
     @property
     def further_settings(self) -> tuple[str, ...]:
-        """Further settings with an effect on the rows, as text."""
+        """Settings with an effect on the rows that differ from the defaults, as text."""
         own = ("key_format", "envelope", "timestamps_finer", "unavailable_placeholder", "unavailable_values")
         names = (*own, *self.row.options)
         given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PayloadSettings, name)}
@@ -137,7 +142,7 @@ class PayloadFormats(PayloadSettings):
         return self.key_format is not None or "key" in self.row.fixed_columns.names
 
     def remedy(self, reason: str) -> str:
-        """Return advice for a run ended by a bad record, given the reason."""
+        """Return advice for a run ended by a bad record; `reason` is for subclasses."""
         return (
             'Nothing of this batch was landed. Correct the producer or the schema; or on_error="reject" keeps such '
             "records in a table of their own and lands the others."
@@ -145,40 +150,41 @@ class PayloadFormats(PayloadSettings):
 
     @property
     def gets_columns(self) -> bool:
-        """Whether each field of the row gets a column, for any value of `unknown_fields`."""
+        """Whether each field of the row gets a column, even with "ignore"; true for a mirror."""
         return False
 
     def own_columns(self, names: Sequence[str]) -> list[str]:
-        """Return the columns for fields of the row."""
+        """Return the names of columns for fields of the row, without the columns for parts of a change event."""
         return [
             name for name in names if self.envelope != ValueEnvelope.DEBEZIUM or name not in (*self._naming.parts, NOTE)
         ]
 
     def field_of(self, column: str) -> str:
-        """Return the field's name in records for a column of the row."""
+        """Return the name in records of the field for a column of the row."""
         return self._naming.source(next((old for old, new in self.renamed if new == column), column))
 
     @property
     def place_column(self) -> str | None:
-        """Column with a record's log position in the source, or None."""
+        """Column with a record's log position in the source, or None; a mirror has one."""
         return None
 
     def schema_of(self, format_name: str, value: bytes) -> SchemaText | None:
-        """Return the schema named by a value, or None for an unknown schema."""
+        """Return the schema named by the first bytes of a value, or None for an unknown schema."""
         return self.finder.by_head(format_name, value)
 
     def defines_columns(self, first: RawBatch) -> bool:
-        """Return whether first records can define the columns of a new table."""
+        """Return whether first records can define the columns of a new table: always, except for a mirror."""
         return True
 
     def keeps_for_later(self, first: RawBatch) -> bool:
-        """Return whether first records without columns are decoded later, with columns from further records."""
+        """Return whether first records without columns are decoded later: never, except for a mirror."""
         return False
 
     def columns(self, first: RawBatch) -> pa.Schema:
-        """Return the columns of a new table, from the registry or the first records.
+        """Return the columns of a new table, from the format, the registry or the first records.
 
-        Raises InvalidArgument, SchemaRefused and the registry's errors.
+        Records with a bare key or value define no columns. Raises InvalidArgument, SchemaRefused and the registry's
+        errors.
         """
         first = without_bare(first, self.named_sides, self.format)
         columns = self._with_rescued(self._value_columns(first))
@@ -220,7 +226,7 @@ class PayloadFormats(PayloadSettings):
         return self.row.held_names(found, versions_of(self.registry_client, topic, self.row.kind), columns, held)
 
     def prepare(self, topic: str) -> None:
-        """Load the schemas for decoding the topic, once for all child processes.
+        """Load the schemas for decoding the topic into a cache, so that all child processes forked later have them.
 
         Only Protobuf's schemas, as compiling takes 0.1 s each. Errors are only logged: decoding raises them again.
         """
@@ -244,7 +250,7 @@ class PayloadFormats(PayloadSettings):
             )
 
     def check_names(self) -> None:
-        """Refuse new names unfit for columns. Raises InvalidArgument."""
+        """Refuse new names unfit for columns, or for fields without names. Raises InvalidArgument."""
         if self.renamed and self.row.positional:
             problem = f"fields have no names with format={self.format!r}, and columns have those of schema."
             raise InvalidArgument("rename_columns", problem, "Leave it out.")
@@ -319,7 +325,7 @@ class PayloadFormats(PayloadSettings):
         return self.row.decoder(self, fields)
 
     def _events(self, schema: pa.Schema) -> ColumnDecoder:
-        """Return the decoder of events; further members of an event are not unknown fields."""
+        """Return the decoder of events, for which further members of an event are not unknown fields."""
         if self.row.events is not None:
             return self.row.events(self, schema)
         if self.unknown_fields == UnknownFields.IGNORE:

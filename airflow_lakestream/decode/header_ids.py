@@ -31,7 +31,10 @@ def named_by_header(side: str, format_name: str | None = None) -> str:
 
 
 def bare(batch: RawBatch, side: str) -> list[int]:
-    """Return the positions of records with a bare key or value, due to a header with the schema."""
+    """Return the positions of records with a bare key or value: the schema is in a header.
+
+    :param side: "key" or "value".
+    """
     there = batch.keys if side == KEY else batch.values
     if batch.headers is None or there is None or batch.headers.null_count == len(batch):
         return []
@@ -43,7 +46,10 @@ def bare(batch: RawBatch, side: str) -> list[int]:
 
 
 def bad_rows(batch: RawBatch, sides: Collection[str], format_name: str) -> Iterator[BadRow]:
-    """Yield the records with such a header as bad rows, each once."""
+    """Yield the records with a bare key or value as bad rows, each record once.
+
+    :param sides: the sides to check, see `bare`.
+    """
     found = {at: f"the key: {named_by_header(KEY)}" for at in (bare(batch, KEY) if KEY in sides else ())}
     if VALUE in sides:
         found |= dict.fromkeys(bare(batch, VALUE), named_by_header(VALUE, format_name))
@@ -52,7 +58,7 @@ def bad_rows(batch: RawBatch, sides: Collection[str], format_name: str) -> Itera
 
 
 def without_bare(batch: RawBatch, sides: Collection[str], format_name: str) -> RawBatch:
-    """Return the batch without bare records. Raises InvalidArgument if all records with a value are bare."""
+    """Return the batch without bare records. Raises InvalidArgument if all records are bare, except tombstones."""
     bad = list(bad_rows(batch, sides, format_name))
     if bad and len(bad) == len(batch) - batch.values.null_count:
         argument = "key_format" if bad[0].reason.startswith("the key: ") else "format"

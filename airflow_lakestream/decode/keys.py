@@ -74,7 +74,10 @@ def _merged(values: Sequence[BadRow], keys: Sequence[BadRow]) -> list[BadRow]:
 
 
 class BytesKeyDecoder:
-    """Decoder of keys without a format, as bytes or as text."""
+    """Decoder of keys without a format, passed as values, into a column of bytes or of text.
+
+    Raises InvalidArgument for a column of another type.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         kind = schema.field(0).type
@@ -98,9 +101,13 @@ class BytesKeyDecoder:
 
 
 class RecordKeyDecoder:
-    """Decoder of keys with records of any format, as a struct; a record without a key has null.
+    """Decoder of keys with records of any format, passed as values, into a struct.
+
+    A record without a key has null, and is bad if the column is required.
 
     :param make: returns the decoder of the struct's fields.
+
+    Raises InvalidArgument if the column is not a struct.
     """
 
     def __init__(self, schema: pa.Schema, make: Callable[[pa.Schema], ColumnDecoder]) -> None:
@@ -136,7 +143,7 @@ class RecordKeyDecoder:
 
 
 class JsonKeyDecoder:
-    """Decoder of keys with a single JSON value: a string, a number, an array.
+    """Decoder of keys with a single JSON value, passed as values: a string, a number, an array.
 
     :param wrapped: keys may contain their schema, as Kafka Connect writes it.
     :param finer: treatment of times finer than microseconds.

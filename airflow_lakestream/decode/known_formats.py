@@ -67,11 +67,11 @@ class SchemaText:
 
 @dataclass(frozen=True)
 class PayloadSettings:
-    """Settings of keys and values by the user; `decode.formats.Payload` checks the combination.
+    """Settings of keys and values by the user; `decode.formats.PayloadFormats` checks the combination.
 
-    :param format: of the values, see `core.policies.Format`.
-    :param key_format: of the keys, see `core.policies.KeyFormat`; None leaves them undecoded.
-    :param envelope: the envelope of the row in a value, see `core.policies.Envelope`.
+    :param format: of the values, see `core.formats.ValueFormat`.
+    :param key_format: of the keys, see `core.formats.KeyFormat`; None leaves keys undecoded.
+    :param envelope: the envelope of the row in a value, see `core.formats.ValueEnvelope`.
     :param registry: the registry of schemas, for the formats that need one.
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
     :param refused_characters: characters that the table allows in no name of a column.
@@ -108,7 +108,10 @@ class PayloadSettings:
 
     @property
     def name_rules(self) -> NameRules:
-        """Rules for names of fields as columns. A record with a refused name is bad, but does not end the run."""
+        """Rules for names of fields as columns.
+
+        With "evolve", a record with a field of a refused name is bad, but does not end the run.
+        """
         reserved = {KEY_COLUMN} if self.key_format is not None else set()
         if self.unknown_fields == UnknownFields.RESCUE:
             reserved.add(RESCUED)
@@ -135,7 +138,10 @@ class PayloadSettings:
         return self.new_names.fields(self.timed.fields(columns, self._number))
 
     def _number(self, path: Path) -> pa.DataType:
-        """Return the type for reading a number as the source of a time, with the fraction if the format is text."""
+        """Return the type for decoding the number that a time is made of.
+
+        The type has a fraction if the format writes numbers as text.
+        """
         name = self.key_format if self.key_format is not None and path[0] == KEY_COLUMN else self.format
         return EXACT if self.envelope is None and name in _WRITTEN else pa.int64()
 
@@ -155,7 +161,11 @@ class PayloadSettings:
         return None if self.registry is None else RegistryClient(self.registry)
 
     def documents(self, schema: pa.Schema, unknown_fields: str) -> ColumnDecoder:
-        """Return the decoder of plain JSON for these columns."""
+        """Return the decoder of plain JSON for these columns.
+
+        With "evolve", fields without a column get columns: by this process, or, if `decided` is set, by another
+        process.
+        """
         if unknown_fields == UnknownFields.EVOLVE and self.decided is not None:
             return SharedJsonDecoder(schema, self.name_rules, decided=self.decided)
         if unknown_fields == UnknownFields.EVOLVE:
@@ -165,7 +175,7 @@ class PayloadSettings:
         return make(schema, unknown_fields, out_of_range=policy, finer=self.finer)
 
     def grown(self, schema: pa.Schema, found: Iterable[MissingFields]) -> pa.Schema:
-        """Return the columns, plus columns for fields found by workers without a column, as far as allowed."""
+        """Return the columns, plus columns for the fields found by workers, as far as the rules for names allow."""
         lacking = MissingFields()
         for one in found:
             lacking.unite(one)
@@ -173,7 +183,7 @@ class PayloadSettings:
         return self.timed.columns(self.new_names.columns(grown))
 
     def key_records(self, schema: pa.Schema) -> ColumnDecoder:
-        """Return the decoder of keys with records, for the records' columns."""
+        """Return the decoder of keys that are records, for the records' columns."""
         assert self.key_format is not None
         row = FORMATS[self.key_format]
         # Debezium's keys are plain records, in Connect's wrapping.
@@ -200,7 +210,8 @@ class FormatRow:
     """Properties of a format. Callables get the payload's settings.
 
     :param decoder: returns the decoder of values, for columns.
-    :param events: likewise for change events; further members are not unknown. None: `decoder`, with columns for these.
+    :param events: returns the decoder of change events, for which further members of an event are not unknown fields.
+        None: `decoder` is used, with columns for the further members.
     :param key: returns the decoder of keys, for the single column of keys.
     :param first_columns: returns the columns of a new table by the first records; None if they can't define columns.
     :param fixed_columns: the columns of a new table if always the same, else empty.
@@ -208,7 +219,8 @@ class FormatRow:
     :param kind: the registry's type of the format's schemas; None: the format needs no registry.
     :param schema_columns: returns the columns of a new table by a registry's schema.
     :param schema_key: returns the type of the keys' column by a registry's schema; by default a struct of the columns.
-    :param held_names: gives these columns the table's names for them, by all versions of the schema.
+    :param held_names: returns a schema's columns under the names that the table has for the same fields; all versions
+        of the schema show which fields are the same.
     :param messages: returns the number of kinds of records in a registry's schema (with nested kinds, if asked);
         counting takes 0.1 s the first time. None: always one.
     :param needs_id: each record names its schema by an id, and can't be read without the schema.
@@ -216,7 +228,7 @@ class FormatRow:
     :param keeps_unknown: fields without a column can be rescued, or become columns.
     :param envelopes: the possible envelopes of the row.
     :param is_text: SQL may read its records undecoded.
-    :param positional: fields have no names: they are in the order of the user's columns.
+    :param positional: fields have no names; their order is the order of the user's columns.
     :param modules: additional modules for decoding, with the distributions to install for them.
     """
 

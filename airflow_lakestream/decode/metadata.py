@@ -21,7 +21,8 @@ NO_TIMESTAMP = -1
 def metadata_schema(names: Iterable[str], payload: pa.Schema | None = None) -> pa.Schema:
     """Return the metadata columns of these names, in this order.
 
-    Raises UnknownValue for an unknown name, InvalidArgument for a name given twice or a column of the payload.
+    Raises UnknownValue for an unknown name, InvalidArgument for a name given twice or for a column that `payload` has,
+    too.
     """
     fields = []
     for name in names:
@@ -38,7 +39,10 @@ def metadata_schema(names: Iterable[str], payload: pa.Schema | None = None) -> p
 
 
 def metadata_columns(batch: RawBatch, names: Iterable[str]) -> list[pa.Array]:
-    """Return an array for each name, with an entry for each record; all timestamps have to be in range."""
+    """Return an array for each name, with an entry for each record; no timestamp may be out of range.
+
+    A record without a timestamp has null. Raises InvalidArgument if keys or headers were not read.
+    """
     names = list(names)
     metadata_schema(names)
     return [_COLUMNS[name][1](batch) for name in names]
@@ -67,7 +71,7 @@ def _integers(values: Sequence[int]) -> pa.Array:
 
 
 def bad_timestamps(batch: RawBatch) -> list[BadRow]:
-    """Return the records with timestamps outside a column's range: producers may write any 64 bits."""
+    """Return the records with timestamps outside a column's range as bad rows: producers may write any 64 bits."""
     millis = np.asarray(batch.timestamps, np.int64)
     if not len(millis) or MIN_MILLIS <= millis.min() <= millis.max() <= MAX_MILLIS:
         return []

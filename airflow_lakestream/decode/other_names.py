@@ -31,13 +31,16 @@ _MOST_COMPILED = 32
 
 
 class OtherNames:
-    """Groups of names of the same field of a record, and of the same type."""
+    """Groups of names: names of the same field of a record, and names of the same type."""
 
     def __init__(self) -> None:
         self._groups: dict[Any, set[str]] = {}
 
     def join(self, key: Any, names: Iterable[str]) -> None:
-        """Note names of the same field or type; `key` is the owner of the names."""
+        """Note names of the same field or type; groups with one of these names become one group.
+
+        :param key: the owner of the names: the record's name with the field's mark, or "type" for names of types.
+        """
         joined = set(names)
         for name in list(joined):
             joined |= self._groups.get((key, name), set())
@@ -52,7 +55,8 @@ class OtherNames:
 class FieldNaming:
     """Finder of a field's column, by the field's name or else by an alternative name.
 
-    :ivar has_gaps: a column has no field, and a field no column: further versions may know more names.
+    :ivar has_gaps: a column has no field, and a field no column, or a union's branch no column: further versions of the
+        schema may know more names.
     :ivar found: the columns with other names, by the paths of the fields.
     """
 
@@ -64,10 +68,14 @@ class FieldNaming:
     def places(
         self, record: str, fields: Sequence[tuple[str, Any]], columns: Sequence[str], path: str
     ) -> dict[str, int]:
-        """Return the positions of the fields' columns, by field name.
+        """Return the positions of the fields' columns, by field name; fields without a column are missing.
+
+        A column with a field of its own name is not given to another field. `has_gaps` and `found` are brought up to
+        date.
 
         :param record: the name of the fields' record.
-        :param fields: names of fields, each with the other marks that distinguish fields of one record.
+        :param fields: names of fields, each with the mark that distinguishes the field from others of the record, or
+            None.
         """
         written = {name for name, _ in fields}
         places = {name: place for place, name in enumerate(columns) if name in written}
@@ -81,12 +89,12 @@ class FieldNaming:
         return places
 
     def type_names(self, node: Node) -> set[str]:
-        """Return the names of a branch of a union, without namespaces."""
+        """Return all names of the type of a union's branch, without namespaces."""
         return {name.rpartition(".")[2] for name in self._names.of("type", node.name)}
 
 
 def avro_names(nodes: Iterable[Node], versions: Sequence[RegisteredSchema] = ()) -> OtherNames:
-    """Return the names by the aliases in schemas, and in a registry's versions."""
+    """Return the names by the aliases in schemas, and in a registry's versions; invalid versions are skipped."""
     names = OtherNames()
     known = [*nodes, *(node for one in versions if (node := _avro_node(one)) is not None)]
     types: list[_Named] = []
@@ -114,7 +122,7 @@ _Named = Record | AvroEnum | AvroFixed
 
 
 def _add_named(node: Node, found: list[_Named]) -> None:
-    """Add all types with a name in a schema, each once."""
+    """Add all types with a name in a schema to `found`, each once."""
     if isinstance(node, _Named):
         if any(node is known for known in found):
             return
@@ -133,7 +141,7 @@ def _inside_avro(node: Node) -> Iterator[Node]:
 
 
 def protobuf_names(versions: Sequence[RegisteredSchema]) -> OtherNames:
-    """Return the names by the numbers of fields in a registry's schemas; invalid schemas are skipped.
+    """Return the names by the numbers of fields in the newest of a registry's schemas; invalid schemas are skipped.
 
     Raises MissingExtra and CompilerTimedOut, see `compile_proto`.
     """
@@ -161,21 +169,24 @@ def proto_of(schema: RegisteredSchema) -> ProtobufSchema:
 
 
 def identity_of(field: Any) -> tuple[Any, ...]:
-    """Return the number and the type of a field in a Protobuf message: a number may be reused for another type."""
+    """Return the mark of a field in a Protobuf message: number and type, as numbers may be reused."""
     inner = None if field.message_type is None else field.message_type.full_name
     return field.number, field.type, bool(field.is_repeated), inner
 
 
 @dataclass(frozen=True)
 class RecordShape:
-    """A record of any format: the fields with distinguishing marks, and the records inside the fields."""
+    """A record of any format: the fields, each with name, mark, and the type inside."""
 
     name: str
     fields: Sequence[tuple[str, Any, Any]]
 
     @classmethod
     def of_avro(cls, node: Node) -> RecordShape | None:
-        """Return the shape of the only record in values, perhaps inside lists or unions, or None."""
+        """Return the shape of the only record in values, perhaps inside lists, maps or unions.
+
+        None if the values have several records or no record inside.
+        """
         while not isinstance(node, Record):
             inside = [one for one in _inside_avro(node) if one.name != "null"]
             if len(inside) != 1:
@@ -185,7 +196,7 @@ class RecordShape:
 
     @classmethod
     def of_protobuf(cls, descriptor: Any) -> RecordShape | None:
-        """Return the shape of a message, or None for a field without a message."""
+        """Return the shape of a message, or None for a field without a message; of a map, the shape of its values."""
         if descriptor is None:
             return None
         if descriptor.GetOptions().map_entry:
@@ -195,16 +206,21 @@ class RecordShape:
 
 @dataclass(frozen=True)
 class HeldNames:
-    """Naming of columns of a registry's schema by a table's names.
+    """Naming of a registry schema's columns by the names that a table has for the same fields.
 
-    :param shape: returns the shape of the record inside a field.
+    :param shape: returns the shape of the record inside a field, or None.
     """
 
     naming: FieldNaming
     shape: Callable[[Any], RecordShape | None]
 
     def columns(self, columns: Sequence[pa.Field], record: RecordShape, held: Sequence[pa.Field]) -> list[pa.Field]:
-        """Return the record's columns, with the names of the held columns."""
+        """Return the record's columns under the names of the table's columns, also inside structs.
+
+        A column that the table does not have keeps its name.
+
+        :param held: the table's columns.
+        """
         fields = [(name, identity) for name, identity, _ in record.fields]
         places = self.naming.places(record.name, fields, [one.name for one in held], "")
         found = []
@@ -216,6 +232,7 @@ class HeldNames:
         return found
 
     def _type(self, kind: pa.DataType, inside: Any, held: pa.DataType) -> pa.DataType:
+        # Returns a column's type, with the names of the table's inner fields as far as both have the same form.
         if t.is_struct(kind) and t.is_struct(held):
             shape = self.shape(inside)
             same = shape is not None and [name for name, *_ in shape.fields] == [one.name for one in kind]
@@ -232,7 +249,12 @@ class HeldNames:
 def held_names_of_avro(
     found: SchemaText, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
 ) -> pa.Schema:
-    """Return the columns of an Avro schema, with a table's names."""
+    """Return the columns of an Avro schema under a table's names for the same fields.
+
+    :param versions: all versions of the schema, for further names.
+    :param columns: the columns of the schema `found`.
+    :param held: the table's columns.
+    """
     node = parse(found.text, found.texts)
     record, naming = RecordShape.of_avro(node), FieldNaming(avro_names([node], versions))
     assert record is not None, "it has columns"
@@ -242,7 +264,7 @@ def held_names_of_avro(
 def held_names_of_protobuf(
     found: SchemaText, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
 ) -> pa.Schema:
-    """Return the columns of a Protobuf schema, with a table's names."""
+    """Return the columns of a Protobuf schema under a table's names for the same fields; see `held_names_of_avro`."""
     message = compile_proto(found.text, found.references).descriptor(found.message)
     record, naming = RecordShape.of_protobuf(message), FieldNaming(protobuf_names(versions))
     assert record is not None, "it has columns"

@@ -53,6 +53,7 @@ class RawDecoder(SchemaDecoder):
         return DecoderResult.without(reasons, columns, self.schema)
 
     def _column(self, field: pa.Field, batch: RawBatch, reasons: dict[int, str]) -> pa.Array:
+        # The value of a row with a reason does not matter: the caller leaves the row out.
         values = batch.values if field.name == "value" else batch.keys
         if values is None:
             raise InvalidArgument("schema", "it has a column key, and the records were read without their keys.")

@@ -26,17 +26,24 @@ _MOST_IDS = 20
 class SchemaFinder:
     """Finder of schemas for the keys or the values of a topic.
 
-    :param writer_schemas: Avro's, for records of single-object encoding.
+    :param registry: the registry, or None.
+    :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
     """
 
     registry: RegistryClient | None
     writer_schemas: tuple[str, ...] = ()
 
     def find(self, format_name: str, topic: str, side: str, values: pa.Array) -> SchemaText:
-        """Return the newest schema of the subject, or else of the first records. Raises InvalidArgument without any.
+        """Return the schema for the columns of a new table.
+
+        Sources, in this order: 1. The schema in `writer_schemas` named by the first records; without a registry, the
+        last of `writer_schemas`. 2. The newest schema of the subject. 3. The schema in the registry named by the first
+        records.
 
         :param side: "key" or "value".
         :param values: the first records' keys or values.
+
+        Raises InvalidArgument without a schema, or if the subject has one of another format; and the registry's errors.
         """
         sample = [value for value in values.slice(0, _SAMPLE).to_pylist() if value]
         if self.writer_schemas and (given := self._given(sample)):
@@ -54,8 +61,9 @@ class SchemaFinder:
         return _found(format_name, schema, sample)
 
     def by_head(self, format_name: str, head: bytes) -> SchemaText | None:
-        """Return the schema named by a value's first bytes, or None if unknown."""
+        """Return the schema named by a value's first bytes, or None if unknown or of another format."""
         if head.startswith(SINGLE_OBJECT):
+            # Two bytes of a mark, eight bytes of the fingerprint.
             text = self._by_fingerprint.get(head[2:10])
             return None if text is None else SchemaText(text)
         if self.registry is None or len(head) < HEADER or head[0]:
@@ -69,7 +77,11 @@ class SchemaFinder:
     def newest(self, format_name: str, topic: str, side: str, *, nested: bool = False) -> SchemaText | None:
         """Return the newest schema of the subject, or None if missing or ambiguous.
 
+        A schema with several messages is ambiguous: only a record names the message.
+
         :param nested: also ambiguous if records may be messages inside other messages.
+
+        Raises InvalidArgument if the subject has a schema of another format; and the registry's errors.
         """
         schema = None if self.registry is None else self._latest(self.registry, format_name, topic, side)
         if schema is None:
@@ -79,10 +91,11 @@ class SchemaFinder:
         return found if messages is None or messages(found, nested) == 1 else None
 
     def foreseen(self, format_name: str, topic: str) -> SchemaText | None:
-        """Return the result of `find` for values if independent of the records, else None."""
+        """Return the result of `find` for values if independent of the records, else None; see `newest` for errors."""
         return None if self.writer_schemas else self.newest(format_name, topic, "value", nested=True)
 
     def _latest(self, registry: RegistryClient, format_name: str, topic: str, side: str) -> RegisteredSchema | None:
+        # None if the subject is missing. Raises InvalidArgument for a schema of another format.
         subject = f"{topic}-{side}"
         try:
             schema = registry.latest(subject)
@@ -96,6 +109,7 @@ class SchemaFinder:
         return schema
 
     def _by_records(self, registry: RegistryClient, name: str, subject: str, sample: list[bytes]) -> SchemaText:
+        # The first schema that the records name, and that the registry has in this format, counts.
         kind = FORMATS[name].kind
         ids = list(dict.fromkeys(int.from_bytes(v[1:HEADER], "big") for v in sample if is_framed(v)))
         for schema_id in ids[:_MOST_IDS]:
@@ -132,12 +146,12 @@ def _found(format_name: str, schema: RegisteredSchema, sample: list[bytes]) -> S
 
 
 def is_framed(value: bytes) -> bool:
-    """Return whether a value has Confluent's header, with more bytes behind."""
+    """Return whether a value begins with Confluent's header and has more bytes."""
     return len(value) > HEADER and value[0] == 0
 
 
 def _message(value: bytes) -> tuple[int, ...]:
-    """Return the index path of a framed Protobuf value's message, or of the first message if invalid."""
+    """Return the index path of a framed Protobuf value's message, or (0,), the first message, if invalid."""
     numbers: list[int] = []
     number = shift = 0
     for byte in value[HEADER : HEADER + 64]:

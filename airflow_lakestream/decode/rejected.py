@@ -40,7 +40,10 @@ class StageFailure:
 
 
 def rejected_rows(batch: RawBatch, bad: Sequence[StageFailure]) -> pa.Table:
-    """Return the bad records of a batch with reasons; `_kafka_timestamp` is null if out of range."""
+    """Return the bad records of a batch as rows of a reject table, each with its reason and stage.
+
+    `_kafka_timestamp` is null if the record's timestamp is out of range; `timestamp_ms` has it in any case.
+    """
     records = pick(batch, [one.row.index for one in bad])
     timestamps = list(records.timestamps)
     for row in bad_timestamps(records):
@@ -57,7 +60,7 @@ def rejected_rows(batch: RawBatch, bad: Sequence[StageFailure]) -> pa.Table:
 
 
 def timestamps_of(rows: pa.Table) -> list[int]:
-    """Return the original timestamps of rejected records, in milliseconds."""
+    """Return the original timestamps of rejected records, in milliseconds; -1 for a record without a timestamp."""
     # Not by Python's datetime, which ends with the year 9999.
     micros = rows["_kafka_timestamp"].cast(pa.int64()).to_pylist()
     written = rows["timestamp_ms"].to_pylist() if "timestamp_ms" in rows.column_names else [None] * len(rows)

@@ -21,7 +21,7 @@ class NewNames:
     pairs: tuple[tuple[str, str], ...] = ()
 
     def check(self, rules: NameRules) -> None:
-        """Refuse new names unfit for columns of the table. Raises InvalidArgument."""
+        """Refuse new names unfit for columns of the table, or for several fields. Raises InvalidArgument."""
         taken = Counter(new.lower() for _, new in self.pairs)
         for name, new in self.pairs:
             problem = rules.problem(new, top=True) or ("two columns get it" if taken[new.lower()] > 1 else None)
@@ -29,7 +29,10 @@ class NewNames:
                 raise InvalidArgument("rename_columns", f"{name!r} can't become {new!r}: {problem}.")
 
     def columns(self, fields: pa.Schema) -> pa.Schema:
-        """Return the columns for fields of records. Raises InvalidArgument for two columns of the same name."""
+        """Return the columns for fields of records.
+
+        Raises InvalidArgument for two columns with names that differ in case only, or not at all.
+        """
         if not self.pairs:
             return fields
         names = self.of(fields.names)
@@ -40,7 +43,10 @@ class NewNames:
         return pa.schema([field.with_name(name) for field, name in zip(fields, names, strict=True)])
 
     def fields(self, columns: pa.Schema) -> pa.Schema:
-        """Return the fields of records for the table's columns. Raises InvalidArgument for a column without a field."""
+        """Return the fields of records for the table's columns.
+
+        Raises InvalidArgument if a column has the old name of a renamed field: no field would fill the column.
+        """
         if not self.pairs:
             return columns
         renamed, old = dict(self.pairs), {new: name for name, new in self.pairs}

@@ -28,9 +28,9 @@ Refusals = Callable[[Sequence[str], pa.Schema], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class RecordRouter:
-    """Finder of routes: a record's values for the template's placeholders, which name the table.
+    """Finder of routes: a route is a record's values for the placeholders in the template of the table's name.
 
-    `refusals` gets each route of a batch once.
+    `refusals` gets each route of a batch once, and returns the reasons against some of the routes.
     """
 
     template: TableTemplate
@@ -67,7 +67,11 @@ class RecordRouter:
                 )
 
     def routes(self, batch: RawBatch, rows: pa.Table) -> tuple[pa.Array, Sequence[BadRow]]:
-        """Return the route of each row (null without a route), and the records without a route."""
+        """Return the route of each row, and the records without a possible route as bad rows.
+
+        The route of such a record is null. A route is impossible if a value is missing or can't be part of a table's
+        name, or if `refusals` has a reason.
+        """
         bad: dict[int, str] = {}
         parts = [self._values(placeholder, batch, rows, bad) for placeholder in self.template.by_record]
         encoded = pc.dictionary_encode(parts[0] if len(parts) == 1 else _joined(parts))
@@ -83,6 +87,7 @@ class RecordRouter:
         return encoded, [BadRow(index, bad[index]) for index in sorted(bad)]
 
     def _problem(self, route: str) -> str | None:
+        # Returns the reason against a route, or None. The separator is a control character that no name may have.
         values = route.split(SEPARATOR)
         try:
             if len(values) != len(self.template.by_record):
@@ -94,7 +99,7 @@ class RecordRouter:
         return None
 
     def _values(self, placeholder: NamePlaceholder, batch: RawBatch, rows: pa.Table, bad: dict[int, str]) -> pa.Array:
-        """Return the texts for routing, null for a record without a text; `bad` gets the reason of each null."""
+        """Return the values for a placeholder as texts, null for a record without a value; `bad` gets the reasons."""
         if placeholder.origin is PlaceholderOrigin.FIELD:
             values = rows[placeholder.name].combine_chunks().cast(pa.string())
             # A column of text takes documents as their text.
@@ -118,7 +123,7 @@ class RecordRouter:
 
 
 def route_columns(batch: RawBatch, routes: pa.Array) -> list[tuple[str, pa.Array]]:
-    """Return route, partition and offset of each row, with the names of the columns."""
+    """Return route, partition and offset of each row, with the names of these columns."""
     return list(zip(ROUTE_COLUMNS, [routes, *metadata_columns(batch, ("partition", "offset"))], strict=True))
 
 
@@ -132,6 +137,7 @@ def _names_tables(kind: pa.DataType) -> bool:
 
 
 def _text(raw: pa.Array, placeholder: NamePlaceholder, bad: dict[int, str]) -> pa.Array:
+    # Returns the bytes as text, null for invalid UTF-8; `bad` gets the reasons.
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:

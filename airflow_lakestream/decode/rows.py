@@ -48,7 +48,7 @@ class StatementFailure(Protocol):
 
 
 class StatementResult(Protocol):
-    """Result of a statement for a batch; `kept`, `filtered` and `bad` contain each record exactly once."""
+    """Result of a statement for a batch; each record is in exactly one of `kept`, `filtered` and `bad`."""
 
     @property
     def rows(self) -> pa.Table:
@@ -56,11 +56,11 @@ class StatementResult(Protocol):
 
     @property
     def kept(self) -> Indices:
-        """Source record of each row."""
+        """Positions of the source records of the rows."""
 
     @property
     def filtered(self) -> Indices:
-        """Records left out by the statement."""
+        """Positions of the records left out by the statement."""
 
     @property
     def bad(self) -> Sequence[Any]:
@@ -95,7 +95,7 @@ class SqlStep:
     """Step that runs a statement, and rejects NULL in required columns.
 
     :param names: the statement's columns that land; the others are metadata columns, which a record has anyway.
-    :param required: columns among these that may not be NULL.
+    :param required: columns among `names` that may not be NULL.
     """
 
     statement: RowStatement
@@ -108,7 +108,12 @@ class SqlStep:
         return self.statement.input_schema is None
 
     def apply(self, given: RawBatch | pa.Table) -> tuple[pa.Table, Indices, Indices, list[BadRow]]:
-        """Return the rows, the source record of each row, the filtered records, and the bad records."""
+        """Return the rows, the positions of the rows' records, of the filtered records, and the bad records.
+
+        A record with NULL in a required column is bad.
+
+        :param given: raw records, or a table of the statement's input.
+        """
         made = self.statement.apply(given)
         rows, kept = made.rows.select(self.names), made.kept
         bad = [BadRow(one.index, one.reason) for one in made.bad]
@@ -128,10 +133,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RowDecoderFactory:
-    """Factory of row decoders for a payload, for a given schema or a schema from the registry or the first batch.
+    """Factory of row decoders for a payload; the columns come from a schema, the registry or the first batch.
 
     With a statement, the schema describes the statement's output; the statement knows its input. `columns` are the
-    columns of the rows if the rows do not go into the table as they are, for any schema of the table.
+    columns of the rows for any schema of the table, if the rows do not go into the table as they are.
     """
 
     payload: PayloadFormats
@@ -144,7 +149,10 @@ class RowDecoderFactory:
     columns: pa.Schema | None = None
 
     def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> RecordDecoder | None:
-        """Return a decoder, or None without a schema or records to define columns; see `core.ports.DecoderFactory`."""
+        """Return a decoder, or None if neither a schema nor `first` defines columns; see `core.ports.DecoderFactory`.
+
+        Raises InvalidArgument for a schema that does not fit the metadata columns, the route, or the format.
+        """
         schema = schema if self.columns is None else self.columns
         if schema is None:
             if first is None or not self.payload.defines_columns(first):
@@ -171,11 +179,14 @@ class RowDecoderFactory:
         return self.payload.keeps_for_later(first)
 
     def with_trial(self, trial: Trial) -> RowDecoderFactory:
-        """Return decoders with `trial` as a further check of rows; see `core.ports.DecoderFactory`."""
+        """Return a factory with `trial` as a further check of rows; see `core.ports.DecoderFactory`."""
         return replace(self, trial=trial)
 
     def foreseen(self, topic: str) -> tuple[RecordDecoder, pa.Table] | None:
-        """Return a decoder of columns independent of records, with no rows, or None; see `core.landing.job.Foresee`."""
+        """Return a decoder of columns known without records, and a table of these columns without rows, or None.
+
+        See `core.landing.job.NewTableColumns`. A route or a statement needs records: then the result is None.
+        """
         columns = None if self.router is not None or self.sql is not None else self.payload.foreseen_columns(topic)
         return None if columns is None else self.without_records(columns, topic)
 
@@ -187,13 +198,13 @@ class RowDecoderFactory:
 
     @property
     def needs_keys(self) -> bool:
-        """Whether records have to be read with keys."""
+        """Whether records have to be read with keys; rejected records keep their keys."""
         readers = [part.needs_keys for part in (self.router, self.sql) if part is not None]
         return self._keeps_whole or "key" in self.metadata or self.payload.needs_keys or any(readers)
 
     @property
     def needs_headers(self) -> bool:
-        """Whether records have to be read with headers."""
+        """Whether records have to be read with headers; rejected records keep their headers."""
         readers = [part.needs_headers for part in (self.router, self.sql) if part is not None]
         return self._keeps_whole or "headers" in self.metadata or bool(self.payload.named_sides) or any(readers)
 
@@ -215,7 +226,7 @@ class RowDecoderFactory:
 
 @dataclass(frozen=True)
 class RowDecoder:
-    """Decoder of rows: the payload's columns, or the statement's, and the metadata columns."""
+    """Decoder of rows: the payload's columns, or the statement's, then metadata columns, then the route's columns."""
 
     payload: Any
     metadata: tuple[str, ...]
@@ -235,9 +246,13 @@ class RowDecoder:
     remedy: Callable[[str], str] = str
 
     def decode(self, batch: RawBatch) -> DecodedBatch:
-        """Return the rows and the outcome of each record; see `core.ports.Decoder`."""
+        """Return the rows and the outcome of each record; see `core.ports.RecordDecoder`.
+
+        Raises BadRecord if there is a bad record and the policy is to fail.
+        """
         sieve = _BatchState(batch)
         self._look_at_records(sieve)
+        # The metadata columns are made first, and lose the same records as the rows in each step.
         names, use = metadata_schema(self.metadata), ColumnUse()
         metadata = pa.Table.from_arrays(metadata_columns(sieve.records, self.metadata), schema=names)
         if self.sql is not None and self.sql.reads_raw_records:
@@ -268,7 +283,7 @@ class RowDecoder:
         return replace(self._outcome(sieve, rows), use=use)
 
     def _own(self, batch: RawBatch, bad: Sequence[BadRow]) -> dict[int, str]:
-        """Return Debezium's own records among the bad records, with descriptions."""
+        """Return Debezium's own records among the bad records, with descriptions, and log their number."""
         found = {row.index: own_record(batch.values[row.index].as_py() or b"") for row in bad}
         own = {index: kind for index, kind in found.items() if kind is not None}
         if own:
@@ -280,6 +295,7 @@ class RowDecoder:
     def _transformed(
         self, sieve: _BatchState, sql: SqlStep, given: RawBatch | pa.Table, metadata: pa.Table
     ) -> tuple[pa.Table, pa.Table]:
+        # Returns the statement's rows and their metadata columns; takes the other records out.
         rows, kept, filtered, bad = sql.apply(given)
         if len(kept) < len(sieve):
             sieve.leave_out(bad, "sql", filtered)
@@ -296,6 +312,8 @@ class RowDecoder:
         return rows
 
     def _look_at_records(self, sieve: _BatchState) -> None:
+        # Takes out tombstones by the policy, records with a timestamp out of range, and records with a bare key or
+        # value.
         if self.tombstones is not Tombstones.KEEP and sieve.records.values.null_count:
             nulls = np.flatnonzero(sieve.records.values.is_null().to_numpy(zero_copy_only=False)).tolist()
             if self.tombstones is Tombstones.REJECT:
@@ -308,6 +326,8 @@ class RowDecoder:
             sieve.leave_out(bare, "decode")
 
     def _outcome(self, sieve: _BatchState, rows: pa.Table) -> DecodedBatch:
+        # Counts all records, and raises BadRecord for the first bad record if the policy is to fail. Bad records that
+        # are not kept count as skipped.
         batch, bad = sieve.batch, sorted(sieve.bad, key=lambda one: one.row.index)
         # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
         others = len(bad) + sieve.skipped + sieve.filtered
@@ -343,7 +363,7 @@ def _no_records(topic: str) -> RawBatch:
 
 
 class _BatchState:
-    """State of a batch between the steps: the good records, and the outcome of the rest."""
+    """State of a batch between the steps: the good records, and the outcome of all others."""
 
     def __init__(self, batch: RawBatch) -> None:
         self.batch = batch
@@ -364,7 +384,10 @@ class _BatchState:
     def leave_out(
         self, bad: Sequence[BadRow], stage: str, filtered: Indices | None = None, skipped: Sequence[int] = ()
     ) -> Indices:
-        """Take out bad, filtered and skipped records; return the indices of the kept records among those before."""
+        """Take out bad, filtered and skipped records; return the positions of the kept records.
+
+        All positions are positions among the records that were good before.
+        """
         places, indices = self._good(), np.array([row.index for row in bad], np.int64)
         self.bad += [StageFailure(BadRow(int(places[row.index]), row.reason, row.schema_id), stage) for row in bad]
         if filtered is not None:
@@ -375,12 +398,12 @@ class _BatchState:
         return self._keep(indices)
 
     def skip(self, indices: Sequence[int]) -> None:
-        """Take out records to be counted only."""
+        """Take out records that are only counted, by their positions among the good records."""
         self.skipped += len(indices)
         self._keep(indices)
 
     def rowless(self) -> pa.Array | None:
-        """Return the offsets of all records taken out, or None."""
+        """Return the offsets of all records taken out, or None if all records are good."""
         if self._places is None:
             return None
         places = all_but(len(self.batch), self._places)
@@ -400,7 +423,10 @@ class _BatchState:
 
 
 def _without(sieve: _BatchState, rows: pa.Table, reasons: Mapping[int, str], stage: str) -> pa.Table:
-    """Return the rows without bad rows, and take the bad records out of `sieve`."""
+    """Return the rows without bad rows, and take the bad records out of `sieve`.
+
+    :param reasons: reasons by row.
+    """
     if not reasons:
         return rows
     return rows.take(pa.array(sieve.leave_out([BadRow(index, reasons[index]) for index in sorted(reasons)], stage)))

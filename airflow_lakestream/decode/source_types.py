@@ -33,7 +33,10 @@ _DEEPEST = 16
 
 
 class SourceTypes:
-    """Finder of the source's types for a payload's columns; needs an envelope, else finds no types. Thread-safe."""
+    """Finder of the source's types for a payload's columns. Thread-safe.
+
+    Only values with an envelope have a source; otherwise no types are found.
+    """
 
     def __init__(self, payload: PayloadFormats) -> None:
         self._payload = payload
@@ -41,8 +44,11 @@ class SourceTypes:
         self._rows: dict[Writer, Mapping[str, ConnectType] | None] = {}
 
     def of(self, batch: RawBatch, rows: pa.Table, places: Integers) -> dict[str, EventColumnType]:
-        """Return the types of the rows' columns by the schemas of the records.
+        """Return the types of the rows' columns by the schemas of the records, by path of a column or an inner field.
 
+        If a schema lacks a column, the column's type is noted as lacking.
+
+        :param rows: the good rows of the batch.
         :param places: positions of the rows' records in the batch.
         """
         payload = self._payload
@@ -67,7 +73,7 @@ class SourceTypes:
         return seen
 
     def _span(self, rows: pa.Table, places: Integers, of_writer: Integers) -> tuple[int, int] | None:
-        """Return the log positions of the first and the last of a schema's events, or None if unknown."""
+        """Return the log positions of the first and the last event of a schema, or None if unknown."""
         name = self._payload.place_column
         if name is None or name not in rows.column_names:
             return None
@@ -75,7 +81,7 @@ class SourceTypes:
         return None if not ends["min"].is_valid else (ends["min"].as_py(), ends["max"].as_py())
 
     def _row(self, writer: Writer) -> Mapping[str, ConnectType] | None:
-        """Return the source's columns in records of a schema, or None if the records have no rows."""
+        """Return the source's columns in records of a schema, or None if the schema is unknown or not of rows."""
         if writer not in self._rows:
             known, row = self._read(writer)
             # An unknown schema may be registered in a moment.
@@ -85,6 +91,7 @@ class SourceTypes:
         return self._rows[writer]
 
     def _read(self, writer: Writer) -> tuple[bool, Mapping[str, ConnectType] | None]:
+        # Returns whether the schema is known, and the columns as in `_row`.
         try:
             known, shape = self._shape(writer)
         except SchemaRefused:
@@ -98,7 +105,7 @@ class SourceTypes:
         return known, {name: one for image in images for name, one in image.fields.items()}
 
     def _shape(self, writer: Writer) -> tuple[bool, ConnectType | None]:
-        """Return whether a schema is known, and the schema's shape. Raises SchemaRefused."""
+        """Return whether a schema is known, and the schema's shape or None. Raises SchemaRefused."""
         if isinstance(writer, str):
             return True, connect_schema.parse(writer)
         found = self._payload.schema_of(self._payload.format, writer)
@@ -130,7 +137,10 @@ _PLAIN = ("io.debezium.time.Year",)
 def _meanings(
     shape: ConnectType | None, kind: pa.DataType, path: str, depth: int = 0
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield path, meaning of the values, and name of the source's type, for a column and all inner fields."""
+    """Yield path, meaning of the values, and name of the source's type, for a column and all inner fields.
+
+    Nothing is yielded for a column that the source's schema does not have.
+    """
     if shape is None or depth > _DEEPEST:
         return
     yield path, _meaning(shape, kind), _text(shape)
@@ -144,7 +154,7 @@ def _meanings(
 
 
 def _meaning(shape: ConnectType, kind: pa.DataType) -> str:
-    """Return the meaning of a source type's values in a column, or an empty text for self-explanatory values."""
+    """Return the meaning of a source type's values in a column; empty if a value shows its meaning by itself."""
     form, as_text = _FORMS.get(shape.kind, shape.kind), t.is_string(kind) or t.is_large_string(kind)
     if shape.name == VARIABLE_DECIMAL and not t.is_struct(kind):
         return "" if as_text else "number"
@@ -166,7 +176,7 @@ def _logical_name(shape: ConnectType) -> str | None:
 
 
 def _holds(kind: pa.DataType, meaning: str) -> bool:
-    """Return whether a column's type is the logical type of the source's values."""
+    """Return whether values of a meaning are the column type's own, such as dates in a column of dates."""
     checks = {"date": t.is_date, "time": t.is_time, "timestamp": t.is_timestamp, "decimal": t.is_decimal}
     return bool(checks[meaning](kind))
 

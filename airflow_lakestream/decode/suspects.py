@@ -45,18 +45,20 @@ class CauseFinder:
     columns: pa.Schema | None
 
     def of(self, batch: RawBatch, bad: Sequence[StageFailure]) -> BadRecords:
-        """Return the summary of the bad records of a batch."""
+        """Return the summary of the bad records of a batch; a cause is looked for in the first of these only."""
         found = [self._cause(batch.values[one.row.index].as_py(), one) for one in self._short(batch, bad)]
         causes = Counter(cause or "" for cause in found)
         return BadRecords(len(bad), _most_frequent(batch, bad), dict(causes))
 
     def _short(self, batch: RawBatch, bad: Sequence[StageFailure]) -> Iterator[StageFailure]:
+        # The first bad records, except records with a long value.
         for one in bad[:_LOOKED_AT]:
             value = batch.values[one.row.index]
             if not value.is_valid or value.as_buffer().size <= _LONGEST:
                 yield one
 
     def _cause(self, value: bytes | None, bad: StageFailure) -> str | None:
+        # Returns a likely cause, from the reason, the stage and the first bytes of the value, or None.
         if value is None:
             return 'the values are null (tombstones): tombstones="skip" only counts such records'
         if bad.stage != "decode" or self.columns is None:
@@ -75,6 +77,7 @@ class CauseFinder:
         return None
 
     def _of_registered(self, value: bytes, bad: StageFailure) -> str | None:
+        # For formats with schemas in a registry: returns a likely cause, or None.
         given, reason = f'format="{self.payload.format}"', bad.row.reason
         if value.startswith(SINGLE_OBJECT) and "writer_schemas" not in self.payload.row.options:
             return f'the values look like Avro\'s single-object encoding, and {given} was given: try format="avro"'
@@ -100,7 +103,7 @@ class CauseFinder:
         return None
 
     def _of_document(self, value: bytes) -> str | None:
-        """Return a likely cause by the members of a JSON object, or None."""
+        """Return a likely cause by the members of a JSON object, or None for another value or without a cause."""
         if not _is_json(value):
             return None
         try:
@@ -119,7 +122,7 @@ class CauseFinder:
         return self._missing(inner) if isinstance(inner, dict) and not is_event else None
 
     def _missing(self, document: Mapping[str, Any]) -> str | None:
-        """Return a cause about a required column without a field in the document, or None."""
+        """Return a cause about a required column without a field in the document, or None if all have fields."""
         assert self.columns is not None
         required = [field.name for field in self.columns if not field.nullable and field.name != KEY_COLUMN]
         lacking = [name for name in required if name not in document]
@@ -133,6 +136,7 @@ class CauseFinder:
 
 
 def _most_frequent(batch: RawBatch, bad: Sequence[StageFailure]) -> tuple[ReasonKind, ...]:
+    # Returns the most frequent kinds of reasons, each with the number of its records and some examples.
     kinds: dict[str, str] = {}
     found: dict[tuple[str, str], list[StageFailure]] = {}
     for one in bad:
@@ -154,6 +158,7 @@ def _example(batch: RawBatch, bad: StageFailure) -> str:
 
 
 def _not_json(value: bytes) -> str | None:
+    # Returns a likely cause why the value is not JSON, or None if it looks like JSON.
     if is_framed(value):
         inner = '"json_schema"' if _is_json(value[HEADER:]) else '"avro" or "protobuf"'
         return (

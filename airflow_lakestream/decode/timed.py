@@ -38,7 +38,7 @@ _Bad = list[tuple[_Rows, str]]
 
 @dataclass(frozen=True)
 class TimeColumns:
-    """Sources of time columns, by path.
+    """Sources of time columns, by path; the columns of decoders differ from the table's in these columns.
 
     :param finer: treatment of times finer than microseconds.
     """
@@ -58,6 +58,8 @@ class TimeColumns:
     def fields(self, columns: pa.Schema, number: Numbers) -> pa.Schema:
         """Return the decoders' columns for the table's columns.
 
+        :param number: returns the type for decoding the number of a column.
+
         Raises InvalidArgument for a column with a source, but without instants.
         """
         if not self.sources:
@@ -73,7 +75,10 @@ class TimeColumns:
         return pa.schema([_replaced(one, (one.name,), by_path, checked=False) for one in fields])
 
     def made(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
-        """Return a column, and the rows without a valid instant, each with the reason."""
+        """Return a table's column from a decoder's column, and the rows without a valid instant, each with the reason.
+
+        :param path: path of the column; inner fields may have sources, too.
+        """
         source = dict(self.sources).get(path)
         if source is not None:
             unit, name = source.unit, ".".join(path)
@@ -131,6 +136,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _replaced(field: pa.Field, path: Path, by_path: Mapping[Path, pa.DataType], *, checked: bool = True) -> pa.Field:
+    # Returns a field with other types at some paths. If checked, the field there has to be of instants.
     if path in by_path:
         if checked and field.type != INSTANT:
             problem = f"column {'.'.join(path)!r} is made of times, and the table has {field.type} there."
@@ -145,7 +151,10 @@ def _replaced(field: pa.Field, path: Path, by_path: Mapping[Path, pa.DataType], 
 
 
 def _of_number(array: pa.Array, unit: EpochUnit, finer: TimestampsFiner) -> tuple[pa.Array, _Bad]:
-    """Convert numbers since the epoch to instants; each reason contains the bad number."""
+    """Convert numbers since the epoch to instants; the bad rows have reasons with the number.
+
+    The digits behind a microsecond are cut, and make the row bad unless `finer` is to truncate.
+    """
     scale = Decimal(10**6) / unit.per_second
     exact = array if t.is_decimal(array.type) else array.cast(EXACT)
     micros = pc.multiply(exact, pa.scalar(scale))
@@ -161,7 +170,7 @@ def _of_number(array: pa.Array, unit: EpochUnit, finer: TimestampsFiner) -> tupl
 
 
 def _of_zone(array: pa.Array, zone: str) -> tuple[pa.Array, _Bad]:
-    """Convert local times to instants; a time skipped or repeated by a change of clocks is bad."""
+    """Convert local times to instants; a time skipped or repeated by a change of clocks makes its row bad."""
     try:
         return _bounded(array, pc.assume_timezone(array, zone).cast(INSTANT), zone, [])
     except pa.ArrowInvalid:
@@ -176,6 +185,7 @@ def _of_zone(array: pa.Array, zone: str) -> tuple[pa.Array, _Bad]:
 
 
 def _bounded(array: pa.Array, made: pa.Array, zone: str, bad: _Bad) -> tuple[pa.Array, _Bad]:
+    # Adds the rows with an instant outside the years 1 to 9999 to the bad rows.
     number = made.cast(pa.int64())
     outside = pc.or_(pc.less(number, MIN_MICROS), pc.greater(number, MAX_MICROS))
     bad = bad + _bad_values(array, outside, f"of {zone}: {NOT_A_YEAR}")
@@ -183,7 +193,7 @@ def _bounded(array: pa.Array, made: pa.Array, zone: str, bad: _Bad) -> tuple[pa.
 
 
 def _bad_values(array: pa.Array, chosen: pa.Array, reason: str) -> _Bad:
-    """Return the chosen positions, each with a reason that contains the value."""
+    """Return the chosen positions, each with a reason that contains the value; null is not chosen."""
     if not pc.any(chosen).as_py():
         return []
     places = np.flatnonzero(pc.fill_null(chosen, fill_value=False).to_numpy(zero_copy_only=False))

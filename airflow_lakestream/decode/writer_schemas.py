@@ -26,9 +26,13 @@ Writer: TypeAlias = str | bytes
 def writers(
     values: pa.Array, format_name: str, finder: SchemaFinder, prefixes: dict[bytes, str]
 ) -> Iterator[tuple[Writer, Integers]]:
-    """Yield the schemas of values, with the positions of the records; values without a schema are left out.
+    """Yield the schemas of values, with the positions of the records.
 
-    :param prefixes: prefixes of earlier values with their schemas; new ones are added.
+    In Connect's JSON, values without a schema are left out, and a schema may be yielded several times. In other
+    formats, the first bytes of a value name the schema, known or not; null values are left out.
+
+    :param finder: finder of the payload's schemas, for the schemas given by the user.
+    :param prefixes: prefixes of earlier values with their schemas; new prefixes are added.
     """
     if ValueEnvelope.CONNECT in FORMATS[format_name].envelopes:
         for part in unwrapped(values, prefixes):

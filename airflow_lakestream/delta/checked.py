@@ -53,13 +53,20 @@ class CheckedDeltaSink(DeltaSink):
         self._examiner = LandingExaminer(auditor, table)
 
     def load(self, run_id: str) -> TableState:
-        """Load the table again, and refuse checks in contradiction to the columns, if known before the records."""
+        """Load the table again, and refuse checks unfit for the columns, if known before the records.
+
+        Raises InvalidArgument for such checks, and the errors of `DeltaSink.load`.
+        """
         state = super().load(run_id)
         self._examiner.check_columns(self._design, None if self._head is None else self._change)
         return state
 
     def commit(self, landing: Landing) -> int:
-        """Check the buffered rows, and commit the rows with the landing; see `core.ports.Sink`. Raises ChecksFailed."""
+        """Check the buffered rows, and commit the rows with the landing; see `core.ports.Sink`. Raises ChecksFailed.
+
+        A landing that read no records and has no rows is not checked. After ChecksFailed the group's first offsets
+        are committed alone.
+        """
         if brings_any(landing):
             try:
                 self._examine(landing)
@@ -69,7 +76,10 @@ class CheckedDeltaSink(DeltaSink):
         return super().commit(landing)
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Check the buffered rows, then replace; an empty batch is checked, too: a replace removes the old rows."""
+        """Check the buffered rows, then replace. Raises ChecksFailed; then nothing was changed.
+
+        A batch without rows is checked, too: a replace removes the old rows.
+        """
         self._examine(landing)
         return super().replace(landing)
 
@@ -93,7 +103,10 @@ class CheckedDeltaSink(DeltaSink):
             version = before
 
     def _begin(self, landing: Landing) -> None:
-        """Commit the group's first offsets without rows: "latest" would be another offset in the next run."""
+        """Commit the group's first offsets without rows: "latest" would be another offset in the next run.
+
+        Nothing is committed if the group has begun before. An error is logged only.
+        """
         topics = {one: TopicEntry(origin=entry.origin, epochs=entry.epochs) for one, entry in landing.topics.items()}
         if not any(entry.origin for entry in topics.values()):
             return

@@ -19,7 +19,11 @@ def _no_transaction(app: str) -> int | None:
 class DeltaTableHead:
     """A Delta table at a version.
 
-    `schema` is the Arrow schema of all columns, `fields` the same as Delta's JSON, metadata of columns included.
+    :param schema: the Arrow schema of all columns.
+    :param fields: the columns as Delta's JSON, metadata of columns included.
+    :param partitions: the names of the partition columns.
+    :param txn: returns the number of an application's last transaction, or None.
+    :param delta: the table as loaded by delta-rs; None for a table made from an outline, or not created yet.
     """
 
     table: str

@@ -21,7 +21,8 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 log = logging.getLogger(__name__)
 
-# With a group's name behind it: the number of landings that its ledger has had, with those taken back by RESTORE.
+# Prefix of a table property, followed by a group's name: the number of landings that its ledger has had, landings taken
+# back by RESTORE included.
 GENERATION_PREFIX = "lakestream.generation."
 # Next to a landing's own keys in `commitInfo`: the version of the group's landing before it.
 PREVIOUS = "lakestream.previous"
@@ -52,7 +53,7 @@ def read_ledger(head: DeltaTableHead | None, consumer_group: str) -> Ledger:
 
 
 def reading(head: DeltaTableHead | None, consumer_group: str) -> LedgerReading:
-    """Return the ledger with the last landings."""
+    """Return the ledger as a base and the last landings; empty without a table. Raises UnreadableLedger."""
     text = None if head is None else head.properties.get(codec.property_key(consumer_group))
     if text is None:
         return LedgerReading(None, Ledger(consumer_group), ())
@@ -86,7 +87,7 @@ def next_generation(head: DeltaTableHead | None, consumer_group: str) -> int:
 def properties_after(
     head: DeltaTableHead | None, consumer_group: str, version: int, landing: Landing
 ) -> dict[str, str]:
-    """Return the group's properties for the version with `landing`."""
+    """Return the group's properties for the version with `landing`: the ledger and the number of landings."""
     value = reading(head, consumer_group).property_after(version, landing)
     return {
         codec.property_key(consumer_group): codec.encode_property(value),
@@ -101,7 +102,11 @@ def previous_version(head: DeltaTableHead | None, consumer_group: str) -> int | 
 
 
 def check_not_taken_away(head: DeltaTableHead, consumer_group: str, store: Any) -> None:
-    """Refuse a table if the property is behind the group's transaction without a RESTORE. Raises LedgerTakenAway."""
+    """Refuse a table if the ledger property is behind the group's transaction without a RESTORE.
+
+    If the log does not go back far enough to decide, a table with the property is accepted with a warning, and a
+    table without it is refused. Raises LedgerTakenAway.
+    """
     last, held = head.txn(app_id(consumer_group)), _generation(head, consumer_group)
     if last is None or held >= last:
         return
@@ -133,6 +138,7 @@ def taken_back(head: DeltaTableHead, store: Any) -> list[str]:
         if actions is None:
             break
         for app, number in [(one["txn"]["appId"], one["txn"]["version"]) for one in actions if "txn" in one]:
+            # From this number on, and below, the restored table has the landings.
             if number <= lagging.get(app, number):
                 lagging.pop(app, None)
             elif landing_id := info_of(actions).get(codec.SUMMARY_LANDING_ID):
@@ -141,7 +147,11 @@ def taken_back(head: DeltaTableHead, store: Any) -> list[str]:
 
 
 def landing_at(store: Any, version: int, consumer_group: str) -> tuple[Landing, int | None] | None:
-    """Return the group's landing in a version, and the version of the landing before; None without a landing."""
+    """Return the group's landing in a version, and the version of the landing before.
+
+    The result is None if the version has no landing of the group, or if the log has lost the version. The version of
+    the landing before is None for the first landing.
+    """
     actions = read_commit(store, version)
     if actions is None:
         return None
@@ -155,7 +165,7 @@ def landings_of_run(head: DeltaTableHead, store: Any, consumer_group: str, run_i
     """Return the landings of a run in the table's history, oldest first, as far back as the log goes."""
     path = [entry for entry in reading(head, consumer_group).path if entry.landing is not None]
     found = {e.snapshot_id: e.landing for e in path if e.landing is not None and e.landing.run_id == run_id}
-    # From the log rather than from the journal: the log has the counts by partition, too.
+    # The log is read, and not only the journal: the log has the counts by partition, too.
     found |= {version: item[0] for version in found if (item := landing_at(store, version, consumer_group))}
     if path and path[0].snapshot_id in found:
         found |= dict(_earlier(store, path[0].snapshot_id, consumer_group, run_id))
@@ -189,6 +199,7 @@ def summary_of(
 
 
 def _earlier(store: Any, version: int, consumer_group: str, run_id: str) -> Iterator[tuple[int, Landing]]:
+    # A run's landings follow each other, so the search ends at another run's landing.
     at: int | None = version
     while at is not None and (item := landing_at(store, at, consumer_group)) and item[0].run_id == run_id:
         yield at, item[0]

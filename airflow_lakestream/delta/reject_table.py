@@ -36,7 +36,7 @@ from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 
 class DeltaMainLedgers:
-    """`tables.rejects.settlement.MainBooks` of a Delta table; `store` is the store of the table's folder."""
+    """`tables.rejects.settlement.MainTableLedgers` of a Delta table; `store` is the store of the table's folder."""
 
     def __init__(self, head: DeltaTableHead, store: Any) -> None:
         self._head = head
@@ -63,7 +63,12 @@ def counting_rows(
     ranges: RangeSet | None = None,
     columns: Sequence[str] = (),
 ) -> Iterator[pa.Table]:
-    """Yield the counting rows, like `iceberg.reject_table.counting_rows`."""
+    """Yield the counting rows of a reject table: of landings in the main table's ledger, at landed offsets.
+
+    :param topic: only of this topic.
+    :param ranges: only at these offsets.
+    :param columns: the columns to read in addition to `PLACE`; default: all.
+    """
     settlement = RejectSettlement.by(pending_of(rejects.properties), DeltaMainLedgers(main, storage.store(main.table)))
     store = storage.store(rejects.table)
     for identity, entry in ledger_store.read_ledger(main, consumer_group).topics.items():
@@ -93,6 +98,7 @@ class DeltaRejectTable(DeltaSink, RejectTableSink):
 
     def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
         adds, target = self._files, self._target()
+        # The files of remaining rows by the path of the old file: a retry at another head does not write them again.
         written: dict[str, list[Add]] = {}
         committed: list[Add] = []
 
@@ -105,6 +111,7 @@ class DeltaRejectTable(DeltaSink, RejectTableSink):
                 stale[add["path"]] = add
                 if add["path"] not in written:
                     written[add["path"]] = self._write_files(rest) if len(rest) else []
+            # The list is changed in place, since `unneeded` reads the files of the last attempt.
             committed[:] = [file for path in stale for file in written[path]]
             removes = [remove_action(add) for add in stale.values()]
             files = [*removes, *({"add": dict(add)} for add in (*committed, *adds))]
@@ -123,7 +130,7 @@ class DeltaRejectTable(DeltaSink, RejectTableSink):
     def _rows_in(
         self, head: DeltaTableHead, ranges: RangeSet | None, columns: Sequence[str] = ()
     ) -> Iterator[tuple[Add, pa.Table]]:
-        """Yield the files with possible rows of these offsets, with all rows of each file."""
+        """Yield the files with possible rows of `ranges`, each with all rows of the file; default: all files."""
         for add in live_files(head):
             if ranges is None or may_hold(add, ranges):
                 yield add, read_file(self._store, add, head.schema, columns)

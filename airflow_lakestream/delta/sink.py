@@ -114,7 +114,8 @@ class DeltaSink(TableSink[Add]):
     def load(self, run_id: str) -> TableState:
         """Load the table again, and check the table against the design. Raises InvalidArgument for a contradiction.
 
-        Also raises the errors of the checks below, for a table or a location that can't be landed in.
+        A table or a location that can't be landed in is refused: raises PlaceNotWritable, DamagedLog, UnfitTable,
+        LedgerTakenAway and TableNotWritable.
         """
         self._head = head = self._tables.open(self._name)
         check_place(self._tables, self._name)
@@ -187,7 +188,10 @@ class DeltaSink(TableSink[Add]):
         return version, replacement.made
 
     def outline(self) -> handover.DeltaOutline:
-        """Return the outline of the table, existing or new, for writing files in another process."""
+        """Return the outline of the table, existing or new, for writing files in another process.
+
+        Buffered rows are written first. Raises RowsNotWritable.
+        """
         self._buffer.flush()
         return handover.outline(self._tables, self._name, self._target(), self._columns)
 
@@ -213,7 +217,9 @@ class DeltaSink(TableSink[Add]):
     ) -> int:
         """Commit actions with removed files, then delete the files written in vain for the commit.
 
-        :param unneeded: returns these files; its argument is whether the last actions made are committed.
+        After an error, nothing is deleted if the commit may have been applied.
+
+        :param unneeded: returns the files written in vain; its argument is whether the last actions made are committed.
         """
         committer = DeltaCommitter(self._tables, self._name, landing.landing_id, make)
         try:
@@ -229,7 +235,7 @@ class DeltaSink(TableSink[Add]):
         try:
             version = committer.commit()
         except BaseException:
-            # After a refusal or an interrupt: if the commit may have been applied, its files must stay.
+            # This may be a refusal or an interrupt: if the commit may have been applied, its files must stay.
             if committer.may_be_applied():
                 self._leave_in_place()
             raise
@@ -272,6 +278,7 @@ class DeltaSink(TableSink[Add]):
         if self._head is None:
             partitions = check_partitions(columns, self._design.partition_by)
             return DeltaTarget(None, wanted, partitions, self._planned(None).texts, self._design.properties)
+        # The table's own JSON, which has the metadata of its columns, with the new columns behind.
         fields = merged(self._head.fields, wanted)
         return DeltaTarget(self._head, fields, self._head.partitions, self._planned(None).texts)
 
@@ -281,6 +288,7 @@ class DeltaSink(TableSink[Add]):
         return arrow_schema(self._planned(None).schema)
 
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
+        # The first rows are not needed: `write` has set the columns of a new table.
         assert self._change is not None, "a load, or the first rows, have set the columns"
         return self._change
 
@@ -313,8 +321,12 @@ class DeltaSink(TableSink[Add]):
         return delete_unreferenced(self._store, self._tables.open(self._name), folder)
 
     def _found(self, rows: pa.Schema | None) -> None:
-        """Set the columns of a new table; without a schema in the design, the columns of the first rows."""
+        """Set the columns of a new table; without a schema in the design, the columns of the first rows.
+
+        Raises InvalidArgument for columns impossible in Delta, and TableNotWritable.
+        """
         self._change = SchemaChange.nowhere(whole_schema(self._design, rows))
+        # Refuses names and types unknown to Delta.
         delta_fields(self._columns)
         # A mirror's schema may have only some of its columns.
         if self.takes_records:
@@ -328,6 +340,7 @@ class DeltaSink(TableSink[Add]):
         try:
             held = SchemaChange.nowhere(to_schema(head.schema, "table"))
         except InvalidArgument as e:
+            # The new error begins with the name of the argument again.
             raise InvalidArgument("table", f"{self._name}: {str(e).removeprefix('table: ')}") from e
         change = change_for(self._design, held.metadata, self._name)
         self._announce(change.texts)

@@ -66,6 +66,7 @@ class DeltaStorage:
 
     def __post_init__(self) -> None:
         for key, value in self.options.items():
+            # "false" leaves an option off, and "etag" is the store's own conditional put.
             if (reason := _UNSAFE.get(key.lower())) and str(value).lower() not in ("", "false", "etag"):
                 raise InvalidArgument(
                     "storage_conn_id",
@@ -74,7 +75,10 @@ class DeltaStorage:
                 )
 
     def open(self, table: str) -> DeltaTableHead | None:
-        """Return the table at the current version, or None if missing. Raises DamagedLog, UnfitTable."""
+        """Return the table at the current version, or None if missing.
+
+        Raises DamagedLog and UnfitTable, and OSError if the store fails.
+        """
         where = location(table)
         if "://" not in where:
             if not Path(where).is_dir():
@@ -88,6 +92,8 @@ class DeltaStorage:
         except OSError:
             raise
         except BaseException as e:
+            # A panic of delta-rs, which `is_of_rows` recognizes, is a BaseException, but not an Exception. All further
+            # BaseExceptions are signals to the process, and go on.
             if not (isinstance(e, Exception) or is_of_rows(e)):
                 raise
             if _OF_A_STORE.search(str(e)):
@@ -97,7 +103,7 @@ class DeltaStorage:
         return head
 
     def store(self, table: str) -> Any:
-        """Return the object store with the table's folder as root."""
+        """Return the object store with the table's folder as root; a missing local folder is created."""
         where = location(table)
         if "://" not in where:
             return LocalStore(where, mkdir=True)

@@ -35,6 +35,7 @@ def _masks(head: DeltaTableHead) -> dict[str, Sequence[bool]]:
     """Return masks of the live rows by path, for the files with deleted rows."""
     assert head.delta is not None, "the table is really there"
     vectors = pa.table(head.delta.deletion_vectors()).to_pylist()
+    # delta-rs gives the whole location of a file; an action has the path below the table's folder.
     table = head.delta.table_uri.rstrip("/") + "/"
     return {unquote(one["filepath"].removeprefix(table)): one["selection_vector"] for one in vectors}
 
@@ -43,6 +44,7 @@ def _to_judge(head: DeltaTableHead, files: FileSystem, add: Add, masks: dict[str
     mask = masks.get(path_of(add))
     topic, partition, offset = (bounds_of(add, name) for name in COORDINATES)
     of_partition = [name for name in COORDINATES if add["partitionValues"].get(name) is not None]
+    # A partition column has a value in each row of the file.
     nulls = [0 if name in of_partition else add["stats"]["nullCount"].get(name) for name in COORDINATES]
     rows = add["stats"]["numRecords"]
     return CandidateFile(

@@ -59,7 +59,7 @@ class DriverHandle:
 
     @property
     def is_over(self) -> bool:
-        """Whether the driver is known to have ended."""
+        """Whether a driver of this machine has ended; False for a driver elsewhere, whose process can't be seen."""
         return self.process is not None and self.process.alive is False
 
     def __str__(self) -> str:
@@ -88,7 +88,10 @@ class DriverBackend(Protocol):
         """Return the last lines of a driver's log, if readable."""
 
     def works(self, handle: DriverHandle) -> None:
-        """Note the start of a driver's work: files for the start may be deleted."""
+        """Note that a driver works: files that only its start needed may be deleted.
+
+        Called at each look at a working driver, so a second call finds the files gone.
+        """
 
     def ended(self, handle: DriverHandle) -> None:
         """Note the good end of a driver: leftovers may be deleted. Raises no error."""

@@ -55,7 +55,10 @@ class DetachedBackend:
         return None
 
     def launch(self, job: DetachedJob) -> DriverHandle:
-        """Start a driver in its own session; the output goes to a file in the driver's folder."""
+        """Start a driver in its own session; the output goes to a file in the driver's folder.
+
+        The task's end does not end a driver in a session of its own. Raises SubmitFailed.
+        """
         file = job.folder / LOG_NAME
         try:
             with file.open("ab") as output:
@@ -74,7 +77,10 @@ class DetachedBackend:
         return DriverHandle(KIND, log=str(file), process=ProcessIdentity.of(process.pid))
 
     def state(self, handle: DriverHandle) -> BackendState:
-        """Return the process's state; UNKNOWN for a process of another machine."""
+        """Return the process's state; UNKNOWN for a process of another machine.
+
+        Only a child of this very process has an exit code here. Any other process that has ended is VANISHED.
+        """
         if handle.process is None:
             return BackendState.UNKNOWN
         if own := self._own.get(handle.process.pid):
@@ -87,13 +93,14 @@ class DetachedBackend:
         return BackendState.RUNNING if alive else BackendState.VANISHED
 
     def kill(self, handle: DriverHandle) -> None:
-        """Kill the driver and its child processes, at once."""
+        """Kill the driver and its child processes at once; a driver of another machine is left alone."""
         if handle.process is not None:
             kill_process(handle.process)
+            # Reaps the killed child.
             self.state(handle)
 
     def log_tail(self, handle: DriverHandle) -> list[str]:
-        """Return the last lines of the driver's log."""
+        """Return the last lines of the driver's log; empty if the log can't be read."""
         try:
             with Path(handle.log).open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -111,10 +118,10 @@ class DetachedBackend:
 
 
 def kill_process(process: ProcessIdentity) -> None:
-    """Kill a driver's process of this machine, and wait for the end of the process.
+    """Kill a driver's process of this machine, and wait up to 30 s for the end of the process.
 
-    A session leader, as `launch` makes it, is killed with its whole group. Any other process is killed alone, since its
-    session may be a user's shell.
+    A process that has ended, or that is of another machine, is left alone. A session leader, as `launch` makes it, is
+    killed with its whole group. Any other process is killed alone, since its session may be a user's shell.
     """
     if process.alive is not True:
         return

@@ -62,11 +62,15 @@ class DriverFolder:
         self._store.write(name, _encoded(value))
 
     def create(self, name: str, value: Mapping[str, Any]) -> bool:
-        """Create a file; return False if another process was first. Raises StoreOverwrites."""
+        """Create a file; return False if another process was first. Raises StoreOverwrites.
+
+        The store must refuse to create an existing file. To prove this, the file is created again, and the store has to
+        refuse. If the store does not refuse, the file is deleted and StoreOverwrites is raised.
+        """
         if not self._create(name, value):
             return False
-        # A store that ignores the condition would report to each process that it was first. Twice: once may be because
-        # the file was deleted meanwhile.
+        # A store without conditional writes would answer each process that it was first. Only two further successes
+        # prove this: a single success may mean that another process has deleted the file meanwhile.
         if self._create(name, value) and self._create(name, value):
             self.remove(name)
             raise StoreOverwrites(self._location)

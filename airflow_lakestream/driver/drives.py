@@ -23,7 +23,7 @@ class SupervisedStream(Protocol):
 
 
 class StreamSupervisor(Protocol):
-    """Supervision of a stream's work: found or started, followed, and ended; see `driver.driving.Driving`."""
+    """Supervision of a stream's work: found or started, followed, and ended; see `driver.driving.DriverSupervision`."""
 
     @property
     def spec(self) -> SupervisedStream:
@@ -49,10 +49,13 @@ class StreamSupervisor(Protocol):
         """Adopt or start the driver or job."""
 
     def resume(self, history: SupervisionHistory) -> None:
-        """Continue the supervision of another process, with its history."""
+        """Continue the supervision of another process, with its history; `begin` may follow for a restart."""
 
     def follow(self, report: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
-        """Look, and report each look, until an action is due or, with `until_started`, until the work has started."""
+        """Look, and report each look, until an action is due or, with `until_started`, until the work has started.
+
+        :param report: called with each look.
+        """
 
     def pause(self, until: float) -> None:
         """Wait until the given time, in seconds since 1970."""

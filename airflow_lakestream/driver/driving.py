@@ -43,7 +43,11 @@ class SubmitAction(StrEnum):
 
 @dataclass(frozen=True)
 class FoundDriver:
-    """A driver found by a submitter. `generation` is to be watched; `handle` and `lease` are set if known."""
+    """A driver found by a submitter, with the submitter's action.
+
+    `generation` is the lowest possible lease generation of the driver. `attempt` counts the submits for this
+    generation; 0 without a submit. `handle` is set if a submit has noted it, `lease` if the driver has taken its lease.
+    """
 
     action: SubmitAction
     generation: int
@@ -62,9 +66,12 @@ class Overtaken(LakestreamError, Transient):
 
 
 class DriverSubmissions:
-    """The submissions of a checkpoint.
+    """The submits of drivers for a checkpoint.
 
-    :param fingerprint: identifies the submit's configuration.
+    Each submit has a file `submit-<generation>-<attempt>.json` in the driver's folder. Only one process can create a
+    file of that name, and this process may launch a driver.
+
+    :param fingerprint: identifies the configuration of the stream.
     :param inputs: the permanent inputs of the checkpoint.
     :param start_timeout: seconds within which a launched driver takes its lease.
     """
@@ -89,7 +96,15 @@ class DriverSubmissions:
         return read_lease(self._location, self._properties)
 
     def find(self) -> FoundDriver:
-        """Find a driver. Raises OtherInputs if a driver with other inputs or another configuration runs."""
+        """Find the stream's driver, or the generation to submit.
+
+        A driver that holds the lease is adopted, or awaited if it was asked to end. Without such a driver, a submit
+        younger than `start_timeout` is adopted, since its driver may still take the lease. Otherwise the action is
+        SUBMIT.
+
+        Raises OtherInputs if the checkpoint belongs to a stream with other inputs, or if the driver to adopt has
+        another configuration.
+        """
         lease = self.lease()
         check_inputs(self._location, lease, self._inputs)
         if lease and lease.state() is LeaseState.HELD:
@@ -107,7 +122,7 @@ class DriverSubmissions:
         return FoundDriver(SubmitAction.ADOPT, generation, attempt, handle)
 
     def current(self) -> FoundDriver:
-        """Return the last driver with a submit or a lease, even if it has ended."""
+        """Return the last driver with a submit or a lease, even if it has ended; the action has no meaning."""
         lease = self.lease()
         generation = lease.generation if lease else 0
         attempt, record = self._newest(generation + 1)
@@ -117,7 +132,12 @@ class DriverSubmissions:
         return FoundDriver(SubmitAction.ADOPT, generation, attempt, _handle(record), lease)
 
     def claim(self, driver: FoundDriver, by: str) -> FoundDriver:
-        """Claim the right to launch. Raises Overtaken if another submitter has the right."""
+        """Claim the right to launch, and delete the files of earlier submits; return the claimed driver.
+
+        Raises Overtaken if another submitter has the right.
+
+        :param by: the submitter, in words.
+        """
         claimed = replace(driver, attempt=driver.attempt + 1)
         if not self._folder.create(self._file(claimed), self._record(by, None)):
             raise Overtaken(self._location)
@@ -127,12 +147,12 @@ class DriverSubmissions:
         return claimed
 
     def launched(self, claimed: FoundDriver, by: str, handle: DriverHandle) -> FoundDriver:
-        """Record the handle of the launched driver."""
+        """Note the handle of a driver in the claimed file; return the driver with the handle."""
         self._folder.write(self._file(claimed), self._record(by, handle))
         return replace(claimed, handle=handle)
 
     def failed(self, claimed: FoundDriver) -> None:
-        """Return the right to launch after a failed launch."""
+        """Give the right to launch back after a failed launch, so that the next try need not wait."""
         self._folder.remove(self._file(claimed))
 
     def _may_still_start(self, record: Mapping[str, Any], handle: DriverHandle | None) -> bool:
@@ -154,6 +174,7 @@ class DriverSubmissions:
 
     def _newest(self, generation: int) -> tuple[int, dict[str, Any] | None]:
         prefix = f"{_NAME}{generation:08d}-"
+        # The names are sorted, so the last name has the newest attempt.
         names = [name for name in self._folder.names() if name.startswith(prefix)]
         if not names:
             return 0, None
@@ -214,6 +235,7 @@ class DriverSupervision:
             spec.location, spec.fingerprint, spec.inputs, spec.limits.start_timeout, spec.properties
         )
         self._folder = DriverFolder(spec.location, spec.properties)
+        # `by` is the same in each try of a task run, so the tries share these files.
         run = fingerprint_of({"run": spec.by})
         self._begun_file, self._reported_file = f"begun-{run}.json", f"told-{run}.json"
         self._driver: FoundDriver | None = None
@@ -233,7 +255,10 @@ class DriverSupervision:
         return self._driver.handle if self._driver else None
 
     def before(self) -> dict[str, Any]:
-        """Return the sums of the checkpoint's drivers before this run's first try began."""
+        """Return the sums of the checkpoint's drivers before this run's first try began.
+
+        The first try writes the sums into the driver's folder, and later tries read them there.
+        """
         progress = read_progress(self.spec.location, self.spec.properties)
         self._batches_before = progress.batches
         now = progress.sums()
@@ -252,7 +277,11 @@ class DriverSupervision:
         self._folder.write(self._reported_file, sums)
 
     def finish(self) -> DriverProgress:
-        """Return the last sums and end the run; a cleared task counts from zero."""
+        """Return the last sums, and end the run.
+
+        The files with the run's sums are deleted: a cleared task counts afresh. The backend may delete the driver's
+        leftovers.
+        """
         self._folder.remove(self._begun_file)
         self._folder.remove(self._reported_file)
         if self.handle is not None:
@@ -262,9 +291,10 @@ class DriverSupervision:
     def begin(self, history: SupervisionHistory | None = None) -> None:
         """Adopt the stream's driver, or submit a driver.
 
-        :param history: history of this driver or of earlier drivers.
+        :param history: history of this driver or of earlier drivers, for a restart; None at the start of a supervision.
 
-        Raises OtherInputs if a driver with other inputs runs, and SubmitFailed.
+        A driver that was asked to end is awaited first, and killed if it is overdue. Raises OtherInputs, see
+        `DriverSubmissions.find`, SubmitFailed, and the errors of `prepare`.
         """
         self._driver = self._find_or_submit()
         now = time.time()
@@ -277,11 +307,19 @@ class DriverSupervision:
         )
 
     def resume(self, history: SupervisionHistory) -> None:
-        """Take over a driver from another process, for a restart or an end; `begin` gets the driver's history."""
+        """Take over the driver of another process, for a restart or an end.
+
+        :param history: unused, since a restart gives the history to `begin`.
+        """
         self._driver = self._submissions.current()
 
     def follow(self, report: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
-        """Look and report each look, until an action is due or, with `until_started`, the driver has started."""
+        """Look and report each look, until an action is due or, with `until_started`, the driver has started.
+
+        Each look at a working driver calls `DriverBackend.works`.
+
+        :param report: called with each look.
+        """
         assert self._watch is not None, "begin comes first"
         while True:
             look = self._watch.look()
@@ -298,7 +336,11 @@ class DriverSupervision:
         self._wait(max(0.0, until - time.time()))
 
     def clear_away(self) -> None:
-        """Kill the leftovers of a driver to be replaced or given up."""
+        """Kill a driver to be replaced or given up.
+
+        The backend kills a driver with a handle. A driver of this machine is killed by the pid in its lease, too,
+        unless the lease has an outcome.
+        """
         if self._driver is None:
             return
         if self._driver.handle is not None:
@@ -308,7 +350,10 @@ class DriverSupervision:
             kill_process(lease.process)
 
     def stop(self, action: OnKill) -> str:
-        """Carry out `on_kill_action`; return the result in words."""
+        """Carry out `on_kill_action`; return the result in words.
+
+        The file with the run's first sums is deleted: a next run counts from its own beginning.
+        """
         self._folder.remove(self._begun_file)
         if self._driver is None:
             return "there was no driver yet"
@@ -358,7 +403,11 @@ class DriverSupervision:
             self._wait(min(self.spec.poll_interval, 2.0))
 
     def _checked_with_backend(self, driver: FoundDriver) -> FoundDriver:
-        """Return the driver with the right action if the backend reports the driver as gone, before the lease does."""
+        """Return a driver to adopt with another action, if the backend reports it as gone before the lease ends.
+
+        Without a lease the next driver is submitted. With a lease, the end of the lease is awaited. If heartbeats still
+        arrive, the lease belongs to a later driver, whose handle is unknown: that driver is adopted.
+        """
         if driver.action is not SubmitAction.ADOPT or not self._is_gone(driver.handle):
             return driver
         if driver.lease is None:
@@ -378,6 +427,7 @@ class DriverSupervision:
                 # A worker that dies before the answer leaves the handle to the next worker.
                 self._submissions.launched(claimed, self.spec.by, planned)
             handle = self._backend.launch(job)
+        # Also on a signal: a claim without a launch would make the next try wait for a driver until `start_timeout`.
         except BaseException:
             self._submissions.failed(claimed)
             raise

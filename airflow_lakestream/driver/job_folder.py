@@ -28,7 +28,7 @@ class DriverConfig:
     inputs: Mapping[str, str]
 
     def write(self, folder: Path) -> Path:
-        """Write the configuration into a folder; return the file's path."""
+        """Write the configuration into a file readable only by its owner; return the file's path."""
         file = folder / CONFIG_FILE
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
             json.dump(self.content, opened)
@@ -36,9 +36,12 @@ class DriverConfig:
 
 
 def new_folder(root: Path, stream_id: str, secrets: Iterable[str] = (CONFIG_FILE,)) -> Path:
-    """Create the folder of a stream's driver, open only to its owner, and remove old folders of the stream.
+    """Create the folder of a stream's driver, open only to its owner; clean up the folders of earlier drivers.
 
-    :param secrets: the files of earlier drivers that may hold secrets.
+    The last ten folders stay for their logs, without the files that may hold secrets. Older folders are deleted.
+
+    :param root: the folder of all streams.
+    :param secrets: the names of files that may hold secrets.
     """
     stream = root / fingerprint_of({"location": stream_id})
     earlier = sorted(path for path in stream.glob("*") if path.is_dir())
@@ -52,6 +55,6 @@ def new_folder(root: Path, stream_id: str, secrets: Iterable[str] = (CONFIG_FILE
 
 
 def delete_secrets(folder: Path, secrets: Iterable[str]) -> None:
-    """Delete the files of a driver's folder with possible secrets: a working driver has read them."""
+    """Delete the files with possible secrets from a driver's folder, if present."""
     for name in secrets:
         (folder / name).unlink(missing_ok=True)

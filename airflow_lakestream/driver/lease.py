@@ -71,6 +71,7 @@ def request_stop(
 ) -> bool:
     """Ask the holder of the lease to end after the current batch; return False without a holder.
 
+    :param by: the person or task that asks, in words.
     :param within: seconds after which the driver kills itself if that batch has not ended; None: no limit.
     """
     folder = DriverFolder(location, properties)
@@ -88,7 +89,10 @@ def is_stop_requested(location: str, record: LeaseRecord, properties: Mapping[st
 
 
 def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str, str]) -> None:
-    """Raise OtherInputs if the checkpoint was used for another app, topic, table or group."""
+    """Refuse a checkpoint that was used for another app, topic, table or group. Raises OtherInputs.
+
+    :param record: the newest lease of the checkpoint, held or not; None allows any inputs.
+    """
     known = record.inputs if record else {}
     if other := [name for name in inputs if name in known and known[name] != inputs[name]]:
         difference = ", ".join(f"{name} {known[name]!r}, not {inputs[name]!r}" for name in other)
@@ -129,17 +133,19 @@ class HeldLease:
         ttl: float = TTL_SECONDS,
         properties: Mapping[str, str] | None = None,
     ) -> Self:
-        """Take the lease of a checkpoint.
+        """Take the lease of a checkpoint, and delete the files of old leases.
 
         :param location: the checkpoint's.
         :param fingerprint: identifies the submit's configuration, see `fingerprint_of`.
         :param holder: who started this driver, as free text.
         :param inputs: the checkpoint's permanent inputs: app, topic, table, group.
+        :param application_id: the engine's id of the application, for people.
+        :param ui_url: the engine's page of the application, for people.
         :param ttl: seconds without a heartbeat after which the driver counts as vanished.
         :param properties: opens its object store, see `open_folder`.
 
-        Raises LeaseHeld if a driver works on it, OtherInputs if the checkpoint belongs to another stream, and errors of
-        `DriverFolder.create`.
+        Raises LeaseHeld if a driver holds the lease or takes it at the same moment, OtherInputs if the checkpoint
+        belongs to another stream, and errors of `DriverFolder.create`.
         """
         folder = DriverFolder(location, properties)
         newest, known = _newest(folder)
@@ -164,6 +170,7 @@ class HeldLease:
         # Check both: the file may have been created, and then deleted by a newer holder.
         if not folder.create(_file(record.generation), asdict(record)) or _newest(folder)[0] != record.generation:
             raise LeaseHeld(location, _newest(folder)[1])
+        # The lease before this lease stays, in case this file gets damaged: see `_before_damaged`.
         for old in range(max(1, newest - 1), newest):
             folder.remove(_file(old))
         return cls(folder, location, record)
@@ -174,7 +181,10 @@ class HeldLease:
         return self._record
 
     def beat(self, **changes: str) -> None:
-        """Send a heartbeat; `changes` may set `application_id` and `ui_url`. Raises LeaseLost."""
+        """Send a heartbeat. Raises LeaseLost if another driver has taken the lease over.
+
+        :param changes: new values of the record's `application_id` and `ui_url`.
+        """
         with self._lock:
             self.check()
             newest = _newest_generation(self._folder)
@@ -190,7 +200,10 @@ class HeldLease:
             raise LeaseLost(self._location, self._record.generation, self._lost_to)
 
     def stop_requested(self) -> bool:
-        """Return whether this driver was asked to end after the current batch."""
+        """Return whether this driver was asked to end after the current batch; a request is final.
+
+        The time limit of the request begins when this method sees the request.
+        """
         if not self._stopped:
             request = self._folder.read(_STOP)
             self._stopped = _is_stop_for(request, self._record)
@@ -199,7 +212,11 @@ class HeldLease:
         return self._stopped
 
     def release(self, outcome: DriverOutcome, error: str = "", terminal: bool = False) -> None:
-        """Release the lease. `error` must hold no secret, since people see it; `terminal`: a restart can't help."""
+        """End the heartbeats, and release the lease, unless it was lost or is released already.
+
+        :param error: the reason of a failure, without secrets, since people see it.
+        :param terminal: whether a restart would fail again.
+        """
         self._ended.set()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
@@ -284,9 +301,9 @@ def _record(folder: DriverFolder, generation: int) -> LeaseRecord | None:
 
 
 def _before_damaged(folder: DriverFolder, location: str, generation: int, ttl: float) -> LeaseRecord | None:
-    """Return the lease before a damaged lease without a holder: a living holder would have rewritten the file.
+    """Return the lease before a damaged lease, as ended, or None if unreadable.
 
-    Raises LeaseHeld while a driver may still hold the damaged lease.
+    The file of a living holder would have been rewritten within `ttl` seconds. Raises LeaseHeld until then.
     """
     name = _file(generation)
     written = folder.modified(name)

@@ -31,7 +31,7 @@ class LeaseDamaged(ValueError):
 
 
 class LeaseState(StrEnum):
-    """The state of a driver, by its lease."""
+    """The state of a driver, by its lease: at work, ended with an outcome, or ended without a word."""
 
     HELD = "held"
     RELEASED = "released"
@@ -63,7 +63,7 @@ class LeaseRecord:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> LeaseRecord:
-        """Read a file's content, ignoring unknown keys. Raises LeaseDamaged."""
+        """Read the content of a lease's file; unknown keys are ignored. Raises LeaseDamaged."""
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
         try:
             outcome = known.get("outcome")
@@ -77,6 +77,8 @@ class LeaseRecord:
 
     def state(self, now: float | None = None) -> LeaseState:
         """Return the state of the driver.
+
+        :param now: seconds since 1970; None for the present time.
 
         On this machine the process decides: a dead process has vanished at once, a living process holds the lease even
         without heartbeats. For other machines the heartbeat decides.

@@ -50,7 +50,7 @@ class BatchProgress:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> BatchProgress:
-        """Read the content of a file; unknown keys are ignored."""
+        """Read a batch of a progress file; unknown keys are ignored. Raises TypeError or ValueError."""
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
         known["ranges"] = _ranges(known.get("ranges", ()))
         known["snapshot_ids"] = tuple(map(str, known.get("snapshot_ids", ())))
@@ -112,7 +112,9 @@ class DriverProgress:
         return {**counts, "tables": dict(self.tables), "landed": [list(one) for one in self.landed]}
 
     def since(self, begun: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the difference from earlier sums, as returned by `sums`.
+        """Return the difference from earlier sums; no count falls below 0.
+
+        :param begun: the earlier sums, as returned by `sums`.
 
         Offsets that landed before and again since are in `landed` only if their batch is among the kept batches.
         """
@@ -125,7 +127,7 @@ class DriverProgress:
         return {**counts, "tables": dict(tables), "landed": [list(one) for one in _listed(landed)]}
 
     def plus(self, batch: BatchProgress) -> DriverProgress:
-        """Return the sums with a further batch."""
+        """Return the sums with a further batch; `last` keeps the newest batches only."""
         return replace(
             self,
             batches=self.batches + 1,

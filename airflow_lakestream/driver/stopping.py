@@ -21,10 +21,12 @@ def stop_driver(
 ) -> str:
     """Carry out `action` on a checkpoint's driver; return the result in words.
 
+    :param by: the person or task that stops the driver, in words.
     :param within: seconds after which a driver that was asked to end is killed; None: never.
     :param kill: ends the driver by its backend; without it, a driver of this machine is killed by its pid.
 
-    A driver that has not begun to work has no batch to end: it is killed in any case.
+    GRACEFUL asks the driver to end. A driver that has not begun to work has no batch to end, and is killed. KILL kills
+    the driver; a driver of another machine, without `kill`, is asked to end instead. LEAVE does nothing.
     """
     if action is OnKill.LEAVE:
         return f"on_kill_action is {OnKill.LEAVE.value!r}: the driver goes on"

@@ -76,9 +76,12 @@ class DriverFailed(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class SupervisionLimits:
-    """The limits of supervision, in seconds. Without `stall_timeout` progress is not watched.
+    """The limits of supervision, in seconds.
 
-    `stop_timeout`: seconds that a batch may take after the driver was asked to end; None: no limit.
+    `max_restarts` restarts are done without a healthy period of `healthy_after` in between. The pause before a restart
+    begins with `backoff`, and doubles up to `max_backoff`. A driver fails if it takes no lease within `start_timeout`,
+    if its state is unknown for `unknown_timeout`, or if it makes no progress for `stall_timeout`; None: progress is not
+    watched. `stop_timeout`: seconds that a batch may take after the driver was asked to end; None: no limit.
     """
 
     max_restarts: int = 5
@@ -107,7 +110,11 @@ class DriverSight:
 
 @dataclass(frozen=True)
 class SupervisionHistory:
-    """History from earlier looks for the next look; plain numbers, to be handed to another process."""
+    """History from earlier looks for the next look; plain numbers, to be handed to another process.
+
+    `restarts` counts since the last healthy period. `moves` is the count of progress at the last look with progress,
+    and `moved_at` the time of that look. `unknown_since` is 0 while the state is known.
+    """
 
     submitted_at: float
     restarts: int = 0
@@ -143,7 +150,10 @@ class SupervisionDecision:
 def sight_of(lease: LeaseRecord | None, generation: int, job: BackendState, moves: int, now: float) -> DriverSight:
     """Return the sight of a driver from its lease and from the backend's state.
 
+    :param lease: the newest lease; None without a lease.
     :param generation: our driver's lowest possible generation; older leases belong to earlier drivers.
+    :param job: the state of the driver as the backend reports it.
+    :param moves: the driver's count of progress.
     """
     if lease is None or lease.generation < generation:
         # The driver has not taken its lease yet, and never will if it has ended.
@@ -166,7 +176,11 @@ def sight_of(lease: LeaseRecord | None, generation: int, job: BackendState, move
 def decide(
     history: SupervisionHistory, limits: SupervisionLimits, sight: DriverSight, now: float
 ) -> SupervisionDecision:
-    """Return the decision after a look at the driver."""
+    """Return the decision after a look at the driver.
+
+    A failure leads to a restart after a pause. A terminal failure, or a failure after `max_restarts` restarts, leads to
+    giving up. The decision has the history for the next look.
+    """
     if sight.driver is DriverState.DONE:
         return SupervisionDecision(SupervisorAction.FINISH, history)
     history = _updated_history(history, limits, sight, now)
@@ -188,6 +202,7 @@ def _updated_history(
         return history
     if sight.moves != history.moves:
         history = replace(history, moves=sight.moves, moved_at=now)
+    # The driver has made progress long after its start: earlier restarts do not count any more.
     if history.restarts and history.moved_at - history.submitted_at >= limits.healthy_after:
         history = replace(history, restarts=0)
     return history
@@ -203,6 +218,7 @@ def _failure(history: SupervisionHistory, limits: SupervisionLimits, sight: Driv
         return f"did not begin to work within {limits.start_timeout:g} s"
     if sight.driver is DriverState.UNKNOWN and now - history.unknown_since >= limits.unknown_timeout:
         return f"was not heard of for {limits.unknown_timeout:g} s"
+    # Before the first progress, the time since the submit counts.
     still_for = now - (history.moved_at or history.submitted_at)
     if sight.driver is DriverState.RUNNING and limits.stall_timeout and still_for >= limits.stall_timeout:
         last = f" (last: {sight.doing})" if sight.doing else ""

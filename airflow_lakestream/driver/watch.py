@@ -38,7 +38,8 @@ class DriverWatch:
     :param generation: the lowest possible lease generation of the driver.
     :param history: history of earlier looks, perhaps of another process.
     :param job: asks the backend for the driver's state.
-    :param reported: number of the checkpoint's batches that were reported already.
+    :param reported: number of the checkpoint's batches that were reported already; None: all batches before the first
+        look count as reported.
     :param properties: the catalog's, for a checkpoint in its object store.
     """
 
@@ -61,7 +62,11 @@ class DriverWatch:
         self.history = history
 
     def look(self) -> DriverLook:
-        """Look, and decide. Without an answer of the store the state is unknown, and tolerated for a while."""
+        """Look at lease, progress and backend; return the look with its decision.
+
+        Without an answer of the store the state is unknown, which is tolerated for `unknown_timeout`. The history and
+        the number of reported batches are updated.
+        """
         now = time.time()
         lease, progress = None, DriverProgress()
         try:
@@ -76,6 +81,7 @@ class DriverWatch:
         return DriverLook(decision, sight, lease, progress, self._new(progress))
 
     def _new(self, progress: DriverProgress) -> tuple[BatchProgress, ...]:
+        # The greater number: a damaged progress file begins to count at 0 again, and no batch is reported twice.
         known, self.reported = self.reported, max(progress.batches, self.reported or 0)
         if known is None:
             return ()

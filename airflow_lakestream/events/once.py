@@ -55,7 +55,13 @@ def once_per_landing(function: Function) -> Function:
 
 
 def claim_landings(owners: Owners, run_id: str, landings: list[Event]) -> tuple[list[Event], Owners]:
-    """Return a run's own landings, and the owner of each landing from now on."""
+    """Return a run's own landings, and the owner of each landing from now on.
+
+    A landing without an owner gets this run as the owner. The oldest owners beyond `MOST_KEPT` are forgotten.
+
+    :param owners: the owner of each landing until now, the newest last.
+    :param landings: the landings that started the run, maybe repeated.
+    """
     own: dict[str, Event] = {}
     after = dict(owners)
     for landing in landings:
@@ -71,6 +77,7 @@ def name_of(landing: Event) -> str:
 
 
 def _landings_of(context: Any) -> list[Event]:
+    # The own landings of this run, of all assets.
     if not AIRFLOW_V_3_3_PLUS:
         raise AirflowTooOld("once_per_landing needs Airflow 3.3 or newer, like LandingEventTrigger.")
     most = context["dag"].max_active_runs

@@ -45,6 +45,7 @@ def offsets_in(metadata: bytes, topic: str) -> dict[int, int]:
         if match.end() + 20 > len(metadata):
             continue
         partition, offset, stops = struct.unpack_from(">iqq", metadata, match.end())
+        # These bytes only look like the head of a split.
         if partition < 0 or (stops != _NOWHERE and stops < 0):
             continue
         if offsets.setdefault(partition, offset) != offset:
@@ -70,12 +71,15 @@ class CheckpointFolder:
         return f"{self.location.rstrip('/')}/{job}/chk-{max(numbers)}" if numbers else None
 
     def offsets(self, job: str, number: int, topic: str) -> dict[int, int] | None:
-        """Return the offsets of a checkpoint; None if the checkpoint does not exist (any more)."""
+        """Return the offsets of a checkpoint; None if the checkpoint does not exist (any more). Raises TwoSources."""
         content = self._store().read(f"{job}/chk-{number}/{METADATA}")
         return None if content is None else offsets_in(content, topic)
 
     def offsets_at(self, location: str, topic: str) -> dict[int, int] | None:
-        """Return the offsets of the checkpoint or savepoint at a location; None if the location is empty."""
+        """Return the offsets of the checkpoint or savepoint at a location; None if the location is empty.
+
+        Raises TwoSources.
+        """
         content = open_folder(location, self.properties).read(METADATA)
         return None if content is None else offsets_in(content, topic)
 
@@ -85,10 +89,10 @@ class CheckpointFolder:
 
 @dataclass
 class FlinkPositions:
-    """Positions of Flink's snapshots, by the checkpoint of each; see `core.publishing.branch.Positions`.
+    """Positions of Flink's snapshots, by the checkpoint of each; see `core.publishing.branch.EnginePositions`.
 
-    :param savepoint: of a job stopped in order, if no job was started since: the branch has all records read by the
-        job. With the savepoint Flink removes the job's checkpoints.
+    :param savepoint: location of the savepoint by which the newest job was stopped in order, if no job was started
+        since: the branch then has all records read by the job. With the savepoint Flink removes the job's checkpoints.
     :param line: the noted line of the jobs that have written to the branch; None if nothing is noted.
     :param jobs: the ids of these jobs.
     """
@@ -108,9 +112,9 @@ class FlinkPositions:
         return summary.get(JOB) in self.jobs
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
-        """Return the offsets of the snapshot's checkpoint; None if the checkpoint is gone."""
+        """Return the offsets of the snapshot's checkpoint; None if the checkpoint is gone. Raises TwoSources."""
         return self.checkpoints.offsets(snapshot.summary[JOB], int(snapshot.summary.get(CHECKPOINT, -1)), self.topic)
 
     def beyond(self) -> Mapping[int, int] | None:
-        """Return the offsets of the savepoint."""
+        """Return the offsets of the savepoint; None without a savepoint."""
         return None if self.savepoint is None else self.checkpoints.offsets_at(self.savepoint, self.topic)

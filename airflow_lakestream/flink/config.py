@@ -78,6 +78,7 @@ class FlinkConfig(JobConfig):
             problem = 'must be "all" with on_error or {{ input }}: a row that is not compared may be wrong.'
             raise InvalidArgument("prove", problem, "Leave it out; or land columns without on_error.")
         if self.is_common:
+            # Computed here for their errors only.
             _ = self.extract, self.select
         else:
             self._check_own()
@@ -89,7 +90,11 @@ class FlinkConfig(JobConfig):
         _ = self.start, self.design, self.auditor, self.proven_share
 
     def _check_own(self) -> None:
-        """Refuse arguments of the common SQL subset in a statement of Flink's own SQL. Raises InvalidArgument."""
+        """Check columns without a statement, or with a statement of Flink's own SQL. Raises InvalidArgument.
+
+        The columns are needed, unless the extract finds them. Arguments of the common SQL subset are refused, and
+        `on_error` is refused with Flink's own SQL, which the extract can't run.
+        """
         if not is_given(self.columns) and not self.finds_columns:
             problem = "is missing: Flink needs the columns of the records."
             remedy = (
@@ -146,7 +151,10 @@ class FlinkConfig(JobConfig):
 
     @cached_property
     def select(self) -> str | None:
-        """The SELECT from `source` for Flink. Raises InvalidArgument."""
+        """The SELECT from `source` for Flink; None to land all columns. Raises InvalidArgument.
+
+        A statement of the common SQL subset is translated for Flink; Flink's own SQL stays as it is.
+        """
         if not self.is_common:
             return self.sql
         statement = self.extract.statement
@@ -208,7 +216,7 @@ class FlinkConfig(JobConfig):
 
     @property
     def start(self) -> StartAt:
-        """The start of a group without an origin."""
+        """The start of a group that has no origin in the ledger yet. Raises InvalidArgument."""
         offset = choose(StartOffset, "start_offset", self.start_offset)
         if (offset is StartOffset.TIMESTAMP) != is_given(self.start_timestamp):
             raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')

@@ -46,7 +46,7 @@ class RestartAfterExtract(JobSpoilt):
 
 
 class ExtractStream(FlinkStream):
-    """A landing with the extract's table, rejects and counts."""
+    """A landing by Flink, with an extract for the records that Flink leaves out or may have misread."""
 
     def __init__(self, config: FlinkConfig, lease: HeldLease) -> None:
         super().__init__(config, lease)
@@ -55,7 +55,11 @@ class ExtractStream(FlinkStream):
         self._is_behind = False
 
     def run(self) -> None:
-        """Supervise the stream until an end is requested; see `JobStream.run`."""
+        """Supervise the stream until an end is requested; see `JobStream.run`.
+
+        First the columns are set, if the extract finds them, and the offsets that earlier jobs left out are landed.
+        After RestartAfterExtract the extract lands all records lacking on main, and a new job begins behind them.
+        """
         if self.config.finds_columns and not self._find_columns():
             return None
         self._fill_holes()
@@ -74,7 +78,11 @@ class ExtractStream(FlinkStream):
         )
 
     def handle_end(self, job: str, state: FlinkJobState) -> None:
-        """Land the job's committed rows. Raises JobEnded; RestartAfterExtract if the job can't read a record."""
+        """Land the job's committed rows, and raise the error of the ended job.
+
+        Raises RestartAfterExtract if the job failed at a record that Flink can't decode: the extract then lands or
+        rejects the record. Otherwise raises as `FlinkStream.handle_end` does.
+        """
         try:
             super().handle_end(job, state)
         except JobEnded as e:
@@ -85,7 +93,7 @@ class ExtractStream(FlinkStream):
             raise
 
     def handle_stop(self, savepoint: str) -> None:
-        """Land all records read by the job."""
+        """Land all records read by the job; the extract lands the records if Flink's rows are doubtful."""
         try:
             super().handle_stop(savepoint)
         except RestartAfterExtract as e:
@@ -103,6 +111,7 @@ class ExtractStream(FlinkStream):
             # A driver was killed after the extract's landing.
             log.warning("The branch begins again at main's head. %s", e)
             return False
+        # `_land` has found doubtful rows, and the call above has logged the error.
         if self._is_behind:
             self._land_all()
             self._is_behind = False
@@ -117,14 +126,22 @@ class ExtractStream(FlinkStream):
         self._fill_holes(published=True)
 
     def _fill_holes(self, *, published: bool = False) -> None:
-        """Land the offsets left out by Flink, also by an earlier driver's job, and offsets gone from main again."""
+        """Let the extract land the offsets left out by Flink, and offsets gone from main again.
+
+        An earlier driver's job may have left out offsets, too.
+
+        :param published: see `left_out_ranges`.
+        """
         identity = self._publication(None).source.identity()
         entry = self._extract.sink().load("holes").ledger.entry(identity)
         if ranges := left_out_ranges(entry, identity.topic, self.config.on_branch, published=published):
             self._land_leftovers(ranges)
 
     def _land_all(self) -> None:
-        """Let the extract land everything lacking on main; the next job begins at the ledger's new end."""
+        """Cancel the job if it runs, and let the extract land everything lacking on main.
+
+        The next job begins at the ledger's new end.
+        """
         if (note := self.jobs.note()) is not None and not note.savepoint:
             self.jobs.end(note.job)
         self._land_leftovers()
@@ -140,7 +157,10 @@ class ExtractStream(FlinkStream):
         return report
 
     def _find_columns(self) -> bool:
-        """Set the columns from the table, once created by the extract; return False on a request to end."""
+        """Set the columns from the table, once created by the extract; return False on a request to end.
+
+        The extract lands the first records, again and again until the topic has any. This landing creates the table.
+        """
         while not (columns := columns_of(self._catalog, self.config.table)):
             self._land_leftovers(most=_FIRST)
             if self.lease.stop_requested():

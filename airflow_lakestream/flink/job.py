@@ -68,10 +68,11 @@ class JobNote:
     """The note about a stream's newest job.
 
     :param program: fingerprint of the job's work: only a job with the same fingerprint continues from its state.
-    :param restored: the checkpoint or savepoint that the job began with; empty without one.
+    :param restored: the checkpoint or savepoint that the job began with; empty without a state.
     :param savepoint: the savepoint by which the job was stopped; empty if it was not stopped.
-    :param finished: the same, once the job has ended well behind it: then the branch has all that the job read.
-    :param moved: a checkpoint of the job was completed; not noted for a landing, whose ledger has more.
+    :param finished: the savepoint again, if the job has ended in order after it: the branch then has all records that
+        the job read. "yes" for a script whose bounded sources have ended. Otherwise empty.
+    :param moved: "yes" once a checkpoint of a script's job was completed; empty for a landing, whose ledger knows more.
     :param reads: the way of reading records, if it depends on the registry's schemas at the time of the submit.
     :param line: the earlier jobs whose state the job continues, see `JobLine`; empty without publications.
     """
@@ -128,7 +129,8 @@ class JobSeries:
     def find_running(self) -> str | None:
         """Return the newest job if it runs the configured program, or None; cancel a job with another program.
 
-        Raises FlinkUnreachable if the canceled job goes on: both jobs would write.
+        None also if the job has ended, or was stopped with a savepoint. Raises FlinkUnreachable if the canceled job
+        goes on: both jobs would write.
         """
         note = self.note()
         if note is None or note.savepoint or self.manager.state(note.job) not in _ALIVE:
@@ -149,7 +151,10 @@ class JobSeries:
     def submit_by(self, statements_of: Callable[[SqlSession], None], state: str) -> str:
         """Submit the single job of statements, run in a session with our settings; return the job's id.
 
-        :param state: the checkpoint or savepoint to begin with; empty without one.
+        The note about the job is written before the submit. Raises InvalidArgument if the cluster lacks a dependency.
+
+        :param statements_of: runs the statements in the session; one of them submits the job.
+        :param state: the checkpoint or savepoint to begin with; empty to begin without a state.
         """
         note = self._write_note(state)
         own = {"$internal.pipeline.job-id": note.job, "execution.runtime-mode": "STREAMING"}
@@ -162,10 +167,12 @@ class JobSeries:
         return note.job
 
     def submit_program(self, name: str, jar: bytes, request: Mapping[str, Any], state: str) -> str:
-        """Submit the single job of a program with our settings; return the job's id.
+        """Submit the single job of a program with our settings; return the job's id. See `submit_by`.
 
+        :param name: file name of the jar.
+        :param jar: content of the jar.
         :param request: further fields of the API's request: class and arguments.
-        :param state: as above.
+        :param state: see `submit_by`.
         """
         note = self._write_note(state)
         body = {**request, "jobId": note.job, "flinkConfiguration": self._settings(), "allowNonRestoredState": False}
@@ -190,7 +197,10 @@ class JobSeries:
     def stop(self, job: str, within: float) -> str:
         """Stop a job with a savepoint, and note the savepoint; return the savepoint's location after the job's end.
 
-        Raises FlinkRefused.
+        Raises FlinkRefused, and FlinkUnreachable without a savepoint within the limit. Raises JobEnded if the savepoint
+        is complete, but the job did not end in order: the next job begins with the savepoint.
+
+        :param within: seconds for the savepoint.
         """
         location = self._stop_with_savepoint(job, within)
         state = self._state_at_end(job)
@@ -204,7 +214,10 @@ class JobSeries:
         return location
 
     def _stop_with_savepoint(self, job: str, within: float) -> str:
-        """Stop a job with a savepoint, with retries until all tasks run. Raises FlinkRefused."""
+        """Stop a job with a savepoint, with retries for two minutes until all tasks run.
+
+        Raises FlinkRefused, and FlinkUnreachable without a savepoint within the limit.
+        """
         deadline = time.monotonic() + _ENDS_WITHIN
         while True:
             try:
@@ -215,14 +228,17 @@ class JobSeries:
             time.sleep(_PAUSE)  # The API has no call that waits.
 
     def _state_at_end(self, job: str) -> FlinkJobState:
-        """Wait for the end of a job, within a time limit, and return the job's state."""
+        """Wait up to two minutes for the end of a job; return the job's state, ended or not."""
         deadline = time.monotonic() + _ENDS_WITHIN
         while (state := self.manager.state(job)) in _ALIVE and time.monotonic() < deadline:
             time.sleep(_PAUSE)  # The API has no call that waits.
         return state
 
     def cancel(self, job: str) -> None:
-        """Cancel a job; the checkpoints stay. Raises no error, since the next driver adopts the job."""
+        """Cancel a job; the checkpoints stay.
+
+        A refusal is logged and not raised: the next driver adopts or cancels the job.
+        """
         try:
             self.manager.cancel(job)
         except LakestreamError as e:
@@ -266,7 +282,7 @@ def _as_uri(location: str) -> str:
 
 
 def cancel_noted(location: str, properties: Mapping[str, str], manager: FlinkAddress) -> None:
-    """Cancel the job of a stream; the checkpoints stay. Raises no error."""
+    """Cancel the noted job of a stream, unless a savepoint has stopped it. Raises no error; the checkpoints stay."""
     try:
         note = DriverFolder(location, properties).read(_NOTE) or {}
         if note.get("job") and not note.get("savepoint"):

@@ -42,15 +42,22 @@ class JobStream(ABC):
         """Submit a job, and return the job's id."""
 
     def look(self) -> None:  # noqa: B027  # a script has nothing to do here
-        """Do the work due while the job runs."""
+        """Do the work that is due at a look at the running job."""
 
     def note_checkpoint(self, job: str, checkpoint: int) -> bool:
-        """Note a job's completed checkpoint; return whether the checkpoint is a sign of health."""
+        """Note a job's completed checkpoint; return whether the checkpoint is a sign of health.
+
+        Without signs of health the stall limit ends the driver. By default each checkpoint is a sign, and no note is
+        written.
+        """
         return True
 
     @abstractmethod
     def handle_end(self, job: str, state: FlinkJobState) -> None:
-        """Handle the unrequested end of a job. Raises the error of `error_of` for a failure."""
+        """Handle the unrequested end of a job; after a return the driver ends without an error.
+
+        Raises the error of `error_of` for a failure.
+        """
 
     def handle_stop(self, savepoint: str) -> None:  # noqa: B027  # a script has nothing left to do then
         """Do the remaining work after a requested stop of the job."""
@@ -97,7 +104,10 @@ class JobStream(ABC):
             time.sleep(self._look_every)  # Flink does not report a completed checkpoint by itself.
 
     def _state(self, job: str) -> FlinkJobState | None:
-        """Return the job's state; None while the JobManager does not answer, until the stall limit ends the driver."""
+        """Return the job's state, or None without an answer of the JobManager.
+
+        Without an answer there is also no sign of health, so the stall limit ends the driver after a while.
+        """
         try:
             return self.jobs.manager.state(job)
         except FlinkUnreachable as e:
@@ -110,6 +120,7 @@ class JobStream(ABC):
         except LakestreamError as e:
             log.warning("%s", e)
             return
+        # A checkpoint without health is asked about again at the next look.
         if newest > self._checkpoint and self.note_checkpoint(job, newest):
             self._checkpoint = newest
             self.progress.alive(f"checkpoint {newest} of job {job}")

@@ -33,7 +33,8 @@ class JobLine:
 
     :param since: the sequence number of the table's newest snapshot when the first job began.
     :param jobs: the jobs' ids.
-    :param passed: offsets that a checkpoint had behind it while Kafka still had them, as text.
+    :param passed: offsets that the jobs had read, by a checkpoint, while Kafka still had the records; as text of
+        `encode_ranges`.
     """
 
     since: int = 0
@@ -59,7 +60,11 @@ class JobLine:
         return EngineJobLine(self.since, begins, decode_ranges(self.passed, topic))
 
     def restored(self, job: str, topic: str, ends: Mapping[int, int]) -> JobLine:
-        """Return the line with a further job, beginning at these offsets; the offsets behind are read again."""
+        """Return the line with a further job that continues from a state.
+
+        :param ends: by partition, the next offset in the state. Passed offsets from there on are dropped, since the job
+            reads them again.
+        """
         below_ends = union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
         return replace(self._passed(topic, decode_ranges(self.passed, topic) & below_ends), jobs=(*self.jobs, job))
 
@@ -135,7 +140,10 @@ class LandingJobSeries(JobSeries):
         return JobFormat.parse("" if note is None else note.reads)
 
     def line(self, job: str, state: str) -> str:
-        """Return the line of the next job."""
+        """Return the line of the next job.
+
+        With a state, the newest line goes on with the job. Without a state, the line is of this job alone.
+        """
         topic, known = self._landing.topic, self.newest_line()
         if not state or known is None:
             return str(replace(self._line, jobs=(job,)))
@@ -147,7 +155,9 @@ class LandingJobSeries(JobSeries):
         return None if note is None else JobLine.parse(note.line, note.job)
 
     def begin_line(self, starts: Mapping[int, int], since: int) -> None:
-        """Note the next job as a job without a state, before the job exists.
+        """Note the beginning of another line, before its first job exists.
+
+        The note then has an id without a job, which the submit replaces.
 
         :param starts: by partition, the job's start.
         :param since: see `JobLine`.
@@ -156,7 +166,12 @@ class LandingJobSeries(JobSeries):
         self._write_note("")
 
     def note_passed(self, job: str, checkpoint: int, lows: Mapping[int, int]) -> None:
-        """Note the offsets behind a complete checkpoint; see `JobLine.with_passed`."""
+        """Note the offsets behind a complete checkpoint; see `JobLine.with_passed`.
+
+        No note is written for a job other than the newest, or for a checkpoint that is gone.
+
+        :param lows: by partition, the log's start, looked up after the checkpoint was complete.
+        """
         topic, note = self._landing.topic, self.note()
         offsets = self.checkpoints.offsets(job, checkpoint, topic)
         if note is not None and note.job == job and offsets is not None:
@@ -205,6 +220,7 @@ class LandingJobSeries(JobSeries):
         """Submit a job; return the job's id. Raises InvalidArgument for limits of Flink's cluster or of the statement.
 
         :param starts: by partition, the job's start without a state.
+        :param state: the checkpoint or savepoint to begin with; empty to begin without a state.
         :param columns: returns the table's columns.
         """
         config = self._landing
@@ -234,7 +250,11 @@ class LandingJobSeries(JobSeries):
         return job
 
     def _rows(self, session: SqlSession) -> list[str]:
-        """Return the columns of the rows to land. Raises InvalidArgument for a statement refused by Flink."""
+        """Name the rows to land in the session; return the rows' columns.
+
+        Raises InvalidArgument for a statement that Flink refuses, and for a statement that does more than to make or
+        leave out a row for each record.
+        """
         try:
             session.run(statements.create_view(self._landing.select))
             described, _ = session.run(f"DESCRIBE {statements.LANDED}")

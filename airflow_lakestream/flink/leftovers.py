@@ -49,9 +49,14 @@ _ANY = RejectLimit(share=1.0)
 
 
 def left_out_ranges(entry: TopicEntry, topic: str, branch: str, *, published: bool = False) -> RangeSet:
-    """Return the left-out ranges: not landed, and below the group's landed or published offsets.
+    """Return the offsets that Flink has left out: below landed or published offsets, and missing in the ledger.
 
-    :param published: only ranges below published offsets. A running job makes rows of the offsets above.
+    The result is empty for a group without an origin.
+
+    :param entry: the ledger entry of the topic.
+    :param branch: the branch of Flink's publications.
+    :param published: whether only offsets below published offsets count. A running job may still make rows of offsets
+        above.
     """
     marker = entry.published.get(branch)
     ends = {} if marker is None else dict(marker.ends)
@@ -65,7 +70,7 @@ def left_out_ranges(entry: TopicEntry, topic: str, branch: str, *, published: bo
 class LeftoverLog:
     """A log for publications, with every record without a row as missing, tombstones included.
 
-    The extract lands these records, and decides which of them are rows. See `core.publishing.branch.Log`.
+    The extract lands these records, and decides which of them are rows. See `core.publishing.branch.TopicLogView`.
     """
 
     inner: TopicLogView
@@ -80,7 +85,7 @@ class LeftoverLog:
 class ExtractProof:
     """Proof of a publication by the extract's own rows of the same records.
 
-    See `core.publishing.branch.Proof`.
+    See `core.publishing.branch.RowProof`.
 
     :param job: makes the extract's rows.
     :param begins: by partition, Flink's start.
@@ -92,7 +97,14 @@ class ExtractProof:
     columns: Callable[[], Schema]
 
     def check(self, ranges: RangeSet, written: EngineOutput, state: TopicState, stop: threading.Event) -> ProofResult:
-        """Compare the rows at these offsets. Raises BadRecord if `on_error` is "fail", TooManyRejected, and Stopped."""
+        """Compare Flink's rows at these offsets with the extract's rows of the same records.
+
+        The check reads the offsets that Kafka still has, from Flink's start on. A row of Flink without a row of the
+        extract counts as different. Raises BadRecord if `on_error` is "fail", TooManyRejected, and Stopped.
+
+        :param ranges: the offsets to publish.
+        :param written: Flink's rows, and their columns.
+        """
         topic, job, columns = state.identity.topic, self.job, self.columns()
         engine_rows = EngineRows(
             written.rows, topic, [name for name in columns.column_names if name not in COORDINATES]
@@ -119,6 +131,7 @@ class ExtractProof:
             raise Stopped
         job.limits.max_rejected.check(job.table, read, bad, 0, at_commit=True)
         no_rows = (engine_rows.positions & wanted) - row_ranges
+        # For the error: the first of these offsets in each partition.
         firsts = [ValueDifference(topic, p, no_rows.intervals(topic, p)[0][0]) for _, p in no_rows.partitions]
         return ProofResult(
             read_ranges, engine_rows.equal, engine_rows.different | no_rows, [*engine_rows.named(), *firsts]
@@ -145,7 +158,9 @@ class LeftoverExtract:
     def land(self, ranges: RangeSet | None = None, most: int | None = None) -> LandingReport:
         """Land these offsets, or everything lacking in the group if None. Raises the errors of a landing.
 
-        :param most: greatest number of records.
+        With ranges, any share of rejected records is allowed.
+
+        :param most: greatest number of records; None: no limit.
         """
         job = self._job(ranges is not None)
         job = replace(job, limits=replace(job.limits, max_records=most))

@@ -22,7 +22,7 @@ from airflow_lakestream.spark.configuration import read_object
 
 
 def main() -> int:
-    """Read the configuration, and supervise the configured stream."""
+    """Read the configuration, and supervise the configured stream; return the exit code."""
     parser = argparse.ArgumentParser(description="Supervise a Flink job, and publish the branch of a landing.")
     parser.add_argument("--config", required=True, help="a JSON file that the operator has written")
     given = parser.parse_args().config

@@ -42,7 +42,10 @@ class FlinkRefused(LakestreamError, Transient):
 
 
 class FlinkJobState(StrEnum):
-    """The state of a job, as far as the driver needs; GONE: unknown to the JobManager."""
+    """The state of a job, as far as the driver needs.
+
+    STARTING is any state without another name here, such as a restart. GONE: the JobManager does not know the job.
+    """
 
     RUNNING = "running"
     STARTING = "starting"
@@ -135,7 +138,11 @@ class SqlSession:
             return
 
     def run(self, statement: str, within: float = 120.0) -> tuple[list[list[Any]], str | None]:
-        """Run a statement; return the first rows, and the id of the job. Raises FlinkRefused, FlinkUnreachable."""
+        """Run a statement; return the rows, and the id of the job, if any. Raises FlinkRefused, FlinkUnreachable.
+
+        :param within: seconds for statement and rows. A statement that runs on raises FlinkUnreachable; rows that come
+            later are left out.
+        """
         handle = self._gateway.call("POST", f"{self._path}/statements", {"statement": statement})["operationHandle"]
         path, deadline = f"{self._path}/operations/{handle}", time.monotonic() + within
         while self._gateway.call("GET", f"{path}/status")["status"] in ("PENDING", "RUNNING", "INITIALIZED"):
@@ -160,7 +167,7 @@ class SqlSession:
 
 
 class JobManager:
-    """The jobs of a cluster."""
+    """The jobs of a cluster. Methods raise FlinkUnreachable and FlinkRefused, if not stated otherwise."""
 
     def __init__(self, address: FlinkAddress) -> None:
         self._address = address
@@ -175,14 +182,17 @@ class JobManager:
             raise
 
     def completed(self, job: str) -> int:
-        """Return the number of a job's newest completed checkpoint; 0 without a completed checkpoint."""
+        """Return the number of a job's newest completed checkpoint; 0 if none was completed."""
         newest = (self._address.call("GET", f"/jobs/{job}/checkpoints", timeout=10).get("latest") or {}).get(
             "completed"
         )
         return int(newest["id"]) if newest else 0
 
     def causes(self, job: str) -> tuple[str, ...]:
-        """Return the innermost causes of a job's failure known to the JobManager, the deepest last."""
+        """Return the innermost causes of a job's failure known to the JobManager, the deepest last.
+
+        The result is empty without an answer of the JobManager, too.
+        """
         try:
             answer = self._address.call("GET", f"/jobs/{job}/exceptions?maxExceptions=1", timeout=10)
         except LakestreamError:
@@ -196,7 +206,7 @@ class JobManager:
         return causes[-1] if causes else ""
 
     def kept_checkpoints(self) -> int:
-        """Return the number of checkpoints kept by the cluster for a job."""
+        """Return the number of checkpoints kept by the cluster for a job; 1, Flink's default, without a setting."""
         settings = {one["key"]: one["value"] for one in self._address.call("GET", "/jobmanager/config", timeout=10)}
         names = ("execution.checkpointing.num-retained", "state.checkpoints.num-retained")
         return next((int(settings[name]) for name in names if name in settings), 1)
@@ -225,7 +235,11 @@ class JobManager:
         self._address.call("PATCH", f"/jobs/{job}?mode=cancel", timeout=30)
 
     def stop(self, job: str, folder: str, within: float) -> str:
-        """Stop a job with a savepoint below a folder; return the savepoint's location. Raises FlinkRefused."""
+        """Stop a job with a savepoint below a folder; return the savepoint's location.
+
+        Raises FlinkRefused if Flink can't make the savepoint, and FlinkUnreachable if it is not complete after `within`
+        seconds.
+        """
         deadline = time.monotonic() + within
         body = {"drain": False, "targetDirectory": folder}
         request = self._address.call("POST", f"/jobs/{job}/stop", body)["request-id"]

@@ -61,7 +61,10 @@ _UPSERT = "write.upsert.enabled"
 
 @dataclass(frozen=True)
 class PublicationParts:
-    """Parts of a publication: the log of Kafka, the sink of the branch, and the proof by a second read."""
+    """Parts of a publication.
+
+    The view of Kafka's log, the sink of the branch, the proof of the rows, and the meaning of offsets without a row.
+    """
 
     log: TopicLogView
     sink: PublishingSink
@@ -70,19 +73,25 @@ class PublicationParts:
 
 
 class FlinkStream(JobStream):
-    """A landing by Flink."""
+    """A landing of a topic by Flink: the job writes a branch, and the driver publishes the branch on main."""
 
     jobs: LandingJobSeries
 
     def __init__(self, config: FlinkConfig, lease: HeldLease) -> None:
         super().__init__(config, LandingJobSeries(config), lease)
         self.config = config
+        # The times of the last publication, and of the last progress.
         self._published_at = self._moved_at = time.monotonic()
         self._is_published = True
         self._catalog: Catalog = load_catalog(config.catalog_name, **config.catalog_properties)
 
     def start(self) -> str:
-        """Publish the rest of earlier jobs, and submit a new job."""
+        """Publish the rest of earlier jobs, and submit a new job; return the job's id.
+
+        The job continues from the newest state if the ledger has not passed that state, the program is unchanged, and
+        the branch has no rows unfit for main. Otherwise the branch is set back to main's head, and the job begins at
+        the ledger's end without a state.
+        """
         note = self.jobs.note()
         self.lease.check()
         publication = self._publication(note.finished if note is not None and note.finished else None)
@@ -101,7 +110,11 @@ class FlinkStream(JobStream):
         self.jobs.begin_line(starts, ledger_store.newest_sequence(table.metadata))
 
     def _land_rest(self, publication: PublicationJob) -> bool:
-        """Land the rest of earlier jobs; return False if the branch has rows unfit for main."""
+        """Publish the rest of earlier jobs; return False if the branch has rows unfit for main.
+
+        Rows of records that were read in another way are unfit, too. Checks that fail are raised, unless the program
+        was changed. If positions are unknown, nothing is published, and the branch is fit.
+        """
         read = self.jobs.newest_reads().format
         if read not in (self.config.read_as, ""):
             log.warning("The branch has records that were read as %s. They are read again.", read)
@@ -120,7 +133,10 @@ class FlinkStream(JobStream):
         return True
 
     def look(self) -> None:
-        """Publish, if a publication is due."""
+        """Publish if a publication is due; search for a damaged batch after a while without a landing.
+
+        Raises JobAtDamage if a damaged batch was found, and the errors of `_publish`.
+        """
         config = self.config
         if time.monotonic() - self._published_at >= config.publish_interval:
             self._publish()
@@ -133,13 +149,20 @@ class FlinkStream(JobStream):
                 raise self._at_damage(damaged)
 
     def note_checkpoint(self, job: str, checkpoint: int) -> bool:
-        """Return whether the branch can be published: otherwise a checkpoint is not a sign of health."""
+        """Return whether the last publication succeeded: otherwise a checkpoint is not a sign of health.
+
+        With a statement, first note the offsets behind the checkpoint that are still in Kafka, see `JobLine`.
+        """
         if self.config.sql:
             self._note_passed(job, checkpoint)
         return self._is_published
 
     def _note_passed(self, job: str, checkpoint: int) -> None:
-        """Note the offsets still in Kafka at a checkpoint: records left out by sql may be gone at the publication."""
+        """Note the offsets behind a checkpoint that are still in Kafka.
+
+        A record that the statement leaves out has no row, and may be gone from Kafka at the publication. The note then
+        proves that the job has read the record. No note is written if Kafka does not answer.
+        """
         try:
             marks = self._publication(None).source.look().marks
         except LakestreamError as e:
@@ -148,7 +171,11 @@ class FlinkStream(JobStream):
         self.jobs.note_passed(job, checkpoint, {p: one.low for p, one in marks.items()})
 
     def handle_end(self, job: str, state: FlinkJobState) -> None:
-        """Land the job's committed rows, before the next job begins. Raises JobEnded."""
+        """Land the job's committed rows, and raise the error of the ended job.
+
+        Raises JobAtDamage at a damaged batch, JobEnded with the bad record if the job could not decode a record, and
+        otherwise the error of `error_of`.
+        """
         self._publish()
         causes = self.jobs.manager.causes(job)
         damage = JavaDamage.of("\n".join(causes))
@@ -163,7 +190,11 @@ class FlinkStream(JobStream):
         return JobAtDamage("" if note is None else note.job, damaged)
 
     def _find_damage(self, damage: JavaDamage | None) -> DamagedBatch | None:
-        """Find a damaged batch in the records lacking on main: at the place reported by Flink, else at the start."""
+        """Find a damaged batch in the records lacking on main; None if not found, or if the search fails.
+
+        :param damage: the damage that Flink reports, whose place bounds the search; None: search the first records of
+            each partition.
+        """
         publication = self._publication(None)
         try:
             now = publication.source.look()
@@ -178,12 +209,16 @@ class FlinkStream(JobStream):
         return union(RangeSet.of(topic, p, first, now.marks[p].end) for p, first in begin(publication).items())
 
     def _bad_record(self) -> BadRecord | None:
-        """Return the first undecodable record lacking on main, because Flink does not name it; None if not found."""
+        """Return the first undecodable record lacking on main, since Flink itself does not name the record.
+
+        None if not found, if the search fails, or without a proof.
+        """
         publication, proof = self._publication(None), self._proof(1.0)
         if proof is None:
             return None
         try:
             table, now = publication.sink.load(publication.run_id), publication.source.look()
+            # Compared with no rows of Flink, the records are decoded only.
             nothing = EngineOutput(lambda: iter(()), table.schema)
             proof.check(self._ranges_lacking_on_main(publication, now), nothing, now, publication.stop)
         except BadRecord as bad:
@@ -193,11 +228,18 @@ class FlinkStream(JobStream):
         return None
 
     def handle_stop(self, savepoint: str) -> None:
-        """Land all records read by the job."""
+        """Land all records read by the job.
+
+        :param savepoint: location of the savepoint by which the job was stopped.
+        """
         self._land(self._publication(savepoint))
 
     def _publish(self) -> None:
-        """Publish; log errors that a later publication may mend. Raises Terminal errors, JobSpoilt, LeaseLost."""
+        """Publish; log errors that a later publication may mend.
+
+        Raises Terminal errors, JobSpoilt, and LeaseLost. `note_checkpoint` returns whether the last publication has
+        succeeded.
+        """
         self.lease.check()
         try:
             self._land(self._publication(None))
@@ -271,7 +313,10 @@ class FlinkStream(JobStream):
         return FlinkPositions(checkpoints, topic, savepoint, line, known.jobs)
 
     def publication_parts(self) -> PublicationParts:
-        """Return the parts of a publication."""
+        """Return the parts of a publication.
+
+        With a statement, an offset without a row is a filtered record; otherwise the record is missing.
+        """
         config = self.config
         sink = PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
         # A statement may leave records out; without a statement each record with a value has a row.
@@ -279,7 +324,13 @@ class FlinkStream(JobStream):
         return PublicationParts(KafkaLogView(self._reader()), sink, self._proof(config.proven_share), rowless)
 
     def _proof(self, share: float) -> RowProof | None:
-        """Return the proof of the newest job's rows; None without a proven share, or for another way of reading."""
+        """Return the proof of the newest job's rows.
+
+        None if the share is 0, if the job reads records in another way than configured, or if no way was noted for the
+        job.
+
+        :param share: the share of the records to check.
+        """
         config = self.config
         reads = self.jobs.newest_reads()
         if not share or reads.format != config.read_as:

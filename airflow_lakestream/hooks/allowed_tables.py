@@ -35,7 +35,14 @@ def allowed_tables() -> Sequence[str]:
 
 
 def table_param(default: str, description: str) -> Param:
-    """Return a form's field for an allowed table. Raises InvalidArgument for a variable without tables."""
+    """Return a form's field for an allowed table.
+
+    The field is a list of the allowed names, or a text with a pattern if one of the names has a `*`.
+
+    :param default: the field's first value; if it is not allowed, the list begins with its first name.
+
+    Raises InvalidArgument for a variable without tables.
+    """
     allowed = allowed_tables()
     if any("*" in one for one in allowed):
         return Param(default, type="string", pattern=_regex(allowed), title="Table", description=description)
@@ -45,7 +52,11 @@ def table_param(default: str, description: str) -> Param:
 
 
 def refuse_others(context: Any) -> None:
-    """Fail a task with a forbidden table, without retries, for params of any origin: the task's `pre_execute`."""
+    """Fail a task without retries if the param `table` is not an allowed table.
+
+    Use it as the task's `pre_execute`: a form checks only its own input, but params also come from the API or another
+    DAG.
+    """
     table = str(context["params"]["table"])
     allowed = allowed_tables()
     if not re.fullmatch(_regex(allowed), table):

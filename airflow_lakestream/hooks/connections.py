@@ -22,7 +22,10 @@ _FIELDS = {"conn_type", "description", "host", "login", "password", "port", "sch
 def connection_of(argument: str, conn_id: str, remedy: str) -> Any:
     """Return a connection with an object as extra.
 
+    :param argument: the argument with the connection's id, for the error.
     :param remedy: advice for adding the connection.
+
+    Raises InvalidArgument if the connection is missing, empty or unreadable, or if its extra is not an object.
     """
     connection = find_connection(argument, conn_id)
     if connection is None:
@@ -34,7 +37,10 @@ def connection_of(argument: str, conn_id: str, remedy: str) -> Any:
 
 
 def find_connection(argument: str, conn_id: str) -> Any:
-    """Return a connection, or None if it does not exist."""
+    """Return a connection, or None if the connection does not exist.
+
+    Raises InvalidArgument if the connection's text can't be read.
+    """
     # Airflow skips a text that it can't read, with a traceback that shows parts of it, and searches other backends.
     problem = _unreadable(conn_id)
     # Another backend of secrets is asked before the environment, and may have the connection.

@@ -18,7 +18,10 @@ _HOW = "Add one with host, port, login, password, and the database's name in the
 
 
 def connector_options(conn_id: str) -> dict[str, str]:
-    """Return a connector's options for the database, secrets included. Raises InvalidArgument."""
+    """Return the options of a Flink CDC connector for the database, secrets included.
+
+    Airflow masks the password from here on. Raises InvalidArgument if the connection or one of its fields is missing.
+    """
     connection = connection_of("database_conn_id", conn_id, _HOW)
     if connection.password:
         mask_secret(connection.password)

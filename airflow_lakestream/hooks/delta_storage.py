@@ -24,7 +24,7 @@ _SECRET = ("key", "secret", "token", "password", "sas", "credential")
 class DeltaStorageHook(BaseHook):
     """Reads a connection of type `aws`, or of type `generic` with storage options in its extra.
 
-    Without a connection the worker's environment decides: variables, or the role of the instance.
+    Without a connection's id the worker's environment decides: variables, or the role of the instance.
     """
 
     def __init__(self, storage_conn_id: str | None = None) -> None:

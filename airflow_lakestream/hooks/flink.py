@@ -24,7 +24,7 @@ class FlinkHook(BaseHook):
         self.flink_conn_id = flink_conn_id
 
     def addresses(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the fields of `flink.rest.Address` for gateway and JobManager, secrets included.
+        """Return the fields of `flink.rest.FlinkAddress` for gateway and JobManager, secrets included.
 
         Raises InvalidArgument.
         """

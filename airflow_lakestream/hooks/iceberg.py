@@ -32,7 +32,11 @@ class IcebergHook(OfficialIcebergHook):
     """Opens the catalog of an `iceberg` connection: REST, Glue, SQL, Hive, or any catalog known to PyIceberg."""
 
     def open_catalog(self) -> Catalog:
-        """Return the catalog. Raises InvalidArgument for an unusable connection, otherwise CatalogUnavailable."""
+        """Return the catalog.
+
+        Raises InvalidArgument for an unusable connection, and CatalogUnavailable if the catalog does not answer or
+        refuses.
+        """
         properties = self.properties()
         try:
             return load_catalog(self.conn_id, **{"type": "rest", **properties})
@@ -95,6 +99,7 @@ class IcebergHook(OfficialIcebergHook):
             self._check_shared_disk()
 
     def _check_shared_disk(self) -> None:
+        # An entry is a class, or alias:module.Class.
         executors = [name.split(":")[-1].split(".")[-1].strip() for name in conf.get("core", "executor").split(",")]
         if remote := [name for name in executors if name not in ("LocalExecutor", "SequentialExecutor")]:
             raise InvalidArgument(
@@ -105,7 +110,7 @@ class IcebergHook(OfficialIcebergHook):
 
 
 def _mask(properties: dict[str, str]) -> None:
-    """Mask secrets under names unknown to Airflow."""
+    """Mask the secrets that Airflow does not recognize by name: `credential`, and the password in `uri`."""
     credential = str(properties.get("credential", ""))
     password = urlsplit(str(properties.get("uri", ""))).password or ""
     for secret in {credential, credential.rpartition(":")[2], password, unquote(password)} - {""}:

@@ -16,14 +16,17 @@ from airflow_lakestream.registry.config import RegistryConfig, is_client_setting
 class KafkaHook(KafkaBaseHook):
     """Reads a `kafka` connection like the official provider, so SASL, TLS, OAUTHBEARER and MSK IAM work.
 
-    It uses the base hook, since the provider's consumer hook subscribes, and no code here may subscribe.
+    The base class is the provider's base hook: the provider's consumer hook subscribes, and no code here may subscribe.
     """
 
     def __init__(self, kafka_conn_id: str = KafkaBaseHook.default_conn_name) -> None:
         super().__init__(kafka_config_id=kafka_conn_id)  # type: ignore[no-untyped-call]  # the provider has no types here
 
     def configuration(self) -> dict[str, Any]:
-        """Return librdkafka's configuration. Raises InvalidArgument for a missing or empty connection."""
+        """Return librdkafka's configuration, without the settings of a schema registry.
+
+        Raises InvalidArgument for a missing, empty or unusable connection.
+        """
         config = {key: value for key, value in self._everything().items() if not is_client_setting(key)}
         # Airflow masks passwords and secrets by name, but not the setting of a private key.
         if key := config.get("ssl.key.pem"):
@@ -31,7 +34,10 @@ class KafkaHook(KafkaBaseHook):
         return config
 
     def registry(self) -> RegistryConfig | None:
-        """Return the connection's schema registry, or None. Raises InvalidArgument."""
+        """Return the schema registry in the connection's extra, or None.
+
+        Raises InvalidArgument.
+        """
         return RegistryConfig.from_client_settings(self._everything())
 
     def _everything(self) -> dict[str, Any]:
@@ -54,4 +60,5 @@ class KafkaHook(KafkaBaseHook):
         return f"Kafka connection {self.kafka_config_id!r}"
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
+        # The base class demands this method. No client is needed: only the configuration is read.
         return config

@@ -39,7 +39,10 @@ class ClusterRefuses(LakestreamError, Terminal):
 
 
 def settings_of_airflow() -> dict[str, str]:
-    """Return Airflow's configuration of the cluster: `in_cluster`, `config_file`, `cluster_context`."""
+    """Return Airflow's configuration of the cluster: `in_cluster`, `config_file`, `cluster_context`.
+
+    `in_cluster` is "true" or "false". Names without a value are left out.
+    """
     known = {"in_cluster": str(conf.getboolean(_SECTION, "in_cluster", fallback=True)).lower()}
     for name in ("config_file", "cluster_context"):
         if text := conf.get(_SECTION, name, fallback=""):
@@ -68,9 +71,11 @@ class KubernetesNamespace:
         self._core, self._rights = client.CoreV1Api(api), client.AuthorizationV1Api(api)
 
     def check_rights(self, needed: Mapping[str, Sequence[str]]) -> None:
-        """Refuse a worker without all rights in the namespace. Raises ClusterRefuses, ClusterAway.
+        """Refuse a worker without all rights in the namespace.
 
-        :param needed: verbs by resource.
+        :param needed: verbs by resource; a part of a resource is written as `pods/log`.
+
+        Raises ClusterRefuses, ClusterAway.
         """
         lacking = [
             f"{verb} {resource}"
@@ -91,7 +96,12 @@ class KubernetesNamespace:
         return [pod.metadata.name for pod in pods.items] if pods else []
 
     def delete_pod(self, name: str, grace: int) -> None:
-        """Ask for a pod's end, within a grace period in seconds. Raises ClusterAway, ClusterRefuses."""
+        """Ask for a pod's end, without a wait. A missing pod is accepted.
+
+        :param grace: seconds until the pod is killed.
+
+        Raises ClusterAway, ClusterRefuses.
+        """
         call = self._core.delete_namespaced_pod
         self._ask(f"delete pod {name}", call, name, self.namespace, grace_period_seconds=grace)
 
@@ -102,14 +112,22 @@ class KubernetesNamespace:
         return str(text or "").splitlines()
 
     def create_secret(self, name: str, content: Mapping[str, str], labels: Mapping[str, str]) -> None:
-        """Create a secret. Raises ClusterAway, ClusterRefuses."""
+        """Create a secret.
+
+        :param content: the secret's texts by key.
+
+        Raises ClusterAway, ClusterRefuses; the latter also without the namespace.
+        """
         data = {key: base64.b64encode(value.encode()).decode() for key, value in content.items()}
         body = {"metadata": {"name": name, "labels": dict(labels)}, "type": "Opaque", "data": data}
         if self._ask(f"create secret {name}", self._core.create_namespaced_secret, self.namespace, body) is None:
             raise ClusterRefuses(self.address, f"create secret {name}", f"there is no namespace {self.namespace}")
 
     def give_secret(self, name: str, pod: Any) -> None:
-        """Make a pod the owner of a secret, for a common deletion. Raises ClusterAway, ClusterRefuses."""
+        """Make a pod the owner of a secret: Kubernetes then deletes the secret with the pod.
+
+        Raises ClusterAway, ClusterRefuses.
+        """
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
         body = {"metadata": {"ownerReferences": [owner]}}
         self._ask(f"patch secret {name}", self._core.patch_namespaced_secret, name, self.namespace, body)
@@ -138,8 +156,10 @@ class KubernetesNamespace:
             return call(*arguments, _request_timeout=_PATIENCE, **more)
         except ApiException as e:
             if e.status == HTTPStatus.NOT_FOUND:
+                # For the callers a missing object is an answer: the pod or secret does not exist.
                 return None
             problem = _error_text(e)
+            # A full quota is answered as FORBIDDEN, too, but another try may find room.
             refused = e.status in _REFUSALS and "exceeded quota" not in problem
             raise (ClusterRefuses if refused else ClusterAway)(self.address, request, problem) from e
         except (HTTPError, OSError) as e:

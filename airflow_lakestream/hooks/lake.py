@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 def open_lake(config: ExtractConfig, iceberg_conn_id: str, storage_conn_id: str | None) -> Lake:
-    """Open the lake. Raises InvalidArgument for an unusable connection, and CatalogUnavailable."""
+    """Open the catalog or store of a landing's tables.
+
+    Raises CatalogUnavailable, and InvalidArgument for an unusable connection, or for `storage_conn_id` with Iceberg
+    tables.
+    """
     if config.lake.has_catalog and is_given(storage_conn_id):
         raise InvalidArgument(
             "storage_conn_id", 'belongs to table_format="delta".', "A catalog knows where its tables are."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AirflowPlaces:
-    """`watching.asking.Places` by Airflow's connections."""
+    """`watching.asking.LookConnections` by Airflow's connections."""
 
     def kafka(self, conn_id: str) -> tuple[Mapping[str, Any], str]:
         """Return (librdkafka configuration, name of the connection for errors). Raises InvalidArgument."""
@@ -29,9 +29,12 @@ class AirflowPlaces:
         return IcebergHook(conn_id).open_catalog()
 
     def store_properties(self, conn_id: str | None) -> Mapping[str, str] | None:
-        """Return the properties of an object store; None without a connection. Raises InvalidArgument."""
+        """Return the properties for opening a checkpoint's object store; see `hooks.store.store_properties`."""
         return store_properties(conn_id)
 
     def delta(self, conn_id: str | None) -> DeltaStorage:
-        """Open the store of Delta tables. Raises InvalidArgument."""
+        """Open the store of Delta tables, with None by the worker's environment.
+
+        Raises InvalidArgument, MissingExtra.
+        """
         return DeltaStorageHook(conn_id).open_storage()

@@ -18,10 +18,12 @@ _EXTRA = "url, token, ca_file, cert_file, key_file, key_password, timeout, retri
 
 
 def registry_of(value: Any, kafka: KafkaHook, *formats: object) -> RegistryConfig | None:
-    """Return the registry for these formats, with secrets, masked from here on.
+    """Return the schema registry for a task's formats, secrets included, or None without a registry.
+
+    Airflow masks the secrets from here on.
 
     :param value: `schema_registry` as the user gave it: a URL, a mapping without secrets, the id of a connection, or
-        None for the Kafka connection's registry, if one of the formats needs one.
+        None for the Kafka connection's registry, which is used only if one of the formats needs a registry.
 
     Raises InvalidArgument.
     """

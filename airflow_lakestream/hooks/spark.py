@@ -67,7 +67,11 @@ class SparkHook:
 
     :param conf: Spark's settings; written into a file, never onto the command line.
     :param env_vars: variables of the driver; never on the command line either.
+    :param properties_file: a file with further settings; `conf` wins.
+    :param deploy_mode: `"client"` or `"cluster"`; None: as in the connection, else `"client"`.
     :param options: further options of `SparkSubmitHook`.
+
+    Raises InvalidArgument for an unusable connection, setting or mode.
     """
 
     def __init__(
@@ -130,9 +134,9 @@ class SparkHook:
         given["exclude_packages"] = _joined(given.get("exclude_packages"), *without) or None
 
     def submitter(self, submission: DriverSubmission) -> SparkSubmitHook:
-        """Return the official hook for a submission; the settings are in a file of the submission's folder.
+        """Return the official hook for a submission.
 
-        Raises InvalidArgument.
+        The settings, which may be secret, are written into a file of the submission's folder. Raises InvalidArgument.
         """
         return self._made(
             properties_file=str(submission.write_properties(self.given_properties)),
@@ -142,10 +146,10 @@ class SparkHook:
         )
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of `spark-submit`: the worker's, without Airflow's variables (possible secrets).
+        """Return the environment of `spark-submit`: the worker's, and `variables`.
 
-        Variables that would turn a driver's session into a session of Spark Connect are left out, too: the connection
-        decides where the driver runs.
+        Airflow's own variables, possibly secret, are left out. Variables that would turn a driver's session into a
+        session of Spark Connect are left out, too: the connection decides about the driver's machine.
         """
         left_out = ("AIRFLOW_", "_AIRFLOW_", *OF_CONNECT)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}

@@ -29,7 +29,7 @@ class DetachedSpark(DetachedBackend):
         self._hook = hook
 
     def launch(self, job: DriverSubmission) -> DriverHandle:  # type: ignore[override]  # each backend has its own terms
-        """Start `spark-submit`."""
+        """Start `spark-submit` in client mode, and return the process's handle. Raises SubmitFailed."""
         job = job.with_config_file()
         logs = job.folder / "jvm"
         logs.mkdir(exist_ok=True)
@@ -58,7 +58,10 @@ class YarnBackend:
         return None
 
     def launch(self, job: DriverSubmission) -> DriverHandle:
-        """Submit; return when the ResourceManager has accepted the application."""
+        """Submit; return the handle when the ResourceManager has accepted the application.
+
+        Raises SubmitFailed.
+        """
         # YARN copies the configuration into the driver's working folder.
         written = job.with_config_file()
         sent = replace(written, files=(*job.files, written.seen_at), seen_at=Path(written.seen_at).name)
@@ -66,7 +69,10 @@ class YarnBackend:
         return DriverHandle(BackendKind.YARN, str(submitter._yarn_application_id))
 
     def state(self, handle: DriverHandle) -> BackendState:
-        """Ask the ResourceManager; UNKNOWN without an answer."""
+        """Ask the ResourceManager.
+
+        Returns UNKNOWN without an answer, and VANISHED if YARN does not know the application.
+        """
         try:
             status = self._hook.official.query_yarn_application_status(handle.job_id)
         except RuntimeError as e:
@@ -104,9 +110,13 @@ def backend_of(hook: SparkHook) -> DriverBackend:
 def submit(
     hook: SparkHook, submission: DriverSubmission, variables: Mapping[str, str] | None = None
 ) -> SparkSubmitHook:
-    """Submit to a cluster; return the official hook, with the cluster's answer. Raises SubmitFailed.
+    """Submit to a cluster; return the official hook, with the cluster's answer.
+
+    In any case the files with secrets in the submission's folder are deleted afterwards.
 
     :param variables: variables of `spark-submit`, in addition to the worker's.
+
+    Raises SubmitFailed.
     """
     try:
         submitter = hook.submitter(submission)

@@ -94,6 +94,7 @@ class KubernetesBackend:
         name = self._name(job)
         try:
             submit(self._hook, self._drop.put(self._named(job, name)), self._kubeconfig())
+        # Also if the task is killed: without a pod no owner would delete the secret.
         except BaseException:
             with suppress(LakestreamError):
                 self._remove(name)
@@ -102,7 +103,11 @@ class KubernetesBackend:
         return handle
 
     def state(self, handle: DriverHandle) -> BackendState:
-        """Ask for the pod; UNKNOWN if the API does not answer, or a submit may still create the pod."""
+        """Ask for the pod.
+
+        Returns UNKNOWN if the API does not answer, or if a submit may still create the pod; VANISHED if the pod is
+        gone.
+        """
         name = _pod(handle)
         try:
             pod = self._cluster.pod(name)
@@ -128,7 +133,11 @@ class KubernetesBackend:
         return lines or [f"The driver's log: kubectl logs -n {self._cluster.namespace} {name}"]
 
     def works(self, handle: DriverHandle) -> None:
-        """Make the pod the owner of the secret, in case a worker died before."""
+        """Make the pod the owner of the secret, unless this process has done this before.
+
+        A launch calls this. The supervision calls this again, since the worker of the launch may have died before. An
+        error is only logged: the next call tries again.
+        """
         name = _pod(handle)
         if name in self._owning:
             return
@@ -140,13 +149,14 @@ class KubernetesBackend:
             log.warning("The secret of %s is not its pod's yet: %s", name, e)
 
     def ended(self, handle: DriverHandle) -> None:
-        """Delete the completed pod, with all owned objects."""
+        """Delete the completed pod, with all owned objects; an error is only logged."""
         try:
             self._remove(_pod(handle))
         except LakestreamError as e:
             log.warning("The pod stays until the stream's next start: %s", e)
 
     def _name(self, job: DriverSubmission) -> str:
+        # Each launch has a folder of its own, and so a new name.
         app = re.sub(r"[^a-z0-9]+", "-", Path(job.application).stem.lower()).strip("-")[:24] or "app"
         return f"lakestream-{app}-{fingerprint_of({'launch': str(job.folder)})[:10]}-driver"
 
@@ -179,7 +189,10 @@ class KubernetesBackend:
         yield from sorted({*self._cluster.pods(label), *self._cluster.secrets(label)})
 
     def _remove(self, name: str) -> None:
-        """Delete a pod, with the owned service, maps and secret, and with the uploads for the pod."""
+        """Delete a pod with the owned service, maps and secret, and the uploads in a local folder; await the end.
+
+        After _GONE_WITHIN_S the wait is given up, with a warning.
+        """
         self._cluster.delete_pod(name, _GRACE_S)
         self._drop.forget(name)
         place = urlsplit(self._hook.settings.get(_UPLOADS, ""))
@@ -200,7 +213,12 @@ class _PodSecret:
         self._cluster = cluster
 
     def put(self, submission: DriverSubmission) -> DriverSubmission:
-        """Create the secret. Return the submission without the secret parts, and with the path of the secret."""
+        """Create the secret. Return the submission without the secret parts, and with the path of the secret.
+
+        The secret has the configuration, the variables of driver and executors, and the secret settings, which the
+        pod's JVM reads from a file. Raises InvalidArgument for a secret setting that Spark would show, ClusterAway,
+        ClusterRefuses.
+        """
         named = submission.with_environment("spark.kubernetes.driverEnv.")
         name, content = named.settings[_POD_NAME], {CONFIG_FILE: json.dumps(named.config.content)}
         settings = {f"spark.kubernetes.driver.secrets.{name}": _MOUNTED}

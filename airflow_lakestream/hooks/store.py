@@ -13,9 +13,14 @@ _OF_DELTA = ("aws", "generic")
 
 
 def store_properties(conn_id: str | None) -> dict[str, str] | None:
-    """Return a catalog's properties, or delta-rs' storage options; None without a connection.
+    """Return the properties for opening the object store of a checkpoint.
 
-    Raises InvalidArgument for a missing or unusable connection.
+    They are PyIceberg's properties for a connection of type `iceberg`, and delta-rs' storage options for `aws` and
+    `generic`; secrets are included.
+
+    :param conn_id: None or an empty text for a local checkpoint: the function then returns None.
+
+    Raises InvalidArgument if `conn_id` names no connection, or an unusable connection.
     """
     if not conn_id:
         return None
@@ -26,9 +31,9 @@ def store_properties(conn_id: str | None) -> dict[str, str] | None:
 
 
 def fields_of(conn_id: str) -> dict[str, Any] | None:
-    """Return a connection's fields, secrets included, with the extra as a mapping. None without a connection.
+    """Return a connection's fields, secrets included, with the extra as a mapping.
 
-    Raises InvalidArgument for an unreadable connection.
+    Returns None if no connection has the id. Raises InvalidArgument for an unreadable connection.
     """
     connection = find_connection("connection", conn_id)
     if connection is None:

@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 
 
 def airflow_variables() -> tuple[Callable[[str], object], Callable[[str], Mapping[str, object] | None]]:
-    """Return two functions: variable by name, and connection's fields by id, secrets included.
+    """Return two functions for references: variable by name, and connection's fields by id.
 
-    Both return None for a missing name.
+    Secrets are included. Both functions return None for a missing name or id.
     """
     return lambda name: Variable.get(name, default=None), fields_of
 

@@ -117,7 +117,7 @@ def load_table(catalog: Catalog, name: str) -> Table:
 
 
 def check(catalog: Catalog, table: Table) -> None:
-    """Refuse a catalog or a table unfit for commits. Raises the errors of both checks."""
+    """Refuse a catalog or a table unfit for commits. Raises the errors of `check_catalog` and `check_table`."""
     check_catalog(catalog, name_of(table))
     check_table(table)
 

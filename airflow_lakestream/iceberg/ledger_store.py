@@ -29,13 +29,17 @@ class FormatVersionTooOld(LakestreamError, Terminal):
 def read_ledger(table: Table, consumer_group: str) -> Ledger:
     """Return the ledger of `consumer_group` at the current snapshot of `table`.
 
-    Empty for a group that never landed here. Raises UndecidedLedger if the metadata no longer decides it.
+    The ledger is empty for a group that never landed here. Raises UndecidedLedger if the metadata no longer decides it,
+    UnreadableLedger for a text of a newer version, and FormatVersionTooOld.
     """
     return read(table, consumer_group).ledger
 
 
 def read(table: Table, consumer_group: str) -> LedgerReading:
-    """Return the ledger at the table's head, with the base and the landings of its derivation."""
+    """Return the ledger at the table's head, with the base and the landings of its derivation.
+
+    Raises UndecidedLedger, UnreadableLedger and FormatVersionTooOld.
+    """
     if table.metadata.format_version < 2:
         raise FormatVersionTooOld(name_of(table))
     return lineage.read(history(table), consumer_group)
@@ -66,7 +70,7 @@ def landings_of_run(
         # Only this run's landings are decoded: a long history has many landings of other runs.
         is_own = summary_of(snapshot).get(codec.SUMMARY_RUN_ID) == run_id
         if is_own and (landing := landing_of(snapshot, consumer_group)) is not None:
-            # From the summary rather than from the journal: the summary has the counts by partition, too.
+            # The summary is read, and not only the journal: the summary has the counts by partition, too.
             found[landing.landing_id] = (snapshot.snapshot_id, landing)
     sequence = {s.snapshot_id: s.sequence_number or 0 for s in table.metadata.snapshots}
     of_run = [item for item in found.values() if item[1].run_id == run_id]
@@ -191,8 +195,10 @@ def properties_after(
     """Return the ledger properties of all groups for a snapshot with `landing` on top of the table's head.
 
     Every landing re-anchors the other groups too: their own last landing may expire while this group goes on. A group
-    whose ledger can't be decided keeps its property: that is its own error, at its own next run. `expiring` are the
-    snapshots that the same commit removes.
+    whose ledger can't be decided keeps its property: that is its own error, at its own next run.
+
+    :param snapshot_id: the id of the new snapshot.
+    :param expiring: the snapshots that the same commit removes.
     """
     after = {codec.property_key(consumer_group): read(table, consumer_group).property_after(snapshot_id, landing)}
     for other in groups(table):

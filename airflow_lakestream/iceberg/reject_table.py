@@ -55,7 +55,7 @@ class IcebergSettlement(decided.RejectSettlement):
 
 
 class _IcebergMainLedgers:
-    """`tables.rejects.settlement.MainBooks` of an Iceberg table."""
+    """`tables.rejects.settlement.MainTableLedgers` of an Iceberg table."""
 
     def __init__(self, main: Table) -> None:
         self._main = main
@@ -117,7 +117,8 @@ def newest_counting_rows(
 ) -> Iterator[pa.Table]:
     """Yield the counting rows of a group, the last rejected first, file by file.
 
-    :param most_bytes: limit of all files together; a file that exceeds the rest of it is left out.
+    :param columns: the columns to read in addition to `PLACE`.
+    :param most_bytes: limit of all files together; a file larger than the rest of the limit is left out.
     """
     settlement = IcebergSettlement.of(pending_in(rejects), main)
     topics = ledger_store.read_ledger(main, consumer_group).topics
@@ -180,7 +181,11 @@ class IcebergRejectTable(IcebergSink, RejectTableSink):
 
 
 class _RejectGuard(HeadGuard):
-    """Commit guard for notes and settlement of pending landings; the ledgers are not checked."""
+    """Commit guard for notes and settlement of pending landings.
+
+    `added` are the properties of new notes, `settled` the properties to remove. The landing has no offsets, so no
+    ledger forbids it.
+    """
 
     added: Mapping[str, str]
     settled: Sequence[str]

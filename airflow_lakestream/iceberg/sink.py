@@ -98,7 +98,8 @@ class IcebergSink(TableSink[DataFile]):
     def load(self, run_id: str) -> TableState:
         """Load the table again, and check the table against the design. Raises InvalidArgument for a contradiction.
 
-        Raises the errors of `fitness` for a catalog or a table that can't be landed in.
+        A catalog or a table that can't be landed in is refused: raises the errors of `fitness`, NotIceberg,
+        LandedByFanOut and TableNotWritable.
         """
         fitness.check_catalog(self._catalog, self._name)
         try:
@@ -147,7 +148,10 @@ class IcebergSink(TableSink[DataFile]):
         return snapshot_id, attempt.landing_of(snapshot_id)
 
     def outline(self) -> handover.IcebergOutline:
-        """Return the outline of the table, existing or staged, for writing in another process; can be pickled."""
+        """Return the outline of the table, existing or staged, for writing in another process; can be pickled.
+
+        Writing of the buffered rows begins before. Raises RowsNotWritable for rows of earlier writes.
+        """
         self._buffer.write_out()
         target = self._target(None)
         # The memory for reading the first records is better left to the remote readers.
@@ -155,9 +159,12 @@ class IcebergSink(TableSink[DataFile]):
         return handover.IcebergOutline(self._name, target.metadata, target.io)
 
     def staging_outline(self, columns: pa.Schema) -> handover.IcebergOutline:
-        """Return the outline of a staging table in this table's folder; see `core.ports.FrameSink`."""
+        """Return the outline of a staging table in this table's folder; see `core.ports.FrameSink`.
+
+        A missing table is staged for the location of its files.
+        """
         if self._table is None and self._staged is None:
-            # Only for the location of its files: its own columns are not known yet.
+            # The table is staged only for the location of its files: its own columns are not known yet.
             place = TableDesign(pa.schema([]), properties=self._design.properties)
             self._staged = NewTable.stage(self._catalog, self._name, to_schema(columns), place)
         return handover.staging_outline(self._target(None), columns)
@@ -231,7 +238,13 @@ class IcebergSink(TableSink[DataFile]):
         self._target(None)
 
     def _target(self, rows: pa.Table | None) -> Table:
-        """Return the table to write for: the existing table, or the staged table of the first commit."""
+        """Return the table to write for: the existing table, or the staged table of the first commit.
+
+        The first call for a missing table stages it, which makes its namespace if needed. Raises the errors of
+        `NewTable.stage`, and TableNotWritable.
+
+        :param rows: the first rows, which give the columns if the design has no schema.
+        """
         table = self._table
         if table is None:
             if self._staged is None:
@@ -328,7 +341,7 @@ class IcebergSink(TableSink[DataFile]):
         try:
             snapshot_id = committer.commit(files)
         except BaseException:
-            # After a refusal or an interrupt: if the commit may have been applied, its files must stay.
+            # This may be a refusal or an interrupt: if the commit may have been applied, its files must stay.
             if committer.may_be_applied:
                 self._leave_in_place()
             raise

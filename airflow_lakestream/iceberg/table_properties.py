@@ -22,7 +22,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 log = logging.getLogger(__name__)
 
 _GREATEST_INT, _GREATEST_LONG = 2**31 - 1, 2**63 - 1
-# By Java's names; Arrow's names differ.
+# Keys are Java's names of the codecs, values are Arrow's names.
 _CODECS = {
     **{name: name for name in ("snappy", "gzip", "brotli", "zstd", "lz4", "none")},
     "uncompressed": "none",

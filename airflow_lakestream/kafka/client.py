@@ -67,7 +67,10 @@ class ClientErrors:
         self._logged: dict[str, tuple[float, int]] = {}
 
     def __call__(self, error: KafkaError) -> None:
-        """Take an error from librdkafka's error_cb."""
+        """Take an error from librdkafka's error_cb, and keep the likely cause of a time-out.
+
+        An error that no waiting mends becomes `fatal`.
+        """
         if error.code() == KafkaError._ALL_BROKERS_DOWN and self.down_since is None:
             self.down_since = time.monotonic()
         # "All brokers down" comes after the error with the cause: keep the cause.
@@ -86,7 +89,7 @@ class ClientErrors:
     def log(self, _: int, template: str, facility: str, client: str, text: str) -> None:
         """Pass on a line of librdkafka's log, at DEBUG; a repeated line at most every 10 seconds.
 
-        The error that ends a task quotes the last line of facility FAIL, with the remedy.
+        The line's own level is ignored. The last line of facility FAIL is kept: the error that ends a task quotes it.
         """
         text = _THREAD.sub("", text)
         if facility == "FAIL":
@@ -101,7 +104,11 @@ class ClientErrors:
 
 
 def open_client(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any], where: str) -> Client:
-    """Make a client. Raises KafkaMisconfigured if librdkafka refuses the settings."""
+    """Make a client. Raises KafkaMisconfigured without brokers, or if librdkafka refuses the settings.
+
+    :param kind: the client's class.
+    :param where: name of the connection for errors.
+    """
     if not config.get("bootstrap.servers") and not config.get("metadata.broker.list"):
         raise KafkaMisconfigured(where, "bootstrap.servers is missing")
     try:
@@ -120,7 +127,14 @@ def admin_config(connection: Mapping[str, Any], errors: ClientErrors) -> dict[st
 
 
 def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErrors) -> dict[str, Any]:
-    """Return the configuration of a consumer for assigned ranges, without commits."""
+    """Return the configuration of a consumer for assigned ranges, without commits.
+
+    The connection's settings win over the defaults here. Settings of groups, commits and resets are dropped: see
+    NOT_FOR_US.
+
+    :param group: the name in brokers' logs.
+    :param errors: takes the client's background errors and log.
+    """
     config = {key: value for key, value in connection.items() if key not in NOT_FOR_US}
     config.setdefault("isolation.level", "read_committed")
     # Else a changed byte on a broker's disk becomes a row. Java's clients check by default, too.

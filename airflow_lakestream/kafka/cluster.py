@@ -37,7 +37,10 @@ class BrokerAddress:
             return str(getattr(e, "strerror", None) or e).lower()
 
     def speaks_tls(self) -> bool | None:
-        """Return whether the port speaks TLS, with any certificate; None if unknown."""
+        """Return whether the port speaks TLS, with any certificate.
+
+        False if the port answers in another way, or ends the connection. None if unknown: nothing answers.
+        """
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         try:
@@ -77,7 +80,10 @@ class KafkaCluster(KafkaRequests):
 
 
 def bootstrap_addresses(connection: Mapping[str, Any]) -> list[BrokerAddress]:
-    """Return the brokers named by a connection. Raises ValueError for an invalid port."""
+    """Return the brokers named by a connection, without asking the cluster.
+
+    A broker without a port gets the default port. Raises ValueError for an invalid port.
+    """
     text = str(connection.get("bootstrap.servers") or connection.get("metadata.broker.list") or "")
     addresses = []
     for part in filter(None, (one.strip() for one in text.split(","))):

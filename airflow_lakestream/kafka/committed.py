@@ -34,7 +34,7 @@ class GroupOffsets(KafkaRequests):
         self._notes_refusals = notes_refusals
 
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:
-        """Write the group's committed offsets, for lag tools; a failure is only logged."""
+        """Write the group's committed offsets, for lag tools; a failure is only logged, as a warning."""
         if problem := self._write(TopicPartition(self._topic, p, offset) for p, offset in offsets.items()):
             log.warning(
                 "The committed offsets of group %r on %s were not written (%s). Nothing is lost: progress is kept in "
@@ -45,7 +45,10 @@ class GroupOffsets(KafkaRequests):
             )
 
     def _committed(self, partitions: Iterable[int]) -> dict[int, TopicPartition]:
-        """Return the group's committed offsets by partition, without uncommitted partitions."""
+        """Return the group's committed offsets by partition, without uncommitted partitions.
+
+        Raises KafkaUnavailable if the answer lacks a partition, and the errors of `_ask`.
+        """
         request = ConsumerGroupTopicPartitions(self._group, [TopicPartition(self._topic, p) for p in partitions])
 
         def ask() -> Future[Any]:
@@ -61,10 +64,11 @@ class GroupOffsets(KafkaRequests):
         return {tp.partition: tp for tp in answer.topic_partitions if tp.offset >= 0}
 
     def _refuse_beyond(self, committed: Mapping[int, TopicPartition], ends: Mapping[int, int]) -> None:
-        """Refuse to begin at offsets beyond the log's end as of a run's first look. Raises InvalidArgument.
+        """Refuse to begin at committed offsets beyond the log's end. Raises InvalidArgument.
 
-        The records up to them would be skipped. A log that has grown past such an offset since does not make
-        it right, so the refusal is noted in the group.
+        The records up to such an offset would be skipped. The log may grow past the offset, which does not make the
+        offset right. So the first refusal is noted in the group, and later runs refuse by the note, until the offset is
+        set again.
 
         :param ends: by partition, the end of the log, open transactions included; of partitions that may be beyond it.
         """
@@ -93,7 +97,7 @@ class GroupOffsets(KafkaRequests):
         )
 
     def _write(self, offsets: Iterable[TopicPartition]) -> str | None:
-        """Write offsets of the group; return the reason of a failure, or None."""
+        """Write offsets of the group; return the reason of a failure, or None. Raises no error of Kafka."""
         if not (targets := list(offsets)):
             return None
         request = ConsumerGroupTopicPartitions(self._group, targets)

@@ -43,7 +43,7 @@ class LogFault:
 
     @classmethod
     def of(cls, error: KafkaError, offset: int) -> LogFault | None:
-        """Return the fault by an error at this offset, or None for an error without damage."""
+        """Return the fault that an error reports at this offset, or None for an error without damage."""
         if error.code() in _DAMAGED or "MagicByte" in error.str():
             return cls(error.str(), first=offset)
         if error.code() in _REFUSED:
@@ -56,7 +56,10 @@ SILENCE = LogFault("nothing comes from there")
 
 
 def read_error(topic: str, partition: int, offset: int, error: KafkaError) -> LakestreamError:
-    """Return the error for a failed read; the extent of damage is not measured."""
+    """Return the error for a failed read: DamagedBatch for damage seen by the client, else ReadFailed.
+
+    The extent of the damage is not measured: the error names a single offset.
+    """
     fault = LogFault.of(error, offset)
     if fault is None or fault.is_refused:
         return ReadFailed(topic, partition, offset, error.str())
@@ -90,7 +93,11 @@ class LogProbe:
         self._patience = patience
 
     def fault(self, topic: str, partition: int, offset: int) -> LogFault | None:
-        """Return the fault at an offset, perhaps SILENCE; None for a readable offset."""
+        """Return the fault at an offset, or None for a readable offset.
+
+        An end of the log, and a position behind the offset, count as readable. SILENCE if nothing comes within
+        `patience` seconds.
+        """
         errors = _UnparsedAnswers()
         config = {**consumer_config(self._connection, self._group, errors), **_WHOLE_BATCHES, "debug": "protocol"}
         consumer = open_client(Consumer, config, self._where)
@@ -116,7 +123,8 @@ class LogProbe:
     def damage(self, topic: str, partition: int, position: int, end: int, fault: LogFault) -> DamagedBatch | None:
         """Return the error for a fault met at a position, with the unreadable offsets.
 
-        None if the faults change meanwhile: a broker may be coming or going.
+        The end of the damage is found by probes of single offsets. None if the faults change meanwhile: a broker may be
+        coming or going.
 
         :param end: the end of the offsets known to be in the log.
         """
@@ -131,7 +139,9 @@ class LogProbe:
     def disorder(self, topic: str, partition: int, position: int, end: int) -> DamagedBatch | None:
         """Return the error for a batch at foreign offsets, met behind a position.
 
-        None if its own offsets are before the position, or if all is in order at a second look.
+        None if the batch's own offsets are before the position, or if all is in order at a second look.
+
+        :param end: the end of the range to read; the error names no offset behind.
         """
         start = max(0, position - 1)
         misplaced_range = misplaced(self._in_order(topic, partition, start, end), start)
@@ -141,7 +151,10 @@ class LogProbe:
         return DamagedBatch(topic, partition, first, min(until, end), DISORDER)
 
     def _in_order(self, topic: str, partition: int, start: int, end: int) -> list[int]:
-        """Return the offsets from `start` to `end`, in the log's order, from a single answer of the broker."""
+        """Return the offsets from `start` to `end`, in the log's order, from a single answer of the broker.
+
+        Returns the offsets so far at an error, or after `patience` seconds.
+        """
         config = {**consumer_config(self._connection, self._group, ClientErrors()), **_WHOLE_BATCHES}
         consumer = open_client(Consumer, config, self._where)
         offsets: list[int] = []
@@ -158,6 +171,8 @@ class LogProbe:
         return offsets
 
     def _end(self, topic: str, partition: int, bad: int, end: int, fault: LogFault) -> int:
+        # Wider and wider steps to a readable offset, then bisection between the last bad and the first good
+        # offset.
         good, step = end, 1
         while bad + step < good:
             if _is_same(self.fault(topic, partition, bad + step), fault):

@@ -54,7 +54,10 @@ class KafkaGroups(KafkaRequests):
         return dict(self.watch.group(group).offsets.get(topic, {}))
 
     def set_committed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set a group's offsets once the group is empty. Raises GroupInUse."""
+        """Set a group's offsets once the group is empty.
+
+        Raises GroupInUse if the group stays in use, or if its coordinator refuses the offsets.
+        """
         wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p, o) for p, o in sorted(offsets.items())])
 
         def ask() -> Future[Any]:
@@ -74,7 +77,7 @@ class KafkaGroups(KafkaRequests):
             time.sleep(_PAUSE)  # No event shows when the coordinator is ready.
 
     def await_empty(self, group: str) -> None:
-        """Wait until a group is empty. Raises GroupInUse."""
+        """Wait until a group is empty, for a minute at most. Raises GroupInUse."""
         deadline = time.monotonic() + _EMPTY_WITHIN_S
         while self.watch.group(group).members:
             # Members of a killed worker stay until their session is over.
@@ -83,7 +86,10 @@ class KafkaGroups(KafkaRequests):
             time.sleep(_PAUSE)  # No event shows the end of a session.
 
     def make_topic(self, topic: str) -> bool:
-        """Create a topic of a single partition, with the broker's replication; return False if the topic exists."""
+        """Create a topic of a single partition, and wait until the brokers have it; return False if the topic exists.
+
+        The topic has the broker's default replication.
+        """
 
         def ask() -> Future[Any]:
             new = NewTopic(topic, num_partitions=1, replication_factor=-1)
@@ -108,6 +114,9 @@ class KafkaGroups(KafkaRequests):
 
     def records(self, topic: str, starts: Mapping[int, int] | None = None) -> Generator[Message, None, None]:
         """Yield the topic's present records, of committed transactions only.
+
+        Ends at each partition's end, which may have moved since the start. Raises the errors of all methods, and
+        ReadFailed and DamagedBatch.
 
         :param starts: the first offsets by partition; default: the log's start.
         """

@@ -52,7 +52,10 @@ class JavaDamage:
 
     @classmethod
     def of(cls, error: str) -> JavaDamage | None:
-        """Return the damage by an error or a trace; None for an error without damage."""
+        """Return the damage that an error's text or a trace reports; None for an error without damage.
+
+        The place is only known if the text names it.
+        """
         for place in _PLACES:
             if match := place.search(error):
                 groups = match.groupdict()
@@ -74,7 +77,10 @@ def first_offsets(ranges: RangeSet) -> RangeSet:
 
 
 def find_damage(reader: RecordReader, state: TopicState, ranges: RangeSet) -> DamagedBatch | None:
-    """Return the first damaged batch in ranges of a topic; None if no damage was found."""
+    """Read ranges of a topic up to the first damaged batch, and return it; None if no damage was found.
+
+    Another error ends the search with a warning, and None.
+    """
     try:
         with closing(reader.read(Plan(state, ranges), threading.Event())) as chunks:
             for _ in chunks:

@@ -17,10 +17,10 @@ def is_rising(offsets: Sequence[int]) -> bool:
 
 
 def misplaced(offsets: Sequence[int], start: int) -> tuple[int, int] | None:
-    """Return the own offsets [first, end) of the first batch at wrong offsets; None if no offset goes back.
+    """Return the range [first, end) of offsets that the first batch at wrong offsets should have.
 
-    They are empty if the read began behind them. If compaction has left holes, maybe no way to put the records in order
-    fills them: then the way that leaves room is taken.
+    None if no offset goes back. The range is empty if the read began behind the batch's place. Compaction may have
+    left holes, so that no place fits exactly: then the place with enough room is taken.
 
     :param offsets: of records in the order of the log, from a single answer of the broker.
     :param start: the first offset of the read.

@@ -74,7 +74,9 @@ class PartitionBuffer:
     def is_in_order(self, high: Callable[[], int]) -> bool:
         """Return whether the delivered messages are in order, behind earlier messages and below the log's end.
 
-        :param high: returns the log's end; called only at the end of the range.
+        Keeps the messages' offsets for `take_messages`. True without messages.
+
+        :param high: returns the log's end; called only if the last message is behind the range.
         """
         if not self._messages:
             return True
@@ -83,7 +85,13 @@ class PartitionBuffer:
         return first >= self.next_offset and is_rising(offsets) and (last < self.end or last < high())
 
     def drop_disordered(self, high: int) -> None:
-        """Drop delivered messages at foreign offsets or beyond the log's end."""
+        """Drop delivered messages at foreign offsets or beyond the log's end.
+
+        Offsets go back behind a batch that was raised to foreign offsets. So messages before the first step back are
+        dropped if their offsets are not below the offset after the step.
+
+        :param high: the log's end.
+        """
         stamps = np.concatenate(self._stamps)
         offsets: list[Any] = list(map(Message.offset, self._messages))
         at = next((n for n in range(1, len(offsets)) if offsets[n] <= offsets[n - 1]), len(offsets))
@@ -92,9 +100,9 @@ class PartitionBuffer:
         self._messages, self._stamps = list(compress(self._messages, there)), [stamps[np.array(there, bool)]]
 
     def take_messages(self, with_keys: bool, with_headers: bool) -> int:
-        """Move the delivered messages into columns, except messages behind the range.
+        """Move the delivered messages into columns, except messages behind the range; return the bytes taken.
 
-        The messages must be in order. Returns the bytes taken.
+        Call `is_in_order` before: the messages must be in order, and the offsets are taken from there.
         """
         if not self._messages:
             return 0
@@ -129,7 +137,7 @@ class PartitionBuffer:
         return self.size - before
 
     def chunk(self, until: int) -> RecordChunk:
-        """Return the taken records as a chunk up to `until`, the beginning of the next chunk."""
+        """Return the taken records as a chunk up to `until`, and begin the next chunk there."""
         batch = RawBatch(
             self.topic,
             self.partition,
@@ -147,7 +155,10 @@ class PartitionBuffer:
 
 
 def _offsets(messages: Sequence[Any]) -> Sequence[int]:
-    """Return the messages' offsets, in order: as a range, without further calls, if no offset is missing."""
+    """Return the messages' offsets, in the messages' order.
+
+    If first, last and number fit, these are a range, without a call for each message.
+    """
     first, last = messages[0].offset(), messages[-1].offset()
     if last - first + 1 == len(messages):
         return range(first, last + 1)

@@ -45,8 +45,9 @@ class ConsumerPositions:
     def the_one_moved(self, count: int) -> int | None:
         """Return the only partition of the last `count` messages; None if unknown or several.
 
-        A position moves with each message that consume() returns, and otherwise only over what it skips:
-        `rd_kafka_q_serve_rkmessages` in librdkafka's rdkafka_queue.c. Mostly a thousand messages are of one fetch.
+        None, too, for few messages: asking for the positions is then slower than asking each message. A position moves
+        with each message that consume() returns, and otherwise only over what it skips: `rd_kafka_q_serve_rkmessages`
+        in librdkafka's rdkafka_queue.c. Mostly a thousand messages are of one fetch.
         """
         if count < _WORTH_ASKING * len(self._asked):
             # Partitions that move now are noticed at the next look.
@@ -58,7 +59,10 @@ class ConsumerPositions:
 
 
 def runs(messages: Sequence[Any], positions: ConsumerPositions) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of messages of a partition, as (partition, first index, index behind the last)."""
+    """Yield runs of neighbouring messages of a partition, as (partition, first index, index behind the last).
+
+    Mostly all messages are of a single partition: then the positions show this without a look at each message.
+    """
     count = len(messages)
     if (only := positions.the_one_moved(count)) is not None:
         yield only, 0, count
@@ -91,7 +95,7 @@ _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE
 
 
 class KafkaReader:
-    """`core.ports.Reader` on a real cluster. A single consumer reads all partitions of the plan at once.
+    """`core.ports.RecordReader` on a real cluster. A single consumer reads all partitions of the plan at once.
 
     :param connection: librdkafka configuration.
     :param poll_timeout: seconds without data after which a partition has stalled.
@@ -117,7 +121,10 @@ class KafkaReader:
         self._probe = LogProbe(connection, consumer_group, where, min(poll_timeout, PROBE))
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
-        """Yield the plan's records, each partition in offset order; see `core.ports.Reader`."""
+        """Yield the plan's records, each partition in offset order; see `core.ports.RecordReader`.
+
+        Raises OffsetsGone, LogTruncated, DamagedBatch, StalledPartition, and the errors of `kafka.errors`.
+        """
         with calm_collector():
             for layer in _layers(plan):
                 yield from self._read_layer(layer, plan, cancelled)
@@ -125,10 +132,10 @@ class KafkaReader:
     def _read_layer(
         self, parts: dict[int, PartitionBuffer], plan: Plan, cancelled: threading.Event
     ) -> Iterator[RecordChunk]:
-        """Read at most a single range of each partition, with a new consumer.
+        """Read at most a single range of each partition, with a new consumer; yield the chunks.
 
-        A consumer that seeks may still report its earlier position, and the position decides here whether a range is at
-        its end.
+        A finished partition is removed from `parts`. Each layer needs a new consumer: a consumer that seeks may still
+        report its earlier position, and the position decides here whether a range is at its end.
         """
         errors = ClientErrors()
         consumer = open_client(Consumer, consumer_config(self._connection, self._group, errors), self._where)
@@ -168,7 +175,10 @@ class KafkaReader:
             consumer.close()
 
     def _check_order(self, consumer: Consumer, part: PartitionBuffer) -> None:
-        """Refuse records at foreign offsets or beyond the log's end. Raises DamagedBatch."""
+        """Refuse records at foreign offsets or beyond the log's end. Raises DamagedBatch.
+
+        If the batch at foreign offsets is not part of the range, its records are dropped instead.
+        """
         if part.is_in_order(partial(_high, consumer, part)):
             return
         if damaged := self._probe.disorder(part.topic, part.partition, part.next_offset, part.end):
@@ -182,7 +192,13 @@ class KafkaReader:
     def _look_at_quiet(
         self, consumer: Consumer, parts: dict[int, PartitionBuffer], polled: float, errors: ClientErrors
     ) -> Iterator[RecordChunk]:
-        """Advance partitions after a move of the position without a record: over markers, aborts and holes."""
+        """Advance partitions after a move of the position without a record: over markers, aborts and holes.
+
+        Raises StalledPartition for a partition without data for `poll_timeout` seconds, or DamagedBatch if a probe
+        finds damage there.
+
+        :param polled: seconds that the reader has waited for Kafka in all.
+        """
         for tp in consumer.position([TopicPartition(part.topic, p) for p, part in parts.items()]):
             part = parts[tp.partition]
             if tp.offset > part.end and all(tp.offset > _high(consumer, part, asks=asks) for asks in (False, True)):
@@ -204,8 +220,12 @@ class KafkaReader:
     def _sort_in(
         self, messages: list[Any], parts: Mapping[int, PartitionBuffer], positions: ConsumerPositions
     ) -> Sequence[PartitionBuffer]:
-        """Sort messages into partitions; return the partitions with new messages or a reached end."""
+        """Sort messages into partitions; return the partitions with new messages or a reached end.
+
+        Errors among the messages are raised or noted first. Messages of a finished partition are dropped.
+        """
         stamps = timestamps(messages)
+        # A message with an error has no timestamp: look at each message only if a timestamp is missing.
         if len(messages) and stamps.min() < 0 and any(map(Message.error, messages)):
             messages = self._without_errors(messages, parts)
             stamps = timestamps(messages)
@@ -231,12 +251,16 @@ class KafkaReader:
         return good
 
     def _sort_in_damage(self, error: KafkaError, message: Any, part: PartitionBuffer, position: int) -> None:
-        """Note an error at a position. Raises DamagedBatch, and the errors of `_sort_in_error`."""
+        """Raise DamagedBatch for an error of a damaged batch in the range; leave other errors to `_sort_in_error`.
+
+        :param position: the first offset that is not read yet.
+        """
         fault = LogFault.of(error, message.offset())
         if position >= part.end:
             # An error behind the range does not matter.
             return
         if fault is not None and fault.first == part.end:
+            # The damaged batch begins behind the range, so that all before is read.
             part.seen = part.end
             return
         if fault is not None:
@@ -270,6 +294,8 @@ class KafkaReader:
 def _high(consumer: Consumer, part: PartitionBuffer, *, asks: bool = False) -> int:
     """Return the log's end as of the newest answer; the answer has no record beyond.
 
+    A number above all offsets if the end is unknown.
+
     :param asks: ask the leader: a follower's answer may have a lower end than the leader's before.
     """
     where = TopicPartition(part.topic, part.partition)
@@ -281,7 +307,10 @@ def _high(consumer: Consumer, part: PartitionBuffer, *, asks: bool = False) -> i
 
 
 def _layers(plan: Plan) -> Iterator[dict[int, PartitionBuffer]]:
-    """Yield the first ranges of all partitions, then the second ranges, and further."""
+    """Yield the first ranges of all partitions, then the second ranges, and further.
+
+    Each layer has at most a single range of a partition, by partition.
+    """
     topic = plan.state.identity.topic
     left = {p: list(plan.ranges.intervals(topic, p)) for _, p in plan.ranges.partitions}
     while left:
@@ -290,7 +319,10 @@ def _layers(plan: Plan) -> Iterator[dict[int, PartitionBuffer]]:
 
 
 def _advance(consumer: Consumer, parts: dict[int, PartitionBuffer], part: PartitionBuffer) -> Iterator[RecordChunk]:
-    """Yield a full chunk, or the last chunk at the end of the range."""
+    """Yield the partition's chunk if full or at the end of the range; at the end, give the partition up.
+
+    A partition at its end is removed from `parts` and from the consumer.
+    """
     if part.at_end:
         del parts[part.partition]
         consumer.incremental_unassign([TopicPartition(part.topic, part.partition)])
@@ -300,7 +332,7 @@ def _advance(consumer: Consumer, parts: dict[int, PartitionBuffer], part: Partit
 
 
 def _relieve(parts: Mapping[int, PartitionBuffer]) -> Iterator[RecordChunk]:
-    """Yield chunks of the fullest partitions while all together hold too much."""
+    """Yield chunks of the fullest partitions, until all partitions together hold no more than HELD_BYTES."""
     while sum(part.size for part in parts.values()) > HELD_BYTES:
         fullest = max(parts.values(), key=lambda part: part.size)
         yield fullest.chunk(fullest.next_offset)

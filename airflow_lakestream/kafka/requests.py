@@ -52,7 +52,14 @@ class KafkaRequests:
         return self._admin
 
     def _ask(self, doing: str, request: Callable[[], Future[Answer]]) -> Answer:
-        """Return the answer to a request; repeat the request on errors, except refusals and missing topics."""
+        """Return the answer to a request; repeat the request on errors, except refusals and missing topics.
+
+        Raises TopicMissing, KafkaRefused, and KafkaUnavailable after REQUEST_TIMEOUT seconds, or earlier if no broker
+        can be reached.
+
+        :param doing: the request in words, for errors.
+        :param request: sends the request; called again for each repetition.
+        """
         deadline = time.monotonic() + REQUEST_TIMEOUT
         self._errors.down_since = None
         while True:
@@ -103,7 +110,12 @@ def no_answer(result: Any) -> bool:
 def gather(
     futures: Mapping[TopicPartition, Future[Any]], lacks: Callable[[Any], bool] = lambda _: False
 ) -> Future[Any]:
-    """Return a future of all results; the future fails with the first failure, or if a result lacks an answer."""
+    """Return a future of all results; the future fails with the first failure, or if a result lacks an answer.
+
+    Without futures the result is empty at once.
+
+    :param lacks: returns whether a result has no answer; the failure is then one that is worth a repetition.
+    """
     gathered: Future[Any] = Future()
     results: dict[TopicPartition, Any] = {}
 

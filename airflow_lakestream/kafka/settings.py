@@ -8,10 +8,10 @@ _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
 def problem_of(settings: Mapping[str, object], *, has_login: bool = False) -> tuple[str, str] | None:
-    """Return the problem of the settings and the remedy, or None.
+    """Return (problem, remedy) of a connection's settings, or None.
 
     Without a matching security.protocol librdkafka ignores settings of TLS or a login: it connects without them,
-    silently.
+    silently. An unknown security.protocol is not checked here, since librdkafka refuses it by name.
 
     :param has_login: the connection has a login or a password next to the settings.
     """

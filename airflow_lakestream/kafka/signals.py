@@ -38,7 +38,11 @@ class NotSignalled(LakestreamError, Transient):
 
 @dataclass(frozen=True)
 class SnapshotSignal:
-    """A signal for a table's snapshot: `starts` are the earlier ends of the table's topic, by partition."""
+    """A signal for a snapshot of the table `collection`.
+
+    :param starts: the ends of the table's topic before the signal, by partition: the snapshot's rows come behind.
+    :param age: seconds since the signal.
+    """
 
     collection: str
     starts: Mapping[int, int]
@@ -55,7 +59,10 @@ class SignalTopic:
     key: str
 
     def last(self, collection: str) -> SnapshotSignal | None:
-        """Return lakestream's last signal for a table, or None. Raises NotSignalled."""
+        """Return lakestream's last signal for a table, or None. Raises NotSignalled.
+
+        Only the topic's last _TAIL records are searched.
+        """
         newest = None
         for message in self._tail():
             starts = dict(message.headers() or ()).get(_FROM)
@@ -66,7 +73,12 @@ class SignalTopic:
         return newest
 
     def ask(self, collection: str, starts: Mapping[int, int], wait: Callable[[float], object]) -> SnapshotSignal:
-        """Order a snapshot of a table, after the pause since the last signal. Raises NotSignalled."""
+        """Order a snapshot of a table, after the pause since the last signal. Raises NotSignalled.
+
+        :param collection: the table's name in a signal.
+        :param starts: the present ends of the table's topic, which the signal keeps for a later run.
+        :param wait: called with the seconds to wait.
+        """
         ages = [time.time() - message.timestamp()[1] / 1000 for message in self._tail()]
         if ages and min(ages) < PAUSE_SECONDS:
             wait(PAUSE_SECONDS - max(0.0, min(ages)))

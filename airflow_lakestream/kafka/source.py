@@ -52,7 +52,7 @@ class StartAt:
 
 
 class KafkaSource(GroupOffsets):
-    """`core.ports.Source` on a real cluster.
+    """`core.ports.TopicSource` on a real cluster.
 
     :param connection: librdkafka configuration (bootstrap.servers, security, ...).
     :param where: name of the connection for errors.
@@ -75,7 +75,10 @@ class KafkaSource(GroupOffsets):
         self._isolation = isolation_level(connection)
 
     def look(self) -> TopicState:
-        """Return the topic's identity and watermarks. The end is read first: later records are not planned."""
+        """Return the topic's identity and watermarks.
+
+        The ends are read before the low watermarks, so that no record later than this look is planned.
+        """
         identity, partitions = self._describe()
         ends = self._list_offsets(partitions, OffsetSpec.latest)
         lows = self._list_offsets(partitions, OffsetSpec.earliest)
@@ -89,7 +92,11 @@ class KafkaSource(GroupOffsets):
         return self._describe()[0]
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
-        """Return the beginnings of a group without an origin, by partition; see `core.ports.Source`."""
+        """Return the beginnings of a group without an origin, by partition; see `core.ports.TopicSource`.
+
+        Raises InvalidArgument for a missing timestamp, a group without committed offsets, and offsets beyond the log's
+        end.
+        """
         marks = state.marks
         if self._start.offset is StartOffset.EARLIEST:
             return {}
@@ -104,7 +111,7 @@ class KafkaSource(GroupOffsets):
         return self._starts_at_committed(marks)
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
-        """Return the first offset at or after `at_ms` by partition; see `core.ports.Source`.
+        """Return the first offset at or after `at_ms` by partition; see `core.ports.TopicSource`.
 
         A record dated in the future is not a boundary: it would be the boundary of every later time, and would hold
         back all records behind it. The log is then read on to the first record with a credible time.
@@ -133,9 +140,10 @@ class KafkaSource(GroupOffsets):
         return {p: offset for p, (offset, _) in self._first_at(state, at_ms).items()}
 
     def _first_at(self, state: TopicState, at_ms: int) -> dict[int, tuple[int, int]]:
-        """Return offset and timestamp of each partition's first record at or after a time, or the end.
+        """Return offset and timestamp of each partition's first record at or after a time.
 
-        All requests for a time go through here: Kafka takes negative times as commands, such as -1 for the log's end.
+        Without such a record the entry has the partition's end and `at_ms`. All requests for a time go through here:
+        Kafka takes negative times as commands, such as -1 for the log's end.
         """
         marks = state.marks
         if at_ms <= BEGINNING_MS:
@@ -176,7 +184,10 @@ class KafkaSource(GroupOffsets):
         return [p for p in some if firsts[p].offset < marks[p].end]
 
     def _scan_on(self, state: TopicState, partition: int, start: int, at_ms: int, latest_ms: int) -> tuple[int, int]:
-        """Read on to the first record between two times; return offset and timestamp, or the end."""
+        """Read on to the first record with a timestamp from `at_ms` to `latest_ms`; return offset and timestamp.
+
+        Without such a record, returns the partition's end and `at_ms`.
+        """
         reader = KafkaReader(self._connection, self._group, poll_timeout=REQUEST_TIMEOUT, where=self._where)
         end = state.marks[partition].end
         plan = Plan(state, RangeSet.of(self._topic, partition, start, end))
@@ -224,8 +235,9 @@ class KafkaSource(GroupOffsets):
     def _list_offsets(
         self, partitions: Iterable[int], spec: Callable[[], OffsetSpec], isolation: IsolationLevel | None = None
     ) -> dict[int, ListOffsetsResultInfo]:
-        """Return the broker's offsets by partition, from a single request.
+        """Return the broker's offsets by partition, from a single request; empty without partitions.
 
+        :param spec: makes the question for a partition: the low, the end, or the first offset at a time.
         :param isolation: default: the connection's level.
         """
         wanted = list(partitions)

@@ -96,7 +96,8 @@ class TimestampCache:
     def of(self, state: TopicState, ranges: RangeSet) -> dict[int, RecordTimestamps]:
         """Return the timestamps of the ranges' records by partition, without partitions with lost records.
 
-        Raises the errors of `KafkaReader.read`, except OffsetsGone.
+        Reads only records that are not remembered, and remembers them. Raises the errors of `KafkaReader.read`, except
+        OffsetsGone.
         """
         topic = state.identity.topic
         with self._lock:
@@ -115,7 +116,10 @@ class TimestampCache:
     def _read(
         self, state: TopicState, known: dict[int, _KnownTimestamps], missing: Mapping[int, RangeSet]
     ) -> Mapping[int, _KnownTimestamps]:
-        """Read missing ranges, return the partitions read, and remove partitions with lost records from `known`."""
+        """Read missing ranges, and return all known timestamps of the partitions read.
+
+        Partitions whose records left the log meanwhile are left out, and removed from `known`.
+        """
         parts: dict[int, list[RecordTimestamps]] = {p: [known[p].stamps] for p in missing}
         left = RangeSet(r for ranges in missing.values() for r in ranges)
         try:
@@ -126,6 +130,7 @@ class TimestampCache:
                     )
                     parts[chunk.covers.partition].append(RecordTimestamps(offsets, millis.copy()))
         except OffsetsGone as gone:
+            # Read again without the partition: its records left the log meanwhile.
             known.pop(gone.partition)
             remaining = {p: ranges for p, ranges in missing.items() if p != gone.partition}
             return self._read(state, known, remaining) if remaining else {}
@@ -178,7 +183,7 @@ _KNOWN = 10_000
 class FirstRecord:
     """The first record at or above an offset: offset, timestamp in milliseconds since the epoch, and bytes.
 
-    The bytes are of key and value, uncompressed.
+    `size` counts the bytes of key and value, uncompressed.
     """
 
     offset: int
@@ -248,7 +253,7 @@ class KafkaWatch:
         return self._of(state.identity.topic).high_watermarks(state)
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
-        """Return, by partition, the boundary of a time; see `core.ports.Source`."""
+        """Return, by partition, the boundary of a time; see `core.ports.TopicSource`."""
         return self._of(state.identity.topic).boundaries(state, at_ms)
 
     def firsts(
@@ -257,8 +262,9 @@ class KafkaWatch:
         """Return, by partition, the first readable record from a position on, or None at the end.
 
         Markers of transactions and aborted records do not count. A partition whose position has just left the log is
-        left out.
+        left out. Records of earlier calls are remembered, and not read again.
 
+        :param positions: the offset to begin at, by partition.
         :param reread: read known records again: compaction may have removed them since.
         """
         topic_id = state.identity.topic_id or state.identity.topic

@@ -19,15 +19,17 @@ from airflow_lakestream.tables.design import TableDesign
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeFormat:
-    """A table format. The catalog or store for opening tables is called `lake` below.
+    """A table format, with all parts as texts module:name. `part` imports a part for the first use.
 
     `sink`, `checked`, `mirror` and `rejecting` make `core.ports.SharedSink`s: of records, of records with checks before
     the commit, of change events, and of another sink with a reject table. `check` refuses a design that a table can't
     have. `books` opens a table's ledgers and their history, `audit` is an `audit.run.Audit`, `swap` a module for the
     table aside a mirror, and `staging` a module that opens and deletes staged files next to a table's files.
 
-    `columns_taken` are column names that its readers need themselves, in lower case; no column name may have any of
-    `characters_refused`. `modules` are the modules that executors need, each with its package.
+    :param has_catalog: whether a table is named in a catalog; otherwise by its location.
+    :param columns_taken: column names that readers of the format need themselves, in lower case.
+    :param characters_refused: characters that no column name may have.
+    :param modules: the modules that executors need, each with its package.
     """
 
     format: TableFormat
@@ -46,7 +48,10 @@ class LakeFormat:
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def part(self, name: str) -> Any:
-        """Return a part of the format. Raises MissingExtra if a package is missing."""
+        """Import and return a part of the format. Raises MissingExtra if a package is missing.
+
+        :param name: the name of the attribute, such as "sink".
+        """
         try:
             return resolve_name(getattr(self, name))
         except ModuleNotFoundError as e:
@@ -58,7 +63,7 @@ class LakeFormat:
             self.part("check")(design)
 
     def check_name(self, table: str) -> str:
-        """Return a valid table name. Raises InvalidArgument for an invalid name."""
+        """Return the name or location of a table, if valid. Raises InvalidArgument."""
         return check_table_name(table) if self.has_catalog else check_location(table)
 
 

@@ -11,10 +11,11 @@ from airflow_lakestream.transform.statement import INPUT, Node, ctes, expression
 
 
 def columns_of(sql: SqlStatement | None) -> dict[str, tuple[str, ...]]:
-    """Return by column the decoded columns in the statement's expression.
+    """Return by column of a statement's result the decoded columns in the column's expression.
 
     A column is left out if a part of its expression may be something else: metadata of the record, another column's
-    alias, a parameter of a lambda, a field of a struct. Raw records, `*` and WITH have no column lineage.
+    alias, a parameter of a lambda, a field of a struct. The result is empty without a statement, and for raw records,
+    `*`, WITH, and a FROM with more than the input.
     """
     if sql is None or sql.input is not SqlInput.DECODED or sql.given is None:
         return {}

@@ -67,13 +67,16 @@ class LakestreamLandingRunFacet(RunFacet):
 
 
 def inputs_of(facts: LineageFacts) -> list[InputDataset]:
-    """Return the topics."""
+    """Return the topics as OpenLineage's datasets."""
     namespace = kafka_namespace(facts.brokers)
     return [_topic(namespace, name, read) for name, read in facts.topics.items()]
 
 
 def outputs_of(facts: LineageFacts) -> list[OutputDataset]:
-    """Return the tables: at most `MOST_TABLES`, with the most rows."""
+    """Return the tables as OpenLineage's datasets: at most `MOST_TABLES`, with the most rows.
+
+    Column lineage is added only for a single topic and a single table.
+    """
     tables = [_table(name, written) for name, written in _largest_tables(facts)]
     if facts.columns and len(tables) == len(facts.topics) == 1:
         _add_columns(tables[0], facts)

@@ -51,9 +51,9 @@ class TopicRead:
 
 @dataclass(slots=True)
 class TableOutput:
-    """Rows written to a table. `size` and `files` are None if unknown; `snapshots` are in the order of commits.
+    """Rows written to a table. `size` (bytes) and `files` are None if unknown; `snapshots` are in the order of commits.
 
-    `knows_all`: `snapshots` are all snapshots.
+    `knows_all` is False if there were more snapshots than are listed.
     """
 
     rows: int = 0
@@ -101,7 +101,10 @@ class LineageFacts:
         return self.tables.setdefault(name, TableOutput())
 
     def knows(self, topics: Iterable[str], tables: Mapping[str, TablePlace | None]) -> None:
-        """Note the topics and tables of a run, even without a landing."""
+        """Note the topics and tables of a run, even without a landing.
+
+        :param tables: by table, its place if known; a known place is kept.
+        """
         for topic in topics:
             self.topic(topic)
         for table, place in tables.items():

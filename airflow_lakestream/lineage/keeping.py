@@ -23,7 +23,7 @@ class FactsKeeper:
         self._committed: set[str] = set()
 
     def __call__(self, done: CommittedLanding) -> None:
-        """Add a commit."""
+        """Add the facts of a commit: offsets and counts of topics, rows and files of tables."""
         landing, snapshot = done.landing, str(done.snapshot_id)
         self.facts.landings.append(landing.landing_id)
         self._committed.add(snapshot)
@@ -33,6 +33,7 @@ class FactsKeeper:
             read.ranges |= entry.landed | entry.replaced
             read.lost |= entry.lost
         commit = look(self._lake, done.table, [snapshot])
+        # The commit of a home table has the rows of the tables that records chose.
         if commit is not None and commit.rows:
             self._take_targets(commit)
             return
@@ -46,14 +47,15 @@ class FactsKeeper:
     def ended(self, topics: Iterable[str], tables: Mapping[str, int], snapshots: Iterable[str]) -> None:
         """Note topics, tables and snapshots of the whole run, also of a run without new records.
 
-        :param snapshots: the snapshots of all tries.
+        :param tables: the run's rows by table; only the names are used here.
+        :param snapshots: the snapshots of all tries; those not committed by this try become `recovered`.
         """
         new = {name for name in tables if name not in self.facts.tables}
         self.facts.knows(topics, {name: _place(look(self._lake, name)) for name in sorted(new)})
         self.facts.recovered = [one for one in snapshots if one not in self._committed]
 
     def _take_targets(self, home: CommitFacts) -> None:
-        """Add the rows of tables that records chose: only the home table's commit has the rows of each."""
+        """Add the rows of tables chosen by records: only the home table's commit has the rows of each table."""
         for name, rows in home.rows.items():
             written = self.facts.table(name)
             written.add(rows, None, None, None)

@@ -37,10 +37,13 @@ class CommitFacts:
 
 
 def look(lake: Any, table: str, snapshots: Sequence[str] = ()) -> CommitFacts | None:
-    """Return a table in the present state, or None after an error: the rows are landed in any case.
+    """Return the facts of a table in the present state, and of the given commits.
+
+    Returns None for a missing table, or after an error, which is logged: the rows are landed in any case.
 
     :param lake: a catalog, or the store of Delta tables.
-    :param snapshots: the commits whose files are counted, and whose rows by table are added up.
+    :param snapshots: the commits whose files are counted, and whose rows by table are added up. If one of them has
+        expired, nothing is counted.
     """
     try:
         if TableFormat.of(table) is TableFormat.DELTA:

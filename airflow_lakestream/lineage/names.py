@@ -22,9 +22,10 @@ def brokers_of(configuration: Mapping[str, Any]) -> str:
 
 
 def kafka_namespace(brokers: str) -> str:
-    """Return the namespace of a cluster's topics: always the same broker of a connection's list.
+    """Return the namespace of a cluster's topics: the first broker of the list in alphabetical order.
 
-    Connections that list the same brokers in another order mean the same cluster.
+    So connections with the same brokers in another order have the same namespace. Without brokers it is
+    `kafka://unknown`.
     """
     known = sorted(_broker(one) for one in brokers.split(",") if one.strip())
     return f"kafka://{known[0]}" if known else "kafka://unknown"
@@ -41,7 +42,10 @@ def _broker(text: str) -> str:
 
 
 def of_location(location: str) -> tuple[str, str]:
-    """Return namespace and name of the dataset at a path or a URI."""
+    """Return namespace and name of the dataset at a path or a URI.
+
+    The namespace is `file` for a local path, otherwise scheme and store, such as `s3://bucket`, also for `s3a`.
+    """
     parts = urlsplit(location)
     if not parts.scheme or parts.scheme == "file":
         path = unquote(parts.path) if parts.scheme else location
@@ -64,6 +68,7 @@ def of_catalog(name: str, kind: str, properties: Mapping[str, Any]) -> str:
         return f"hive://{min(one.strip().rpartition('://')[2] for one in address.split(','))}"
     if kind == "rest" and address:
         return address
+    # Another kind of catalog, or no address: the warehouse names the catalog, as a path, a URI, or a plain name.
     warehouse = str(properties.get("warehouse") or "")
     if warehouse.startswith("/") or "://" in warehouse:
         return "://".join(of_location(_public(warehouse))) if warehouse.startswith("/") else _public(warehouse)

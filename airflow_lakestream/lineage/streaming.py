@@ -16,9 +16,13 @@ from airflow_lakestream.lineage.looking import look
 def add_batches(
     facts: LineageFacts, progress: DriverProgress, before: Mapping[str, Any], names: Mapping[str, Any]
 ) -> None:
-    """Add the landings since `before`, which has sums in the form of `DriverProgress.sums`.
+    """Add a driver's landings since `before` to the facts.
 
-    :param names: `topic` and `table`, if known.
+    The counts of a topic are known only if the batches read a single topic, and the snapshots of a table only if they
+    wrote a single table.
+
+    :param before: earlier sums, in the form of `DriverProgress.sums`.
+    :param names: `topic` and `table`, if known; used if the driver reports no rows by table or no ranges.
     """
     since = progress.since(before)
     ranges: dict[str, list[OffsetRange]] = {}
@@ -37,7 +41,10 @@ def add_batches(
 
 
 def look_at_tables(facts: LineageFacts, lake: Any) -> None:
-    """Add place, size and files of the tables. Tables that records chose have no snapshots here."""
+    """Add place, size and files to the facts' tables, by a look at each table.
+
+    Tables chosen by records have no snapshots here, and so neither size nor files.
+    """
     for table, written in facts.tables.items():
         commit = look(lake, table, written.snapshots)
         if commit is None:

@@ -16,7 +16,7 @@ _USER_INFO = re.compile(r"(?<=://)([^/@\s]*)@")
 
 
 def export_line(conn_id: str, fields: Mapping[str, Any]) -> str:
-    """Return `export AIRFLOW_CONN_...`, as JSON, for the environment of Airflow.
+    """Return a shell's line `export AIRFLOW_CONN_...`, with the connection as JSON and placeholders for secrets.
 
     :param fields: of the connection: conn_type, host, login, password, ..., and extra, a mapping.
     """
@@ -25,7 +25,7 @@ def export_line(conn_id: str, fields: Mapping[str, Any]) -> str:
 
 
 def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with a placeholder for each secret."""
+    """Return settings with a placeholder for each secret, also in nested settings and in URLs."""
     return {name: _masked(str(name), value) for name, value in settings.items()}
 
 
@@ -42,12 +42,18 @@ def _masked(name: str, value: Any) -> Any:
 
 
 def secret_values(*settings: Mapping[str, Any] | None) -> list[str]:
-    """Return the secrets in settings, the longest first, to hide from texts."""
+    """Return the secrets in settings, the longest first, to hide in texts.
+
+    A secret with colons counts as a whole and in parts. None among the settings is skipped.
+    """
     return sorted(set(_secrets(settings)), key=len, reverse=True)
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return a text with stars in the place of each secret."""
+    """Return a text with stars in the place of each secret.
+
+    :param secrets: the longest first, so that no part of a secret stays; see `secret_values`.
+    """
     for secret in secrets:
         text = text.replace(secret, "***")
     return text

@@ -19,7 +19,7 @@ from airflow_lakestream.tables.schema.types import schema_text
 
 
 class DagEngine(StrEnum):
-    """Engines for the landing of a topic."""
+    """Engines of `lakestream init`."""
 
     EXTRACT = "extract"
     GROUP = "group"
@@ -59,12 +59,14 @@ _IMPORTS = {
 class DagFile:
     """A DAG to write; `text` is the content of the file.
 
-    :param schedule: cron or a preset; None for the engine's usual one.
+    :param schedule: cron or a preset; None for the engine's usual schedule.
     :param decoding: arguments about the decoding of records, as text.
     :param columns: the payload's columns as DDL; None leaves them to the first run, or the registry.
-    :param columns_by: the source of the columns, in words.
-    :param key: the columns of a mirror's key.
-    :param connections: by argument, such as `kafka_conn_id`, connections other than the default.
+    :param columns_by: the source of the columns, in words, for a comment.
+    :param key: the columns of a mirror's key; empty for other engines.
+    :param connections: by argument, such as `kafka_conn_id`, the connections that differ from the default.
+
+    Raises InvalidArgument for an invalid schedule, and for columns that Airflow would render as a template.
     """
 
     topic: str
@@ -94,7 +96,7 @@ class DagFile:
 
     @property
     def text(self) -> str:
-        """The file's text, formatted."""
+        """The file's text, as a formatter would leave it."""
         schema = "" if self.columns is None else _schema(self.columns, self.columns_by)
         sql = _statement(str(self.decoding["sql"])) if "sql" in self.decoding else ""
         what = "Mirror the database's table whose changes are in" if self.engine is DagEngine.MIRROR else "Land"
@@ -135,13 +137,16 @@ class DagFile:
 
     @property
     def _asset(self) -> str:
-        """Return the table's asset, as `operators.outlets.table_asset` does."""
+        """The Python of the table's asset, with the URI of `operators.outlets.table_asset`."""
         place = self.table if "://" in self.table else f"file://{self.table}"
         uri = place if self.is_delta else f"iceberg://{self.table.replace('.', '/')}"
         return f"[Asset(name={_literal(self.table)}, uri={_literal(uri)})]"
 
     def _arguments(self, indent: int = 8) -> list[tuple[str, str, str]]:
-        """Return the landing's arguments as (name, Python, comment), for lines indented by `indent` spaces."""
+        """Return the landing's arguments as (name, Python code, comment or empty text).
+
+        :param indent: spaces in front of the lines.
+        """
         name_of_group = "The name of the ledger in the table: another name begins a new ledger."
         found = [
             ("topic", _literal(self.topic), ""),
@@ -207,12 +212,12 @@ CHECKPOINT = "{{ var.value.get('lakestream_checkpoints', '/tmp/lakestream') }}/{
 
 
 def default_name(topic: str) -> str:
-    """Return the DAG's id for a topic."""
+    """Return the default of the DAG's id for a topic."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", topic) + "_to_lake"
 
 
 def default_table(topic: str) -> str:
-    """Return the table's name for a topic."""
+    """Return the default of the table's name for a topic."""
     return "lake." + (re.sub(r"\W+", "_", topic).strip("_") or "topic")
 
 
@@ -250,7 +255,7 @@ def _python(value: Any, indent: int) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a text as Python, in the quotes chosen by formatters."""
+    """Return a text as Python code, in the quotes that formatters choose: double, if that needs no more escapes."""
     found = repr(text)
     if found.startswith("'") and text.count('"') <= text.count("'"):
         inner = found[1:-1].replace("\\'", "'").replace('"', '\\"')

@@ -39,9 +39,9 @@ _LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false")
 
 @dataclass(frozen=True)
 class FormatGuess:
-    """A guess about values: arguments of a landing, and the reason in words.
+    """A guess about values: arguments of a landing (`decoding`), and the reason in words.
 
-    `problem` describes the missing information and what to give, or is None if records can be decoded.
+    `problem` describes the information that is missing for decoding, and the remedy; None if nothing is missing.
     """
 
     decoding: Mapping[str, str] = field(default_factory=dict)
@@ -57,10 +57,13 @@ class FormatGuess:
 def guess_format(
     values: Sequence[bytes | None], registry: RegistryConfig | None, bare: Collection[int] = ()
 ) -> FormatGuess:
-    """Guess the format from the look of most values. Raises the registry's errors.
+    """Return a guess of the format: the kind of more than half of the values, else raw.
 
+    :param values: a sample; None for a tombstone.
     :param registry: resolves the ids of schemas in values, or None without a registry.
     :param bare: positions of values whose schemas are named by headers: these values contain no schema id.
+
+    Raises the registry's errors.
     """
     known = [value for value in values if value is not None]
     if not known:
@@ -78,7 +81,7 @@ def guess_format(
 
 
 class _ValueClassifier:
-    """Classifies a value by the first bytes and the syntax."""
+    """Classifies a value by the first bytes and the syntax. The kinds are the keys of `_KIND_TEXTS`."""
 
     def __init__(self, registry: RegistryConfig | None) -> None:
         self._registry = None if registry is None else RegistryClient(registry)
@@ -93,6 +96,7 @@ class _ValueClassifier:
             return found
         return "text" if _is_line(value) else "bytes"
 
+    # A zero byte and an id: the registry knows the kind of the schema. None if it has no such schema.
     def _framed(self, value: bytes) -> str | None:
         if self._registry is None:
             return ValueFormat.JSON_SCHEMA if _document(value[_HEADER:]) is not None else "framed"
@@ -103,12 +107,16 @@ class _ValueClassifier:
         return self._of_kind.get(kind)
 
 
+# JSON without a schema id is decoded like any JSON; other formats need the schema in the header.
 def _bare(value: bytes) -> str:
     return (_document(value) if value[:_PARSED].lstrip()[:1] == b"{" else None) or "bare"
 
 
 def _document(value: bytes) -> str | None:
-    """Return the kind of a JSON object, plain or in an envelope, or None for other values."""
+    """Return the kind of a JSON object, plain or in an envelope, or None for other values.
+
+    A long value counts as plain JSON by its braces alone.
+    """
     if len(value) > _PARSED:
         return ValueFormat.JSON if value.lstrip()[:1] == b"{" and value.rstrip()[-1:] == b"}" else None
     try:
@@ -153,6 +161,7 @@ def _stuck(format_name: str | None, remedy: str) -> Callable[[str, Sequence[byte
     return lambda reason, _: FormatGuess(decoding, reason, f"{reason}. {remedy}")
 
 
+# Text is CSV if most lines have the same number of fields, by the delimiter that gives the most; otherwise raw.
 def _text(reason: str, values: Sequence[bytes]) -> FormatGuess:
     lines = [value.decode() for value in values if len(value) <= _PARSED and _is_line(value)]
     best: tuple[int, str, int] | None = None
@@ -195,7 +204,7 @@ def _fields(line: str, delimiter: str) -> list[str]:
 
 
 def _csv_columns(lines: Sequence[str], delimiter: str, width: int) -> str:
-    """Return DDL for fields without names: types by the rules for JSON, applied to a field's text."""
+    """Return DDL for CSV fields, named column_1 and so on, with types inferred from the text of the fields."""
     rows = [fields for line in lines if len(fields := _fields(line, delimiter)) == width]
     names = [f"column_{n}" for n in range(1, width + 1)]
     values = pa.array([document_of_texts(names, row) for row in rows], pa.binary())
@@ -207,7 +216,10 @@ def _csv_columns(lines: Sequence[str], delimiter: str, width: int) -> str:
 
 
 def document_of_texts(names: Sequence[str], texts: Sequence[str | None]) -> bytes:
-    """Return the JSON object of a CSV record's fields, each text as a JSON value."""
+    """Return a JSON object with a CSV record's fields.
+
+    A text that is a number or a boolean becomes one in JSON, an empty text or None becomes null.
+    """
     members = zip(names, texts, strict=True)
     return ("{" + ", ".join(f"{json.dumps(name)}: {_json(text)}" for name, text in members) + "}").encode()
 

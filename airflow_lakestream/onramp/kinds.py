@@ -24,7 +24,7 @@ _DEEPEST = 4
 
 
 class ValueKind(StrEnum):
-    """Kind of a JSON value, as far as types of columns distinguish values."""
+    """Kind of a JSON value, distinguished only if it matters for the type of a column."""
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
@@ -80,7 +80,7 @@ _NAIVE_REMEDY = (
 
 @dataclass(frozen=True)
 class KindCount:
-    """A kind of values of a column: the number of values, and an example with partition and offset."""
+    """A kind of values of a column: the number of values, and the first value with partition and offset."""
 
     kind: ValueKind
     count: int
@@ -100,9 +100,10 @@ Kinds = Mapping[str, Sequence[KindCount]]
 
 
 def kinds_of(batches: Sequence[RawBatch]) -> Kinds:
-    """Return the kinds of values in each column of the documents; a field of an object is `object.field`.
+    """Return, by column, the kinds of values in the documents; a field of an object is `object.field`.
 
-    The most frequent kind comes first. Nulls, and values that are not a JSON object, are skipped.
+    The most frequent kind comes first. Nulls, and values that are not a JSON object, are skipped. Fields more than four
+    levels deep count only as part of their object.
     """
     found: dict[str, dict[ValueKind, KindCount]] = {}
     for batch in batches:
@@ -119,9 +120,14 @@ def kinds_of(batches: Sequence[RawBatch]) -> Kinds:
 
 
 def remarks(columns: Schema, kinds: Kinds, times: Mapping[Path, TimeSource]) -> Iterator[str]:
-    """Yield remarks before a table gets these columns: mixed kinds, and numbers with likely times.
+    """Yield remarks about columns, for a person to decide before the table is made.
 
-    :param times: columns whose times are made from another type, by path.
+    A remark is about values that the type of their column does not take unchanged, numbers that are likely times, or
+    times without a zone.
+
+    :param columns: the planned columns.
+    :param kinds: from `kinds_of`.
+    :param times: columns whose times are made from another type, by path: they take numbers, or times without a zone.
     """
     made = {".".join(path): _NUMBERS if source.unit else frozenset({ValueKind.NAIVE}) for path, source in times.items()}
     types = {columns.find_column_name(field_id): field.field_type for field_id, field in _fields(columns).items()}
@@ -143,7 +149,13 @@ def remarks(columns: Schema, kinds: Kinds, times: Mapping[Path, TimeSource]) -> 
 
 
 def _meaning(name: str, chosen: str, kind_counts: Sequence[KindCount], taken: frozenset[ValueKind] | None) -> str:
-    """Describe the fate of each kind under the chosen type, and under the type of the most frequent kind."""
+    """Describe the fate of each kind under the chosen type, and under the type of the most frequent kind.
+
+    The text may be empty.
+
+    :param chosen: the column's type, as text.
+    :param taken: the kinds that this type takes unchanged; None for a string and for unlisted types.
+    """
     if taken is not None:
         bad = sum(one.count for one in kind_counts if one.kind not in taken)
         text = f"As {chosen}, {bad} of these values are bad records."

@@ -43,7 +43,7 @@ _TRIES = 3
 class TopicPreview:
     """Known facts about a topic, with decoded records.
 
-    :param offsets: how many offsets the topic has: records, or holes.
+    :param offsets: the number of the topic's offsets: records, or holes.
     :param rate: records a minute by the newest timestamps, or None if unknown.
     :param decoding: arguments of a landing by which the records were decoded, including the guess.
     :param reason: reason for the guess of the format; empty if the format was given.
@@ -51,10 +51,12 @@ class TopicPreview:
     :param looked_at: number of records from which the columns were made.
     :param key: the columns of the records' keys, if they are the same in all keys; otherwise empty.
     :param kinds: by column, the kinds of values in JSON documents or in fields of CSV.
-    :param problem: the reason if records were not decoded, otherwise None.
-    :param rows: the rows of a landing, each with the metadata columns.
-    :param rejected: records that fit no row, each with stage and reason.
-    :param undecoded: the records, if they were not decoded.
+    :param problem: the reason why records were not decoded; None if they were decoded.
+    :param rows: the selected records as rows of a landing, each with the metadata columns.
+    :param rejected: selected records that fit no row, each with stage and reason.
+    :param undecoded: the selected records, if none was decoded.
+    :param skipped: number of selected records without a row, by tombstones or sql.
+    :param notes: remarks about the records, for a person.
     """
 
     topic: str
@@ -76,13 +78,13 @@ class TopicPreview:
 
     @property
     def has_events(self) -> bool:
-        """Whether the records are change events of Debezium, by the guess or by the columns."""
+        """Whether the values are change events of Debezium: by the decoding, or by the columns op, before and after."""
         names = () if self.columns is None else to_schema(self.columns).column_names
         return self.decoding.get("envelope") == ValueEnvelope.DEBEZIUM or {"op", "before", "after"} <= set(names)
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Remarks about the columns, for a person, before a table has these columns."""
+        """Remarks about the columns for a person, before a table is made with these columns; see `kinds.remarks`."""
         if self.columns is None:
             return []
         given = self.decoding.get("schema")
@@ -114,7 +116,11 @@ class TopicPreview:
 
 @dataclass(frozen=True)
 class RecordSelection:
-    """Selection of the shown records: the newest `count`, or `count` from offsets (by partition) or a time on."""
+    """Selection of the shown records.
+
+    The newest `count` of the topic; or the oldest `count` from `offsets` (by partition) on, or from a time on. At most
+    one of `offsets` and `since_ms` is set.
+    """
 
     count: int = 10
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -128,10 +134,15 @@ def preview(
     registry: RegistryConfig | None = None,
     tombstones: str = Tombstones.KEEP,
 ) -> TopicPreview:
-    """Look at a topic. Raises the errors of the connection, the registry and wrong arguments.
+    """Return a preview of a topic. The topic is read without a consumer group; no offset is committed.
 
-    :param decoding: arguments of `config.decoding` that the user gave; a format that is missing is guessed.
+    :param decoding: arguments of `config.decoding` that the user gave; a missing format is guessed.
+    :param wanted: the records to show; the columns come from more records.
     :param registry: used for the guess of a format, and for formats that need a registry.
+    :param tombstones: see the operators' argument.
+
+    Raises the errors of the connection, the registry and wrong arguments. If the records can't be decoded, the result
+    has the problem.
     """
     for _ in range(_TRIES - 1):
         with suppress(OffsetsGone):
@@ -140,6 +151,7 @@ def preview(
     return _preview(topic, decoding, wanted, registry, tombstones)
 
 
+# One attempt of `preview`. Raises OffsetsGone if retention removes records while they are read.
 def _preview(
     topic: SampledTopic,
     decoding: Mapping[str, Any],
@@ -148,6 +160,7 @@ def _preview(
     tombstones: str,
 ) -> TopicPreview:
     state = topic.look()
+    # Records are read from both ends of each partition: the columns may have changed since the first.
     each = max(_LEAST_OF_EACH, _LOOKED_AT // (2 * max(1, len(state.marks))))
     first, last = topic.first(state, each), topic.last(state, max(each, wanted.count))
     if wanted.offsets:
@@ -185,6 +198,7 @@ def _preview(
     return _decoded(found, sample, chosen, tombstones)
 
 
+# Empty unless all keys have the same columns.
 def _key_of(sample: TopicSample, registry: RegistryConfig | None) -> Sequence[str]:
     client = None if registry is None else RegistryClient(registry)
     names = {text for batch in sample.batches for text in names_in(_keys(batch), client, {}).to_pylist()}
@@ -192,7 +206,7 @@ def _key_of(sample: TopicSample, registry: RegistryConfig | None) -> Sequence[st
 
 
 def _has_schemas(decoding: Mapping[str, Any]) -> bool:
-    """Whether the user has given the information missing in a guess."""
+    """Whether the user has given schemas, without which a guess may have a problem."""
     return is_given(decoding.get("writer_schemas")) or is_given(decoding.get("schema"))
 
 
@@ -209,6 +223,7 @@ def _notes(sample: TopicSample) -> list[str]:
     return notes
 
 
+# An error of the user's own schema is raised; without one, the problem of the columns becomes part of the preview.
 def _decoded(found: TopicPreview, sample: TopicSample, chosen: TopicSample, tombstones: str) -> TopicPreview:
     arguments: dict[str, Any] = {**_NOWHERE, **found.decoding}
     config = ExtractConfig(topic=found.topic, tombstones=tombstones, **arguments)
@@ -252,7 +267,10 @@ def _decoded(found: TopicPreview, sample: TopicSample, chosen: TopicSample, tomb
 
 
 def documents_of(config: ExtractConfig, sample: TopicSample) -> Iterator[RawBatch]:
-    """Yield records as JSON documents, if the format is JSON without an envelope, or CSV."""
+    """Yield the records as JSON documents, if the format is JSON without an envelope, or CSV; else nothing.
+
+    A CSV record becomes an object with the given columns as names; records that are not CSV are left out.
+    """
     if config.format == ValueFormat.JSON and not is_given(config.envelope):
         yield from sample.batches
     elif config.format == ValueFormat.CSV and (names := config.payload.given):
@@ -265,7 +283,10 @@ def documents_of(config: ExtractConfig, sample: TopicSample) -> Iterator[RawBatc
 
 
 def _columns(config: ExtractConfig, sample: TopicSample, topic: str) -> pa.Schema:
-    """Return the columns of a new table like a run, by the registry or by the records."""
+    """Return the columns of a new table like a first run, by the registry or by the records.
+
+    Raises BadRecord with the position of the record in the topic.
+    """
     batches = [batch for batch in sample.batches if len(batch)]
     places = [(batch.partition, offset) for batch in batches for offset in batch.offsets]
     values = pa.concat_arrays([pa.array([], pa.binary()), *(batch.values.cast(pa.binary()) for batch in batches)])
@@ -284,7 +305,10 @@ def _keys(batch: RawBatch) -> pa.Array:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column's values; times out of Python's range as Arrow's number of microseconds."""
+    """Return a column's values as Python objects.
+
+    A time out of Python's range becomes Arrow's number of microseconds, and a struct or list with such a time "...".
+    """
     try:
         return list(column.to_pylist())
     except (OverflowError, ValueError):
@@ -325,7 +349,7 @@ def _time(milliseconds: int) -> datetime | None:
 
 
 def check_wanted(count: int, offsets: Mapping[int, int], since_ms: int | None) -> RecordSelection:
-    """Return the selection of records. Raises InvalidArgument."""
+    """Return the selection of records. Raises InvalidArgument for a wrong count, or for two beginnings."""
     if count < 1:
         raise InvalidArgument("--limit", f"{count} is not a number of records above 0.")
     if offsets and since_ms is not None:

@@ -31,7 +31,7 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class TopicSample:
-    """Records of a topic, by partition and in offset order. `is_cut`: reading ended early, at MOST_BYTES."""
+    """Records of a topic, in offset order within each batch. `is_cut`: reading ended early, at MOST_BYTES."""
 
     batches: tuple[RawBatch, ...]
     is_cut: bool = False
@@ -46,7 +46,7 @@ class TopicSample:
 
     @property
     def bare(self) -> list[int]:
-        """Positions of the values whose schemas are named by headers."""
+        """Positions (in `values`) of the values whose schema ids are in headers."""
         starts = itertools.accumulate(map(len, self.batches), initial=0)
         return [start + at for start, batch in zip(starts, self.batches, strict=False) for at in bare(batch, VALUE)]
 
@@ -56,7 +56,7 @@ class TopicSample:
         return max((at for batch in self.batches for at in batch.timestamps if at >= 0), default=None)
 
     def trimmed(self, count: int, *, newest: bool) -> TopicSample:
-        """Return the `count` newest or oldest records by timestamp."""
+        """Return only the `count` newest records by timestamp, or the `count` oldest if `newest` is False."""
         places = sorted(
             (at, batch.partition, offset, n, place)
             for n, batch in enumerate(self.batches)
@@ -79,7 +79,9 @@ class TopicSample:
 
 
 class SampledTopic:
-    """A topic for reading only, without a consumer group or committed offsets.
+    """A topic to read records from, without joining a consumer group or committing offsets.
+
+    Each method takes the state that `look` returned.
 
     :param connection: librdkafka configuration.
     :param where: name of the connection for errors.
@@ -105,7 +107,12 @@ class SampledTopic:
         return self._read(state, {p: marks.low for p, marks in state.marks.items()}, count)
 
     def since(self, state: TopicState, offsets: Mapping[int, int], count: int) -> TopicSample:
-        """Return `count` records of each partition in `offsets`, from the given offset on. Raises InvalidArgument."""
+        """Return `count` records of each partition in `offsets`, from the given offset on.
+
+        :param offsets: offsets by partition; records of partitions without one are not read.
+
+        Raises InvalidArgument for a missing partition or an offset outside the log, and the errors of the reader.
+        """
         for p, offset in offsets.items():
             marks = state.marks.get(p)
             if marks is None:
@@ -117,13 +124,20 @@ class SampledTopic:
         return self._read(state, offsets, count)
 
     def since_time(self, state: TopicState, at_ms: int, count: int) -> TopicSample:
-        """Return `count` records of each partition, from a time (milliseconds since 1970) on."""
+        """Return `count` records of each partition, from a time (milliseconds since 1970) on.
+
+        Raises the errors of source and reader.
+        """
         return self._read(state, self._source.offsets_at(state, at_ms), count)
 
     def rate(self, state: TopicState, first: TopicSample, last: TopicSample) -> float | None:
-        """Return the records a minute in the last hour with records, or None if the timestamps do not show a rate.
+        """Return the number of records a minute, in the last hour before the newest record.
 
-        Offsets are counted, so that markers of transactions count as well.
+        Offsets are counted, so that markers of transactions count as well. None if the timestamps span less than a
+        second.
+
+        :param first: the first records of each partition.
+        :param last: the last records of each partition.
         """
         newest = last.newest_ms
         oldest = min((at for batch in first.batches for at in batch.timestamps if at >= 0), default=None)
@@ -136,7 +150,13 @@ class SampledTopic:
     def _read(
         self, state: TopicState, begins: Mapping[int, int], count: int, *, backwards: bool = False
     ) -> TopicSample:
-        """Read `count` records of each partition, forwards or backwards from an offset; farther if records are few."""
+        """Read `count` records of each partition, forwards or backwards from an offset.
+
+        If an attempt finds fewer records, since the log has holes, the next reads farther, until the partition's end,
+        or until MOST_BYTES are read.
+
+        :param begins: offsets by partition; backwards, the record at this offset is not included.
+        """
         places, found, batches, size, span = dict(begins), Counter[int](), list[RawBatch](), 0, count
         while places and size < MOST_BYTES:
             ranges = []
@@ -153,7 +173,12 @@ class SampledTopic:
         return TopicSample(tuple(_of_each(ordered, count, backwards=backwards)), size >= MOST_BYTES)
 
     def _read_ranges(self, plan: Plan, batches: list[RawBatch], found: Counter[int], most: int) -> int:
-        """Read a plan, up to `most` bytes, into `batches` and `found`; return the number of bytes."""
+        """Read the ranges of a plan; return the number of bytes read.
+
+        :param batches: the records are appended to this list.
+        :param found: the numbers of records by partition are added to this counter.
+        :param most: number of bytes after which reading ends.
+        """
         size = 0
         with closing(self._reader.read(plan, threading.Event())) as chunks:
             for chunk in chunks:
@@ -167,7 +192,7 @@ class SampledTopic:
 
 
 def _of_each(batches: Sequence[RawBatch], count: int, *, backwards: bool) -> list[RawBatch]:
-    """Return the first or last `count` records of each partition."""
+    """Return the first `count` records of each partition, or the last `count` if `backwards`."""
     left: dict[int, int] = {}
     selected = []
     for batch in reversed(batches) if backwards else batches:

@@ -7,7 +7,10 @@ _PRESETS = ("@continuous", "@once", "@hourly", "@daily", "@weekly", "@monthly", 
 
 
 def schedule_problem(schedule: str) -> str | None:
-    """Return the problem of a schedule with a remedy, or None if Airflow accepts the schedule."""
+    """Return the problem of a schedule with a remedy, or None if Airflow accepts the schedule.
+
+    :param schedule: a cron expression, or a preset that begins with @.
+    """
     if schedule.startswith("@"):
         return None if schedule in _PRESETS else f"{schedule!r} is not one of {', '.join(_PRESETS)}."
     from croniter import croniter  # Airflow itself brings it.

@@ -10,7 +10,10 @@ from airflow_lakestream.decode.values.outcome import excerpt as excerpt
 
 
 def json_ready(value: Any) -> Any:
-    """Return a JSON-ready value; bytes without UTF-8 text as base64."""
+    """Return a JSON-ready value.
+
+    Bytes become text, or base64 if they are not UTF-8; times become ISO 8601; infinities and NaN become text.
+    """
     if isinstance(value, Mapping):
         return {str(key): json_ready(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

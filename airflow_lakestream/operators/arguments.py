@@ -20,13 +20,21 @@ Init = Callable[..., None]
 
 
 def templated(init: Init, *but: str) -> Sequence[str]:
-    """Return the names of an operator's own templated arguments: all except `but`."""
+    """Return the names of an operator's own templated arguments.
+
+    These are the keyword-only parameters of `init`, except the names in `but`.
+    """
     parameters = inspect.signature(init).parameters.values()
     return tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in but)
 
 
 def check_written_flags(**given: object) -> None:
-    """Refuse a value except True or False in arguments without rendering. Raises InvalidArgument."""
+    """Refuse a value except True or False in arguments without rendering.
+
+    :param given: the arguments by name.
+
+    Raises InvalidArgument.
+    """
     for name, value in given.items():
         if not isinstance(value, bool):
             problem = f"{value!r} is neither True nor False, and no task renders this argument."
@@ -43,9 +51,12 @@ def extras_of(operator: Any) -> Sequence[str]:
 
 
 def takes_decoding(init: Init) -> Init:
-    """Add the arguments of `config.decoding` to an operator, as attributes.
+    """Decorate an operator's `__init__`: add the arguments of `config.decoding`, set as attributes.
 
-    They are part of the signature, so that Airflow finds them in `default_args`.
+    The arguments are part of the new signature, so that Airflow finds them in `default_args`. They are checked where
+    the DAG is parsed: InvalidArgument is raised for a secret, or a value that can't work.
+
+    :param init: an `__init__` with keyword-only parameters, and `**kwargs` as the last parameter.
     """
     keyword = inspect.Parameter.KEYWORD_ONLY
     options = {

@@ -93,6 +93,7 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
         asset = _asset(kwargs.get("outlets"), table)
         book = Asset(name=f"{_BOOK}{asset.name}", uri=f"{_BOOK}{quote(asset.name, safe='')}")
         kwargs["outlets"] = [asset, book]
+        # A task can read only the events of its inlets: the earlier emissions.
         kwargs["inlets"] = [*_listed(kwargs.get("inlets")), book]
         if kwargs.setdefault("max_active_tis_per_dag", 1) != 1:
             raise InvalidArgument(
@@ -115,7 +116,10 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
     template_fields: Sequence[str] = templated(__init__, "every")
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Look, and emit; see the class."""
+        """Look, put the partitions to emit on the assets' events, and return the report.
+
+        Raises AirflowSkipException without a partition to emit.
+        """
         with late_imports():
             from airflow_lakestream.hooks.places import AirflowPlaces
             from airflow_lakestream.watching.asking import run_now
@@ -175,7 +179,10 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
 
 
 def _asset(outlets: Any, table: str) -> Asset:
-    """Return the only asset in `outlets`, or the table's asset."""
+    """Return the only asset in `outlets`, or without outlets the table's asset.
+
+    Raises InvalidArgument for more assets, for an alias, and for a templated table without outlets.
+    """
     given = _listed(outlets)
     if not given:
         if is_template(table):
@@ -195,7 +202,10 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _emissions(events: Iterable[Any], name: str) -> Iterable[dict[str, Any]]:
-    """Yield each emission of these partitions, with the time of the event."""
+    """Yield each emission under a name, with the time of the event.
+
+    :param name: `PartitionsLook.name`: an asset may have events of several tables, groups and lengths.
+    """
     for event in events:
         extra = (event.extra or {}).get(_OURS)
         if isinstance(extra, Mapping) and extra.get("name") == name:

@@ -99,7 +99,10 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
     template_fields: Sequence[str] = templated(__init__)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Look; see the class."""
+        """Audit the table, with a repair if asked for, and return the result.
+
+        Raises AirflowFailException for damage, and CouldNotLook if a part could not be seen; see the class.
+        """
         with late_imports():
             from airflow_lakestream.audit.result import AuditVerdict
             from airflow_lakestream.hooks.kafka import KafkaHook

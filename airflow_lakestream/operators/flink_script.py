@@ -100,7 +100,11 @@ class FlinkScriptOperator(FlinkOperator):
         return {}
 
     def _check_one(self) -> None:
-        """Refuse arguments with neither a script nor a program, or with both. Raises InvalidArgument."""
+        """Refuse arguments with neither a script nor a program, or with both.
+
+        Also refuses an argument that belongs to a script if there is a program, or the other way round, and a script
+        with `${database}` without `database_conn_id`. Raises InvalidArgument.
+        """
         if is_given(self.script) == is_given(self.jar):
             problem = "and jar are both given." if is_given(self.jar) else "is missing, and there is no jar."
             raise InvalidArgument("script", problem, "Give one of the two.")

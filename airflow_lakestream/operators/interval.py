@@ -12,11 +12,14 @@ NAMES = ("interval_start", "interval_end")
 
 
 def resolve_interval(context: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return start and end of the run's interval, from the first complete source.
+    """Return start and end of the run's interval, as given, from the first source with a start or an end.
 
-    Sources: 1. The operator's arguments. 2. The run's conf, then its params. 3. The run's data interval with a width.
+    The sources, in this order: the operator's arguments, the run's conf, the run's params, the run's data interval. A
+    source with only a start or only an end is not skipped: it raises InvalidArgument.
 
-    Raises InvalidArgument without a source, or for a source with only one of the two.
+    :param given: the operator's arguments; only `interval_start` and `interval_end` are used.
+
+    Raises InvalidArgument also if only the data interval is left, and the run has none, or an empty one.
     """
     dag_run = context.get("dag_run")
     conf = getattr(dag_run, "conf", None) or {}

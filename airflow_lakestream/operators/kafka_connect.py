@@ -120,7 +120,11 @@ class KafkaConnectOperator(SupervisedOperator):
     template_fields = tuple(dict.fromkeys((*templated(__init__), *SupervisedOperator.template_fields)))
 
     def spec(self) -> ConnectorSpec:
-        """Check the arguments, and return the specification of the connector. Raises InvalidArgument."""
+        """Check the arguments, and return the specification of the connector.
+
+        The configuration of Iceberg's sink is completed. The limits depend on the sink's commits. Raises
+        InvalidArgument.
+        """
         from airflow_lakestream.connect.connector import ConnectorSpec
 
         if not is_given(self.connector):
@@ -179,7 +183,11 @@ class KafkaConnectOperator(SupervisedOperator):
         return super().execute_complete(context, event)
 
     def give_up_error(self, location: str, decision: SupervisionDecision) -> LakestreamError:
-        """Return the error for giving up a connector."""
+        """Return the error for giving up a connector.
+
+        ConnectorFailed is final. Otherwise the error is the damage at which the connector stops, if known, or else
+        ConnectorGaveUp, which Airflow retries.
+        """
         from airflow_lakestream.connect.driving import ConnectorSupervision
         from airflow_lakestream.connect.failures import ConnectorFailed, ConnectorGaveUp
 

@@ -264,7 +264,10 @@ class KafkaExtractOperator(SqlRendering, LandingOperator):
     template_fields: Sequence[str] = templated(__init__)
 
     def configured(self, context: Context, kafka: KafkaHook) -> ExtractConfig:
-        """Return the landing's configuration. Raises InvalidArgument."""
+        """Return the landing's configuration, with the run's interval for `mode="interval"`.
+
+        Raises InvalidArgument.
+        """
         from airflow_lakestream.hooks.registry import registry_of
         from airflow_lakestream.run.job import ExtractConfig
 

@@ -45,16 +45,16 @@ def kafka_extract_group(
     returns the report of `KafkaExtractOperator`. A failed `read` task fails the group, which then lands nothing; a
     `read` task that ran twice changes nothing. `commit` deletes files that are not in the snapshot.
 
-    Raises InvalidArgument for arguments of `KafkaExtractOperator` only: `replace`, `idle_timeout`, a topic regex and
-    tables chosen by records.
+    Raises InvalidArgument for values that only `KafkaExtractOperator` takes: `replace`, `idle_timeout`, `parallelism`,
+    `unknown_fields="evolve"`, a topic regex and tables chosen by records.
 
     .. seealso:: docs/operators/kafka_extract_group.md
 
     :param group_id: the task group's id
     :param tasks: most `read` tasks of a run; few records make fewer
     :param outlets: assets, or an `AssetAlias`, of the table; updated by `commit`
-    :param arguments: arguments of `KafkaExtractOperator`, and of every operator, such as `retries` and `pool`, for
-        each of the tasks; a `trigger_rule` is for the group, which begins with `plan`
+    :param arguments: arguments of `KafkaExtractOperator`, and of every operator, such as `retries` and `pool`, for each
+        of the tasks; a `trigger_rule` is for the group, which begins with `plan`
     """
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
         raise InvalidArgument("tasks", f"{tasks!r} is not a number of tasks above 0.")
@@ -115,7 +115,7 @@ class PlanSharesOperator(_SharedRunOperator):
         self.tasks = tasks
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # type: ignore[override]  # shares, not a report
-        """Return the shares."""
+        """Plan the run, return the shares, and push the bounds for the commit as XCom."""
         from airflow_lakestream.core.sharing.parallel import plan_shares
         from airflow_lakestream.core.sharing.pieces import ranges_to_dict
 
@@ -140,7 +140,10 @@ class ReadShareOperator(_SharedRunOperator):
         self.share = share
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # type: ignore[override]  # pieces, not a report
-        """Return the pieces: offsets, counts and the metadata of files."""
+        """Read the share, write the files without a commit, and return the pieces.
+
+        A piece has offsets, counts and the metadata of files.
+        """
         from airflow_lakestream.core.landing.story import counts_text
         from airflow_lakestream.core.sharing.parallel import folder_of, read_share
         from airflow_lakestream.core.sharing.pieces import PlanShare
@@ -173,7 +176,10 @@ class CommitPiecesOperator(_SharedRunOperator):
         self.pieces = pieces
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return the report."""
+        """Land the pieces of all read tasks, and return the report.
+
+        Raises AirflowSkipException if the plan was skipped.
+        """
         from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces
         from airflow_lakestream.core.sharing.pieces import SharePiece, ranges_from_dict
         from airflow_lakestream.run.storage import storage_errors_named
@@ -219,7 +225,10 @@ _NOT_FOR_A_GROUP: dict[str, tuple[Callable[[Any], object], str, str]] = {
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
-    """Refuse impossible values for a group, as far as known yet. Raises InvalidArgument."""
+    """Refuse impossible values for a group. Templates are not known yet, and pass.
+
+    Raises InvalidArgument.
+    """
     for argument, (is_it, problem, remedy) in _NOT_FOR_A_GROUP.items():
         value = given.get(argument)
         if is_given(value) and is_literal(value) and is_it(value):

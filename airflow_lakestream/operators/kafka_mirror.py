@@ -209,7 +209,11 @@ class KafkaMirrorOperator(TextRendering, LandingOperator):
     template_fields: Sequence[str] = templated(__init__)
 
     def configured(self, context: Context, kafka: KafkaHook) -> MirrorConfig:
-        """Return the landing's configuration. Raises InvalidArgument."""
+        """Return the mirror's configuration, from the rendered arguments.
+
+        `context` is not used: the base class passes it for the run's interval, and a mirror has no interval. Raises
+        InvalidArgument.
+        """
         from airflow_lakestream.config.mirror import MirrorConfig
         from airflow_lakestream.hooks.registry import registry_of
 

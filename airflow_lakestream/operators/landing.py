@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class LandingOperator(BaseOperator, LineageReporting):
-    """Land the missing records of a topic in a table; subclasses define `configured`."""
+    """Land the missing records of a topic in a table; a subclass defines `configured`."""
 
     operator_extra_links = links_until_run(TopicLink(), TableLink())
 
@@ -62,10 +62,19 @@ class LandingOperator(BaseOperator, LineageReporting):
 
     @abstractmethod
     def configured(self, context: Context, kafka: KafkaHook) -> ExtractConfig:
-        """Return the landing's configuration, from the rendered arguments. Raises InvalidArgument."""
+        """Return the landing's configuration, from the rendered arguments.
+
+        :param context: of the task's run, for an interval.
+        :param kafka: the hook of the Kafka connection, for its schema registry.
+
+        Raises InvalidArgument.
+        """
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Land; see the class."""
+        """Land, and return the report; see the subclass.
+
+        Raises AirflowSkipException with `on_empty="skip"`, if no topic matches or nothing was landed.
+        """
         self._stop = threading.Event()
         self._link(context)
         with late_imports():
@@ -119,7 +128,10 @@ class LandingOperator(BaseOperator, LineageReporting):
     def _on_commit(
         self, context: Context, config: ExtractConfig, lake: Lake, kafka: Mapping[str, Any]
     ) -> Callable[[CommittedLanding], None]:
-        """Return the function to call with each commit: for metrics, and for OpenLineage if enabled."""
+        """Return the function to call with each commit: for metrics, and for OpenLineage if enabled.
+
+        With OpenLineage the empty facts of this try are set, and each commit adds to them.
+        """
         tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
         # A Delta table has no sums of the written files and rows of a commit.
         meter = LandingMeter(tags, lake if config.lake.has_catalog else None)
@@ -156,6 +168,7 @@ class LandingOperator(BaseOperator, LineageReporting):
             measure_lag(of_topic.remaining_lag, tags_of(context["ti"], stream, engine="extract"))
         if report.recovered:
             log.info("An earlier try of this run had landed %s snapshots; the report includes them.", report.recovered)
+        # An event would start the DAGs of the table's users for nothing.
         if not report.changed_nothing:
             emit_to_outlets(context, self.outlets, result)
         line = last_line(report, config, self.iceberg_conn_id)

@@ -40,11 +40,17 @@ class LineageReporting:
         return str(sql) if is_given(sql) else None
 
     def column_sources(self) -> Mapping[str, tuple[str, ...]]:
-        """Return by column of the table the topic's fields in the column, as far as certain."""
+        """Return by column of the table the topic's fields in the column, as far as certain.
+
+        The base class knows no sources: an operator with a driver overrides this.
+        """
         return {}
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Return the lineage of this try's landings, or None without facts."""
+        """Return the lineage of this try's landings, or None without facts.
+
+        OpenLineage's listener calls this. `task_instance` is not used.
+        """
         if self._facts is None or not (self._facts.topics or self._facts.tables):
             return None
         from airflow.providers.openlineage.extractors import OperatorLineage

@@ -11,7 +11,13 @@ from airflow_lakestream.core.policies import TableFormat
 
 
 def emit_to_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, Any]) -> None:
-    """Put a report on the event of each outlet. The report has the rows by table in `tables`."""
+    """Put a report on the event of each outlet.
+
+    An asset gets the report. An alias gets an asset for each written table; with several tables each asset's report has
+    its own `table` and `rows`, and no `topics`.
+
+    :param result: the report, with the rows by table in `tables`.
+    """
     # An alias gets an asset for each written table, which a form or the records may have chosen.
     written = {table: rows for table, rows in result["tables"].items() if rows or len(result["tables"]) == 1}
     by_topic = {name: value for name, value in result.items() if name != "topics"}

@@ -119,7 +119,7 @@ class TextRendering:
 
 @functools.cache
 def annotations_of(operator: Any) -> Mapping[str, str]:
-    """Return the annotations of an operator's own arguments, by argument."""
+    """Return the annotations of an operator's arguments, by argument, without Airflow's own arguments."""
     annotations: dict[str, str] = {}
     for kind in reversed(operator.__mro__):
         if kind.__module__.startswith("airflow_lakestream.") and "__init__" in vars(kind):
@@ -129,7 +129,10 @@ def annotations_of(operator: Any) -> Mapping[str, str]:
 
 
 def _refuse_unknown(operator: type, kwargs: Mapping[str, Any]) -> None:
-    """Refuse an argument unknown to all classes of the operator, with the nearest known argument."""
+    """Refuse an argument unknown to all classes of the operator, and name the nearest known argument.
+
+    Raises InvalidArgument.
+    """
     inits = [vars(kind)["__init__"] for kind in operator.__mro__[:-1] if "__init__" in vars(kind)]
     known = {name for init in inits for name in inspect.signature(init).parameters} - {"self", "args", "kwargs"}
     for name in kwargs:
@@ -170,7 +173,10 @@ def _is_native(jinja_env: Any) -> bool:
 
 
 def _has_marks(text: str, jinja_env: Any) -> bool:
-    """Return whether Jinja may change a text. Jinja also removes or changes newlines at the end."""
+    """Return whether a text has marks of a template.
+
+    A text without marks must not be rendered: Jinja would remove or change newlines at the end.
+    """
     names = ("variable_start_string", "block_start_string", "comment_start_string")
     prefixes = ("line_statement_prefix", "line_comment_prefix")
     marks = [getattr(jinja_env, name) for name in (*names, *prefixes)]

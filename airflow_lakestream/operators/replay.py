@@ -85,7 +85,7 @@ class LakestreamReplayOperator(SqlRendering, BaseOperator):
     template_fields: Sequence[str] = templated(__init__)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Replay; see the class."""
+        """Land the rejected records again, and return the counts; see the class."""
         with late_imports():
             from airflow_lakestream.core.landing.report import counts_to_dict
             from airflow_lakestream.hooks.kafka import KafkaHook

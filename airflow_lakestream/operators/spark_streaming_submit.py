@@ -67,7 +67,10 @@ class SparkStreamingSubmitOperator(SqlRendering, StreamArguments):
         return self.app_config.get("sql") if isinstance(self.app_config, Mapping) else None
 
     def new_supervisor(self, context: Context, wait: Callable[[float], None]) -> DriverSupervision:
-        """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
+        """Check all arguments, and return the supervision of the driver.
+
+        Raises InvalidArgument, and MissingExtra without Spark's packages, or Delta's for an app of Delta.
+        """
         need_extras("spark", *(("delta",) if self.app in DELTA_APPS else ()))
         from airflow_lakestream.operators.spark.set_up import build_supervision
 
@@ -78,7 +81,10 @@ class SparkStreamingSubmitOperator(SqlRendering, StreamArguments):
         return {"consumer_group": self.dag_id, **self.app_config} if self.app != MAINTAIN_ICEBERG else {}
 
     def column_sources(self) -> Mapping[str, tuple[str, ...]]:
-        """Return by column the decoded columns in the app's statement."""
+        """Return by column of the table the decoded columns in the app's statement.
+
+        The result is empty without a statement, and for an app that does not land a topic.
+        """
         from airflow_lakestream.lineage.columns import columns_of
         from airflow_lakestream.spark.app_config import LANDING_APPS, landing_of
 

@@ -57,7 +57,7 @@ class TableContentsOperator(TextRendering, BaseOperator):
     template_fields: Sequence[str] = templated(__init__)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Look; see the class."""
+        """Look at the table, and return the document; see the class."""
         with late_imports():
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.watching.contents import TableContents

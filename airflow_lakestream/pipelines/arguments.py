@@ -19,7 +19,7 @@ _RENAMED = {"schema_": "schema", "properties": "table_properties"}
 
 
 class ArgumentCollector:
-    """Arguments by the operators' names, and the path of each.
+    """Arguments by the operators' names (`values`), and the path of each in the file (`paths`).
 
     :param path: the part of the file for errors that are not about an argument.
     """
@@ -29,20 +29,25 @@ class ArgumentCollector:
         self.paths: dict[str, Path] = {WHOLE_PART: path}
 
     def take(self, part: BaseModel, path: Path, *but: str) -> None:
-        """Add the keys set by a part of the file, except the names in `but`."""
+        """Add the keys that the file sets in a part, under the operators' names.
+
+        :param part: the part of the pipeline's model.
+        :param path: the path of the part in the file.
+        :param but: field names to leave out.
+        """
         for name in type(part).model_fields:
             if name not in but and name in part.model_fields_set:
                 key = type(part).model_fields[name].alias or name
                 self.add(_RENAMED.get(name, name), getattr(part, name), (*path, key))
 
     def add(self, name: str, value: Any, path: Path) -> None:
-        """Add an argument; None leaves out the argument."""
+        """Add an argument, or replace its value; None adds nothing. The path of an argument's first value stays."""
         if value is not None:
             self.values[name] = plain(value)
             self.paths.setdefault(name, path)
 
     def drop(self, name: str) -> None:
-        """Remove an argument."""
+        """Remove an argument, if it is there. Its path stays, for errors about it."""
         self.values.pop(name, None)
 
     def to_fields(self, document: YamlDocument) -> dict[str, Any]:
@@ -55,7 +60,7 @@ class ArgumentCollector:
 
 
 def plain(value: Any) -> Any:
-    """Return a value in JSON types."""
+    """Return a value in JSON types. Fields of a model that are None are left out."""
     if isinstance(value, StrEnum):
         return str(value)
     if isinstance(value, Mapping):
@@ -66,7 +71,10 @@ def plain(value: Any) -> Any:
 
 
 def seconds_at(document: YamlDocument, value: object, *path: str) -> float:
-    """Return a duration of the file in seconds. Raises PipelineError."""
+    """Return a duration of the file in seconds. Raises PipelineError for an invalid duration.
+
+    :param path: the path of the value in the file, for the error.
+    """
     try:
         return seconds(path[-1], value)
     except InvalidArgument as error:

@@ -27,7 +27,7 @@ _TOGETHER = {"sql", "sql_input", "schema", "partition_by", "sort_order"}
 
 
 def refuse_rendered(compiled: CompiledPipeline, landings: Sequence[SinkLanding]) -> None:
-    """Refuse templates, as only a task of Airflow renders templates. Raises PipelineError with each position."""
+    """Refuse templates, which only a task of Airflow renders. Raises PipelineError with each position."""
     problems = []
     for landing in landings:
         for name, value in landing.arguments.items():
@@ -40,7 +40,11 @@ def refuse_rendered(compiled: CompiledPipeline, landings: Sequence[SinkLanding])
 
 
 def _as_known(landing: SinkLanding) -> SinkLanding:
-    """Return a landing without arguments rendered or looked up by a run."""
+    """Return a landing with only the arguments that are known without a run.
+
+    Arguments with templates are left out, or replaced by placeholders if the configuration requires them. If the schema
+    registry is not a URL, a placeholder takes its place, also if none is set: only a run looks up connections.
+    """
     if not is_address(landing.arguments.get("schema_registry")):
         landing = replace(landing, arguments={**landing.arguments, **_SOME_REGISTRY})
     unknown = {name for name, value in landing.arguments.items() if any(templates_in(name, value))}
@@ -57,10 +61,13 @@ def _as_known(landing: SinkLanding) -> SinkLanding:
 def make_config(compiled: CompiledPipeline, landing: SinkLanding, **more: object) -> ExtractConfig:
     """Return the configuration of a pipeline's landing. Raises PipelineError.
 
-    :param more: arguments that the run adds or replaces.
+    Arguments of an operator only, such as connection ids, are left out.
+
+    :param more: configuration arguments in addition, or in place of the file's.
     """
     kind = MirrorConfig if landing.mode == "mirror" else ExtractConfig
     known = {one.name for one in fields(kind)}
+    # `parallelism` of a mirror is for Spark; the configuration would refuse it.
     arguments = {name: value for name, value in landing.arguments.items() if name in known}
     if landing.mode == "mirror":
         arguments.pop("parallelism", None)
@@ -71,7 +78,11 @@ def make_config(compiled: CompiledPipeline, landing: SinkLanding, **more: object
 
 
 def check(compiled: CompiledPipeline) -> list[ExtractConfig]:
-    """Check a pipeline; return the configuration of each landing. Raises PipelineError."""
+    """Check a pipeline's landings and sensors; return the configuration of each landing.
+
+    The configurations may have placeholders, in place of values that only a run knows. Raises PipelineError with the
+    problems of all landings and sensors.
+    """
     found: list[ExtractConfig] = []
     problems: list[FileProblem] = []
     for landing in compiled.landings:
@@ -90,6 +101,7 @@ def check(compiled: CompiledPipeline) -> list[ExtractConfig]:
     return found
 
 
+# Raises InvalidArgument. A sensor with templates is left to the run.
 def _check_sensor(sensor: CompiledSensor) -> None:
     # Imported here, since it imports PyIceberg's tables, and most files have no sensors.
     from airflow_lakestream.watching.checks import make_check

@@ -23,7 +23,7 @@ SCHEDULES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FileArguments:
-    """Operator arguments set by the file, by the operators' names, without defaults.
+    """Operator arguments set by a part of the file, by the operators' names, without defaults.
 
     :param places: line and column of each argument in the file; at `WHOLE_PART`, of the whole part.
     :param keys: the file's key of each argument, such as `sinks.lake.partition_by`.
@@ -34,7 +34,11 @@ class FileArguments:
     keys: Mapping[str, str] = field(default_factory=dict)
 
     def problem(self, file: str, error: LakestreamError) -> FileProblem:
-        """Return an error about an argument as a problem of the file."""
+        """Return an error about an argument as a problem of the file, with the file's key in place of the argument.
+
+        The position is that of the argument, of the nearest argument that contains it (`checks` for `checks.sql`), or
+        of the whole part.
+        """
         argument = getattr(error, "argument", "").removeprefix("landing.")
         while argument not in self.places and "." in argument:
             argument = argument.rpartition(".")[0]
@@ -49,11 +53,12 @@ class FileArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkLanding(FileArguments):
-    """Landing in a sink: arguments, mode and table format.
+    """The compiled landing into a sink: operator arguments, mode and table format.
 
     :param sink: the sink's name in the file.
-    :param apart: suffix of its names of tasks, checkpoints and connectors; empty for the sink that a file may have
-        without `input`.
+    :param apart: suffix for the names of its tasks, checkpoints and connectors; empty for a sink without `input`, of
+        which a file has at most one.
+    :param mode: append, replace or mirror, as in the file.
     """
 
     sink: str
@@ -69,11 +74,11 @@ class SinkLanding(FileArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledSensor(FileArguments):
-    """A sensor.
+    """A compiled sensor.
 
     :param kind: a key of `pipelines.operator.SENSORS`.
-    :param before: sinks whose landings wait for the sensor.
-    :param after: the sink after whose landing the sensor looks, or None if it waits for no landing.
+    :param before: names of the sinks whose landings wait for the sensor.
+    :param after: name of the sink whose landing the sensor waits for; None if it waits for no landing.
     """
 
     task_id: str
@@ -113,7 +118,7 @@ class CompiledPipeline:
 
     @property
     def cron(self) -> str | None:
-        """The schedule for Airflow, or None for a DAG without a schedule."""
+        """The schedule for Airflow: of the file, or the engine's default; None for a DAG without a schedule."""
         schedule = self.schedule or SCHEDULES[self.engine]
         return None if schedule == NEVER else "@continuous" if schedule == "continuous" else schedule
 
@@ -124,7 +129,7 @@ class CompiledPipeline:
 
     @property
     def replaces(self) -> bool:
-        """Whether a run needs a data interval."""
+        """Whether a run needs a data interval: a landing replaces the rows of the run's interval."""
         return any(landing.mode == "replace" for landing in self.landings)
 
     @property
@@ -143,7 +148,7 @@ class CompiledPipeline:
         return str(self.alerts.arguments.get("on_deadline", ""))
 
     def landing_of(self, sink: str) -> SinkLanding:
-        """Return the landing of a sink. Raises KeyError."""
+        """Return the landing of a sink. Raises KeyError if the file has no such sink."""
         return {landing.sink: landing for landing in self.landings}[sink]
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,7 +157,7 @@ class CompiledPipeline:
 
     @classmethod
     def of_dict(cls, found: Mapping[str, Any]) -> CompiledPipeline:
-        """Return a pipeline from the values of `to_dict`."""
+        """Return the pipeline of which `to_dict` returned these values, also after JSON has made lists of tuples."""
         parts = {
             "landings": tuple(_read(SinkLanding, one) for one in found["landings"]),
             "sensors": tuple(_read(CompiledSensor, one) for one in found["sensors"]),

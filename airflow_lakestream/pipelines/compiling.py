@@ -35,9 +35,12 @@ _SAMPLES = {
 
 
 def compile_document(document: YamlDocument, engine: str | None = None) -> CompiledPipeline:
-    """Return the compiled pipeline of a file. Raises PipelineError with all problems.
+    """Return the compiled pipeline of a file.
 
-    :param engine: instead of the file's own.
+    :param engine: an engine in place of the file's own.
+
+    Raises PipelineError. The checks come in stages (keys and values, flow, contradictions, literal checks); the error
+    has all problems of the first stage that fails.
     """
     content = document.content
     if not isinstance(content, dict):
@@ -60,6 +63,7 @@ def compile_document(document: YamlDocument, engine: str | None = None) -> Compi
     return compiled
 
 
+# Refusals of arguments that need no rendering, by the same checks as in the operators.
 def _wrong_literals(compiled: CompiledPipeline) -> Iterator[FileProblem]:
     for task in (*compiled.landings, *compiled.sensors):
         table_format = {"table_format": task.table_format} if isinstance(task, SinkLanding) else {}
@@ -69,6 +73,7 @@ def _wrong_literals(compiled: CompiledPipeline) -> Iterator[FileProblem]:
             yield task.problem(compiled.file, error)
 
 
+# Turns an error of pydantic into a problem; `_SAMPLES` has texts in place of pydantic's.
 def _problem(document: YamlDocument, error: Any) -> FileProblem:
     path = _in_file(document, error["loc"])
     name = ".".join(map(str, path)) or "the file"
@@ -86,7 +91,11 @@ def _problem(document: YamlDocument, error: Any) -> FileProblem:
 
 
 def _in_file(document: YamlDocument, found: tuple[str | int, ...]) -> Path:
-    """Return the part of pydantic's path within the file, without the members of a union."""
+    """Return the steps of pydantic's path that the file has.
+
+    Pydantic also has steps for the member of a union and for a wrong key; these are left out. The last step stays, even
+    if the key is missing from the file.
+    """
     found = tuple(step for step in found if step != _KEY)
     path: Path = ()
     for at, step in enumerate(found):
@@ -95,6 +104,7 @@ def _in_file(document: YamlDocument, found: tuple[str | int, ...]) -> Path:
     return path
 
 
+# The remedy for an unknown key: the closest known key, or all known keys.
 def _nearest(found: tuple[str | int, ...]) -> str:
     known = sorted({field.alias or name for part in _parts_at(found[:-1]) for name, field in part.model_fields.items()})
     near = difflib.get_close_matches(str(found[-1]), known, 1)
@@ -102,7 +112,7 @@ def _nearest(found: tuple[str | int, ...]) -> str:
 
 
 def _tags(found: tuple[str | int, ...]) -> list[str]:
-    """Return the types of a part of the file, quoted, or an empty list for a part without a type."""
+    """Return the possible values of `type` in a part of the file, quoted; an empty list for a part without `type`."""
     return [repr(one) for part in _parts_at(found) if "type" in part.model_fields for one in _types_of(part)]
 
 
@@ -111,7 +121,7 @@ def _types_of(part: type[BaseModel]) -> tuple[Any, ...]:
 
 
 def _parts_at(found: tuple[str | int, ...]) -> list[type[BaseModel]]:
-    """Return the possible models for pydantic's path: a single model, or the members of a union."""
+    """Return the possible models at pydantic's path: a single model, the members of a union, or none if unknown."""
     parts: list[type[BaseModel]] = [Pipeline]
     is_member = False
     for step in found:
@@ -136,6 +146,7 @@ def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(one)
 
 
+# The settings of the DAG, with a landing for each flow. The file has no contradictions.
 def _compiled(document: YamlDocument, pipeline: Pipeline, flows: list[RecordFlow]) -> CompiledPipeline:
     orchestration = pipeline.orchestration
     landings = tuple(_landing(document, pipeline, flow) for flow in flows)
@@ -163,6 +174,7 @@ def _compiled(document: YamlDocument, pipeline: Pipeline, flows: list[RecordFlow
     )
 
 
+# Collects a landing's arguments under the operators' names, each with its path in the file, for errors.
 def _landing(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> SinkLanding:
     source, sink, orchestration = flow.source, flow.sink, pipeline.orchestration
     landing = ArgumentCollector(flow.sink_at)
@@ -178,8 +190,10 @@ def _landing(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Si
         ("orchestration",),
         *(name for name in type(orchestration).model_fields if name not in OF_LANDING),
     )
+    # Keys with another meaning, name or default than the operator's argument.
     landing.add("kafka_conn_id", source.connection, (*flow.source_at, "connection"))
     landing.add(_sink_connection(sink), sink.connection, (*flow.sink_at, "connection"))
+    # The sink's own group, else the source's, else the pipeline's name: `add` ignores None.
     for group, path in (
         (sink.consumer_group, (*flow.sink_at, "consumer_group")),
         (source.consumer_group, (*flow.source_at, "consumer_group")),

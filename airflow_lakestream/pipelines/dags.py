@@ -47,11 +47,11 @@ correct version of the file; a new run fails.
 
 
 class BrokenPipelineWarning(UserWarning):
-    """A file in a folder of pipelines is wrong; correct files are loaded."""
+    """A file in a folder of pipelines is wrong; the correct files are loaded."""
 
 
 def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
-    """Make the DAGs; see `airflow_lakestream.pipelines.load`."""
+    """Make the DAGs of a folder and register them with Airflow; see `airflow_lakestream.pipelines.load`."""
     # A task's process looks for its own DAG, and its run checks the arguments.
     patience = None if strict else 0 if get_parsing_context().dag_id else _PATIENCE
     dags, wrong = make_dags(read_folder(folder, cache(looked_up(*airflow_variables())), patience=patience))
@@ -72,7 +72,10 @@ def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
 
 
 def make_dags(found: PipelineFolder) -> tuple[dict[str, DAG], list[BrokenFile]]:
-    """Make the DAGs of pipelines, by id; return also the wrong files."""
+    """Make the DAGs of a folder's correct files, by id; also return the wrong files.
+
+    A file of which Airflow or an operator refuses the DAG is wrong, too. The DAGs are not registered yet.
+    """
     dags: dict[str, DAG] = {}
     wrong = list(found.wrong)
     for compiled in found.right:
@@ -84,13 +87,19 @@ def make_dags(found: PipelineFolder) -> tuple[dict[str, DAG], list[BrokenFile]]:
 
 
 def find_functions(paths: Iterable[Path]) -> None:
-    """Make modules importable from Airflow's DAG folder and from the folders of these pipeline files."""
+    """Make modules importable from Airflow's DAG folder and from the folders of the given pipeline files.
+
+    The command line needs this for the functions in files; Airflow does the same for DAG files.
+    """
     folders = [conf.get("core", "dags_folder", fallback=""), *(str(path.resolve().parent) for path in paths)]
     sys.path += [folder for folder in dict.fromkeys(folders) if folder and folder not in sys.path]
 
 
 def make_dag(compiled: CompiledPipeline) -> DAG:
-    """Make a pipeline's DAG. Raises PipelineError."""
+    """Make a pipeline's DAG, without registering it.
+
+    Raises PipelineError if an argument, a function to call, or Airflow refuses the DAG.
+    """
     cron = compiled.cron
     schedule = CronDataIntervalTimetable(cron, timezone="UTC") if compiled.replaces and cron else cron
     about = f"{compiled.description or ''}\n\nThe pipeline `{compiled.file}`, by the engine `{compiled.engine}`."
@@ -106,6 +115,7 @@ def make_dag(compiled: CompiledPipeline) -> DAG:
     return dag
 
 
+# The DAG with its tasks, not registered with Airflow. `settings` are arguments of DAG; `tags` go behind the file's.
 def _dag_of(compiled: CompiledPipeline, *tags: str, **settings: Any) -> DAG:
     failing, late = _alerts(compiled)
     with DAG(
@@ -134,7 +144,8 @@ def broken_dag(broken: BrokenFile) -> DAG:
     """Make the DAG of a wrong file: without a schedule, with the problems as text, and with failing tasks.
 
     If the last correct version of the file is remembered, the DAG has the tasks of that version. Runs that began before
-    the change of the file continue with them: deferred tasks, retries, and later tasks.
+    the change of the file continue with these tasks: deferred tasks, retries, and later tasks. If these tasks can't be
+    made, tasks with the same ids fail in any run; without a last version, a single task does.
     """
     problems = "\n".join(f"* `{one}`" for one in broken.problems)
     settings: dict[str, Any] = {
@@ -174,6 +185,7 @@ class BrokenPipeline(BaseOperator):
         raise AirflowFailException(self.problem)
 
 
+# Returns the `execute` of a task of a broken pipeline: it fails, except in runs from before the change, at `since`.
 def _failing(text: str, since: float) -> Callable[..., Any]:
     def execute(context: Context) -> Any:
         run = context.get("dag_run")
@@ -186,6 +198,7 @@ def _failing(text: str, since: float) -> Callable[..., Any]:
     return execute
 
 
+# If the last version's tasks can't be made, failing tasks take their ids, so that their history stays on the page.
 def _task_ids(broken: BrokenFile) -> Iterator[str]:
     if broken.last is None:
         yield "land"
@@ -193,6 +206,7 @@ def _task_ids(broken: BrokenFile) -> Iterator[str]:
         yield from (call.task_id for call in calls_of(broken.last))
 
 
+# Makes the tasks in the current DAG. Raises PipelineError with all arguments that operators refuse.
 def _make_tasks(compiled: CompiledPipeline) -> None:
     made: dict[str, Any] = {}
     problems: list[FileProblem] = []
@@ -211,7 +225,7 @@ def _make_tasks(compiled: CompiledPipeline) -> None:
 
 
 def _alerts(compiled: CompiledPipeline) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the alert arguments of each task, and of the DAG."""
+    """Return the alert arguments of each task, and of the DAG. Raises PipelineError for an unusable function."""
     functions, most = compiled.on_failure, compiled.deadline
     try:
         failing = {"on_failure_callback": [_function("on_failure", one) for one in functions]} if functions else {}
@@ -221,6 +235,7 @@ def _alerts(compiled: CompiledPipeline) -> tuple[dict[str, Any], dict[str, Any]]
     return failing, late
 
 
+# Raises InvalidArgument if the function can't be imported, or is not async.
 def _deadline(most: float, function: str) -> Any:
     # Not at the top: a parse of 500 files works without it. Airflow 3.1 has it in this module alone.
     from airflow.sdk.definitions.deadline import (  # type: ignore[attr-defined]  # 3.3 has moved one, and leaves it here
@@ -237,7 +252,12 @@ def _deadline(most: float, function: str) -> Any:
 
 
 def _function(argument: str, name: str) -> Any:
-    """Import a function. Raises InvalidArgument."""
+    """Return the function `module:function`.
+
+    Raises InvalidArgument if the import fails or if the result is not callable.
+
+    :param argument: the file's key with the name, for the error.
+    """
     module, _, function = name.partition(":")
     try:
         found = getattr(import_module(module), function)

@@ -16,9 +16,9 @@ _PATH: Path = ("transformations",)
 
 @dataclass(frozen=True)
 class RecordFlow:
-    """The flow into a sink: the source, and the transformations in order.
+    """The flow of records into a sink: the source, and the transformations in order.
 
-    :param last_at: position of the last transformation in the file, or of the list without transformations.
+    :param last_at: path of the last transformation in the file; of the list, without transformations.
     """
 
     source_name: str
@@ -40,7 +40,11 @@ class RecordFlow:
 
     @property
     def statement(self) -> str | None:
-        """The combined statement of all transformations, or None without transformations."""
+        """All transformations as a single SQL statement, or None without transformations.
+
+        Each transformation except the last becomes a common table expression (WITH) of its name, which the next reads
+        from.
+        """
         parts, source = [], "{{ input }}"
         for step in self.steps:
             # On a line of its own, since a statement may end with a comment.
@@ -54,7 +58,10 @@ class RecordFlow:
         return "WITH " + ",\n".join(f'"{name}" AS (\n{sql}\n)' for name, sql in before) + f"\n{last}"
 
     def step_at(self, line: int, column: int) -> tuple[Transformation, int, int]:
-        """Return the transformation at a position of the statement, and the position in the transformation; from 1."""
+        """Return the transformation at a position of `statement`, and the position in the transformation's SQL.
+
+        Lines and columns count from 1.
+        """
         first, *later = self.steps
         for step in [first, *later]:
             # Each step except the last has a line with its name before its SQL, and a closing line after it.
@@ -73,10 +80,15 @@ class RecordFlow:
 
 
 def record_flows(pipeline: Pipeline) -> list[RecordFlow]:
-    """Return the flow into each sink of a pipeline without problems in `check_flow`."""
+    """Return the flow into each sink, followed back from the sink to the source.
+
+    The pipeline must have passed `check_flow`: an unknown input raises KeyError, a circle of transformations never
+    ends.
+    """
     steps = {step.name: step for step in pipeline.transformations}
     places = {step.name: (*_PATH, at) for at, step in enumerate(pipeline.transformations)}
     found = []
+    # `here` is the name of a source or a transformation; `back` collects transformations, the last first.
     for name, here in _inputs(pipeline).items():
         last_at, back = places.get(here, _PATH), []
         while here in steps:
@@ -87,7 +99,10 @@ def record_flows(pipeline: Pipeline) -> list[RecordFlow]:
 
 
 def check_flow(document: YamlDocument, pipeline: Pipeline) -> list[FileProblem]:
-    """Return the problems in the flow from each source, through each transformation, into a sink."""
+    """Return the problems in the flow from each source, through each transformation, into a sink.
+
+    The checks come in order (names, sinks, unused parts); only the problems of the first check that fails are returned.
+    """
     for look in (_of_names, _of_sinks, _of_use):
         # Earlier problems cause later ones.
         if problems := list(look(document, pipeline)):
@@ -115,6 +130,7 @@ def _unknown(name: str, known: Mapping[str, int]) -> str:
     return f"there is no {name!r} to read from; there are {', '.join(known)}."
 
 
+# A sink may leave out its input if it is the only one, and if exactly one source or step is read by no name.
 def _of_sinks(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
     without = [name for name, sink in pipeline.sinks.items() if sink.input is None]
     for name in without[1:]:
@@ -129,6 +145,7 @@ def _of_sinks(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProble
         )
 
 
+# Finds transformations and sources from which no sink reads, directly or through transformations.
 def _of_use(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
     by_name = {step.name: step for step in pipeline.transformations}
     used: set[str] = set()
@@ -148,6 +165,7 @@ def _of_use(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]
             yield document.problem(("sources", name), problem)
 
 
+# A step is in a circle if the walk back from its input returns to it; a step behind a circle is not.
 def _is_circle(step: Transformation, by_name: Mapping[str, Transformation]) -> bool:
     here, visited = step.input, set[str]()
     while here in by_name and here not in visited:
@@ -157,12 +175,15 @@ def _is_circle(step: Transformation, by_name: Mapping[str, Transformation]) -> b
 
 
 def _inputs(pipeline: Pipeline) -> dict[str, str]:
-    """Return the input of each sink; a sink without `input` reads the only unread source or transformation."""
+    """Return the input of each sink by the sink's name.
+
+    A sink without `input` reads the only source or transformation that nobody else reads.
+    """
     return {name: sink.input or _ends(pipeline)[0] for name, sink in pipeline.sinks.items()}
 
 
 def _ends(pipeline: Pipeline) -> list[str]:
-    """Return the sources and transformations without a reader by name."""
+    """Return the names of sources and transformations that no `input` contains."""
     read = {step.input for step in pipeline.transformations} | {sink.input for sink in pipeline.sinks.values()}
     names = [*pipeline.sources, *(step.name for step in pipeline.transformations)]
     return [name for name in names if name not in read]

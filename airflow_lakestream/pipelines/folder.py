@@ -34,8 +34,8 @@ class BrokenFile:
     """A wrong file of a folder.
 
     :param name: the id of its DAG, unique in the folder.
-    :param last: its last correct version, or None if it is not remembered.
-    :param since: when the file was changed on this machine, in seconds since the epoch.
+    :param last: its last correct version; None if it is not remembered, or if it had another name.
+    :param since: when the file was changed on this machine, in seconds since the epoch; 0 if unknown.
     """
 
     file: str
@@ -53,7 +53,7 @@ class PipelineFolder:
     wrong: tuple[BrokenFile, ...]
 
     def check(self) -> None:
-        """Raise PipelineError with all problems in all files."""
+        """Raise PipelineError with all problems of all files, if there are any."""
         if self.wrong:
             raise PipelineError([problem for one in self.wrong for problem in one.problems])
 
@@ -61,14 +61,14 @@ class PipelineFolder:
 def read_folder(
     folder: Path, lookup: Callable[[str], str], memory: Path | None = None, *, patience: float | None = None
 ) -> PipelineFolder:
-    """Read the pipelines of a folder and all subfolders.
+    """Read and check the pipelines of a folder and all subfolders; update the memory on disk.
+
+    Wrong files are part of the result. PipelineError is raised only if the folder does not exist.
 
     :param lookup: returns the value of `${NAME}`; see `variables.looked_up`.
     :param memory: file with the memory of compiled pipelines; default: below AIRFLOW_HOME.
-    :param patience: seconds for the check of DDL and SQL that was not checked before. Files not checked by then
-        are accepted, and checked by the next call; a check that takes longer is left to the run. None: check all files.
-
-    Raises PipelineError if the folder does not exist.
+    :param patience: seconds for the check of DDL and SQL that was not checked before. Files not checked by then are
+        accepted, and checked by the next call; a check that takes longer is left to the run. None: check all files.
     """
     if not folder.is_dir():
         raise PipelineError([FileProblem(str(folder), 0, 0, "there is no such folder of pipelines.")])
@@ -85,6 +85,7 @@ def read_folder(
     try:
         wrong |= {one.file: problems for one in found if (problems := remembered.checked(one, until))}
         found = [one for one in found if one.file not in wrong]
+        # A name belongs to the file that had it at the last call, so a new file with the same name is the wrong one.
         for problem in _clashes(sorted(found, key=lambda one: remembered.name_of(one.file) != one.name)):
             wrong.setdefault(problem.file, []).append(problem)
     finally:
@@ -95,7 +96,7 @@ def read_folder(
 
 
 def read_path(path: Path, lookup: Callable[[str], str]) -> PipelineFolder:
-    """Read the pipelines of a folder, or the pipeline of a file, and check all."""
+    """Read and check the pipelines of a folder, or of a single file; wrong files are part of the result."""
     if path.is_dir():
         return read_folder(path, lookup)
     try:
@@ -110,6 +111,7 @@ def read_path(path: Path, lookup: Callable[[str], str]) -> PipelineFolder:
     )
 
 
+# Ids for the DAGs of wrong files: the name in the file, else the last name, else one made of the path.
 def _broken(
     folder: Path, wrong: Mapping[str, list[FileProblem]], remembered: PipelineMemory, taken: set[str]
 ) -> Iterator[BrokenFile]:
@@ -133,7 +135,7 @@ def _changed_at(path: Path) -> float:
 
 
 def _name_in(path: Path) -> str | None:
-    """Return the pipeline's name in a file, or None if not found."""
+    """Return the pipeline's name from a wrong file, found by a pattern; None if it is not found."""
     with suppress(PipelineError):
         match = _NAME.search(text_of(path, path.name))
         return match[1] if match else None
@@ -141,11 +143,15 @@ def _name_in(path: Path) -> str | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the pipeline files, without hidden files, like the files behind the links of a ConfigMap."""
+    """Return the paths of pipeline files, sorted, without files in hidden folders and hidden files.
+
+    A mounted ConfigMap has each file twice: as a link, and in a hidden folder.
+    """
     found = (one for one in folder.rglob("*") if one.suffix in _SUFFIXES and one.is_file())
     return sorted(one for one in found if not any(part[0] == "." for part in one.relative_to(folder).parts))
 
 
+# Files with the name or the connector of an earlier file; the order decides which file is wrong.
 def _clashes(found: Iterable[CompiledPipeline]) -> Iterator[FileProblem]:
     first: dict[str, CompiledPipeline] = {}
     connectors: dict[str, CompiledPipeline] = {}

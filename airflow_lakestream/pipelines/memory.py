@@ -1,4 +1,4 @@
-"""Compiled pipelines, stored on disk by the content of the files and the variables."""
+"""Compiled pipelines, stored on disk by the content of the files and the values of the variables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEFT = 3600.0
 
 
 def memory_of(folder: Path) -> Path:
-    """Return the file with the memory of a folder, below AIRFLOW_HOME."""
+    """Return the path of the memory of a folder, below AIRFLOW_HOME. The path depends on the folder's absolute path."""
     home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow").expanduser()
     return home / "lakestream" / "pipelines" / f"{_digest(str(folder.resolve()))}.json"
 
@@ -41,12 +41,22 @@ _VERSION = _digest(__version__, "files", "checked", *(one.name for one in fields
 
 
 def _seal(content: bytes) -> bytes:
-    """Return the first line of a memory written by this code and not changed since."""
+    """Return the first line of a memory with this content.
+
+    A memory with another first line counts as empty: another version of the code wrote it, or it is damaged.
+    """
     return hashlib.sha256(_VERSION.encode() + content).hexdigest().encode()
 
 
 class PipelineMemory:
-    """Compiled pipelines of files, by content and variables. A damaged memory counts as empty."""
+    """Compiled pipelines of files, by content and variables. A damaged memory counts as empty.
+
+    `read` and `checked` collect the entries of the current load; only `write` stores them, in place of the earlier
+    entries.
+
+    :param path: the file of the memory.
+    :param lookup: returns the value of a variable, see `variables.looked_up`.
+    """
 
     def __init__(self, path: Path, lookup: Callable[[str], str]) -> None:
         self._path = path
@@ -63,7 +73,10 @@ class PipelineMemory:
                 self._before, self._checked_before = found["files"], found["checked"]
 
     def read(self, path: Path, name: str) -> CompiledPipeline:
-        """Return a file's pipeline. Raises PipelineError."""
+        """Return a file's pipeline, from the memory if content and variables are unchanged. Raises PipelineError.
+
+        :param name: the file's path in the folder: its name in the memory and in errors.
+        """
         text = text_of(path, name)
         entry = self._before.get(name)
         if entry is not None and entry["key"] == self._key(text, entry["variables"]):
@@ -75,9 +88,12 @@ class PipelineMemory:
         return compiled
 
     def checked(self, compiled: CompiledPipeline, until: float | None) -> list[FileProblem]:
-        """Return the problems of a loaded pipeline, or an empty list if not known yet.
+        """Return the problems of a pipeline that `read` has returned; empty if it is correct or not checked yet.
 
-        :param until: end of new checks, by the monotonic clock; None: check without limit.
+        A check that takes more than ten seconds is given up and noted, and not tried again for the same content.
+
+        :param until: end of new checks, by the monotonic clock: later, only known problems are returned. None: check
+            without a limit, also after a check that was given up.
         """
         key = _digest(compiled.file, self._now[compiled.file]["key"])
         known = self._checked_before.get(key)
@@ -94,19 +110,21 @@ class PipelineMemory:
         return [] if known in (None, _LATE) else [FileProblem(**one) for one in known]
 
     def name_of(self, file: str) -> str | None:
-        """Return the name of a file's last correct pipeline, or None if not remembered."""
+        """Return the name of a file's last correct pipeline, or None if it is not remembered."""
         entry = self._before.get(file)
         return None if entry is None else entry["compiled"]["name"]
 
     def last_of(self, file: str) -> CompiledPipeline | None:
-        """Return a file's last correct pipeline, or None if not remembered."""
+        """Return a file's last correct pipeline, or None if it is not remembered."""
         entry = self._before.get(file)
         return None if entry is None else CompiledPipeline.of_dict(entry["compiled"])
 
     def write(self, wrong: Iterable[str]) -> None:
-        """Store the loaded pipelines, and the last correct versions of wrong files.
+        """Store the loaded pipelines, and the last correct versions of wrong files; forget files that are gone.
 
         If the disk can't be written, the next parse reads the files again.
+
+        :param wrong: names of the wrong files.
         """
         for name in wrong:
             self._now.pop(name, None)
@@ -133,6 +151,7 @@ class PipelineMemory:
             if time.time() - one.stat().st_mtime > _LEFT:
                 one.unlink()
 
+    # The empty key fits no entry: the file is then read again, and the error of the missing variable raised.
     def _key(self, text: str, variables: list[str]) -> str:
         try:
             return _digest(text, *(f"{name}={self._lookup(name)}" for name in variables))

@@ -234,7 +234,11 @@ class Pipeline(Part):
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of files; numbers and choices may also be `${VARIABLES}`, and numbers in quotes."""
+    """Return the JSON Schema of pipeline files.
+
+    Beyond the model, each number, boolean and choice may be a text with `${VARIABLES}`, and numbers and booleans may be
+    in quotes.
+    """
     found = Pipeline.model_json_schema(by_alias=True)
     found["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     found["title"] = "airflow_lakestream pipeline"

@@ -33,11 +33,12 @@ _CONVERTERS = {
 
 @dataclass(frozen=True)
 class KnownSensor:
-    """A sensor available in files.
+    """A sensor that pipeline files can use: module and name of its class.
 
-    :param check: the name of its check; see `watching.checks`.
-    :param defaults: arguments of the check that the sensor sets.
-    :param of_airflow: arguments that the check does not take.
+    :param check: name of its check in `watching.checks`, by which the arguments are checked without Airflow.
+    :param defaults: arguments that the check requires and the file may leave out; placeholders if only Airflow knows
+        them.
+    :param of_airflow: arguments of the sensor that the check does not take.
     """
 
     module: str
@@ -70,11 +71,11 @@ SENSORS: Mapping[str, KnownSensor] = {
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """Call for a task, or for a group of tasks: `module.name(first, **arguments)`.
+    """Call for a task, or for a group of tasks: `module.name(**first, **arguments)`.
 
-    :param first: the argument with its id.
-    :param in_file: its arguments and positions in the file.
-    :param after: the ids of the tasks that it waits for.
+    :param first: the argument with its id, `task_id` or `group_id`.
+    :param in_file: its arguments and positions in the file, for errors.
+    :param after: the ids of the tasks and groups that it waits for.
     """
 
     module: str
@@ -91,7 +92,7 @@ class OperatorCall:
 
 
 def calls_of(compiled: CompiledPipeline) -> Iterator[OperatorCall]:
-    """Yield the calls for a pipeline's tasks; each call after the calls of tasks to wait for."""
+    """Yield the calls for a pipeline's tasks. The tasks that a call waits for come before the call."""
     for sensor in compiled.sensors:
         if sensor.after is None:
             yield _of_sensor(sensor)
@@ -108,6 +109,7 @@ def _of_sensor(sensor: CompiledSensor, *after: str) -> OperatorCall:
     return OperatorCall(known.module, known.name, {"task_id": sensor.task_id}, sensor.arguments, sensor, after)
 
 
+# The operator of a landing, or the function that makes a group of tasks, by engine and mode.
 def _of_landing(compiled: CompiledPipeline, landing: SinkLanding, after: tuple[str, ...]) -> OperatorCall:
     first = {"task_id": landing.task_id}
     if compiled.engine == "flink":
@@ -130,16 +132,17 @@ def _of_landing(compiled: CompiledPipeline, landing: SinkLanding, after: tuple[s
 
 
 def app_of(landing: SinkLanding) -> str:
-    """Return the bundled Spark app of a landing."""
+    """Return the name of the bundled Spark app for a landing, such as `cdc_to_delta`."""
     kind = "cdc" if landing.mode == "mirror" else "kafka"
     return f"{kind}_to_{TableFormat(landing.table_format)}"
 
 
 def connector_of(compiled: CompiledPipeline, landing: SinkLanding) -> str:
-    """Return the name of a landing's connector."""
+    """Return the name of a landing's connector in Kafka Connect: of the file, or the pipeline's name."""
     return with_suffix(str(compiled.own.get("connector", compiled.name)), _OF_CONNECTORS, landing.apart)
 
 
+# A landing's arguments belong to the app's configuration, except arguments of the submission.
 def _of_spark(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any]:
     arguments = dict(landing.arguments)
     connections = {name: arguments.pop(name) for name in _CONNECTIONS if name in arguments}
@@ -151,6 +154,7 @@ def _of_spark(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any
     for key, argument in (("max_records", "max_offsets_per_trigger"), ("parallelism", "total_executor_cores")):
         if key in arguments:
             found[argument] = arguments.pop(key)
+    # Without a continuous schedule the default trigger stays: each run reads all records up to now, and ends.
     every = arguments.pop("checkpoint_interval", 60)
     location = _place(own, landing)
     if landing.mode != "replace":
@@ -160,6 +164,7 @@ def _of_spark(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any
     return {**found, **_deferred(compiled), **own, "app_config": arguments}
 
 
+# A landing's arguments are Flink's operator's own, except a few with another name.
 def _of_flink(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any]:
     arguments, own = dict(landing.arguments), dict(compiled.own)
     if "schema" in arguments and ("sql" not in arguments or arguments.get("sql_input") == "decoded"):
@@ -188,7 +193,10 @@ def _of_connect(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, A
 
 
 def _place(own: dict[str, Any], landing: SinkLanding) -> str:
-    """Remove the checkpoint location from the engine's settings; return the location for the landing's sink."""
+    """Return the checkpoint location of a landing, and remove the setting from the engine's own settings.
+
+    The location of the file is shared by all sinks, so a sink's suffix is added.
+    """
     location = own.pop("checkpoint_location", None) or _CHECKPOINTS
     return with_suffix(str(location).rstrip("/") if landing.apart else str(location), _OF_PLACES, landing.apart)
 

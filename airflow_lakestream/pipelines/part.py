@@ -43,6 +43,7 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 Named = Annotated[str, Field(pattern=NAME)]
 
 
+# The JSON Schema of a list of texts, or of a single text in its place; the arguments restrict each text.
 def _listed(**one: Any) -> WithJsonSchema:
     # A variable may be longer than its value.
     item = {"anyOf": [{"type": "string", **one}, {"type": "string", "pattern": r"\$\{"}]} if one else {"type": "string"}

@@ -28,7 +28,7 @@ _DEADLINES = "from airflow.sdk.definitions.deadline import AsyncCallback, Deadli
 
 
 def python_of(compiled: CompiledPipeline) -> str:
-    """Return the text of the file."""
+    """Return the text of a DAG file whose DAG equals the pipeline's."""
     calls = list(calls_of(compiled))
     replaces = compiled.replaces and compiled.cron
     year, month, day = (int(part) for part in compiled.start_date.split("-"))
@@ -75,7 +75,10 @@ def python_of(compiled: CompiledPipeline) -> str:
 
 
 def _tasks(calls: Sequence[OperatorCall]) -> str:
-    """Return the calls, and the dependencies between tasks. A task gets a name only for a dependency."""
+    """Return the text of the calls, and of the dependencies between tasks.
+
+    A task is assigned to a variable only if it has a dependency.
+    """
     waited = {one for call in calls for one in call.after}
     names: dict[str, str] = {}
     made, waits = [], []
@@ -95,7 +98,7 @@ def _tasks(calls: Sequence[OperatorCall]) -> str:
 
 
 class _PythonCode(str):
-    """Python code for output without quotes."""
+    """Python code, for output without quotes among values."""
 
     __slots__ = ()
 
@@ -104,10 +107,12 @@ def _called(function: str) -> _PythonCode:
     return _PythonCode(function.replace(":", "."))
 
 
+# One line for each keyword argument.
 def _keywords(given: Mapping[str, Any], indent: int) -> str:
     return "".join(f"{' ' * indent}{name}={_python(value, indent)},\n" for name, value in given.items())
 
 
+# A value as Python code: `repr`, but nested mappings and texts of several lines are broken into lines.
 def _python(value: Any, indent: int) -> str:
     if isinstance(value, _PythonCode):
         return str(value)

@@ -17,15 +17,21 @@ _MOST_BYTES = 1 << 20
 
 
 def read_file(path: Path, lookup: Callable[[str], str], *, engine: str | None = None) -> CompiledPipeline:
-    """Return the pipeline of a file. Raises PipelineError.
+    """Return the pipeline of a file, compiled, without a check of DDL and SQL. Raises PipelineError.
 
-    :param engine: instead of the file's own.
+    :param lookup: returns the value of `${NAME}`; see `variables.looked_up`.
+    :param engine: an engine in place of the file's own.
     """
     return read_text(text_of(path, str(path)), str(path), lookup, engine)[0]
 
 
 def text_of(path: Path, name: str) -> str:
-    """Return a file's text. Raises PipelineError."""
+    """Return a file's text.
+
+    Raises PipelineError if the file can't be read, is larger than a mebibyte, or is not UTF-8.
+
+    :param name: the file's name in errors.
+    """
     try:
         with path.open("rb") as file:
             # A device or a pipe may never end.
@@ -43,7 +49,12 @@ def text_of(path: Path, name: str) -> str:
 def read_text(
     text: str, name: str, lookup: Callable[[str], str], engine: str | None = None
 ) -> tuple[CompiledPipeline, frozenset[str]]:
-    """Return a text's pipeline, and the names of its variables. Raises PipelineError."""
+    """Return the compiled pipeline of a file's text, and the names of its variables. Raises PipelineError.
+
+    :param name: the file's name in errors.
+    :param lookup: returns the value of `${NAME}`; see `variables.looked_up`.
+    :param engine: an engine in place of the file's own.
+    """
     # Imported here, since files in the memory do not need it.
     from airflow_lakestream.pipelines.compiling import compile_document
     from airflow_lakestream.pipelines.yaml_file import read_document
@@ -53,7 +64,7 @@ def read_text(
 
 
 def problems_of(compiled: CompiledPipeline) -> list[FileProblem]:
-    """Return the problems of a pipeline's DDL and SQL, and other refusals of a run."""
+    """Return the problems of a pipeline that `check` finds: of DDL and SQL, and other refusals of a run."""
     # Imported here, since it imports PyIceberg's types, and unchanged files are not checked again.
     from airflow_lakestream.pipelines.check import check
 
@@ -65,7 +76,10 @@ def problems_of(compiled: CompiledPipeline) -> list[FileProblem]:
 
 
 def problems_within(seconds: float, compiled: CompiledPipeline) -> list[FileProblem] | None:
-    """Return the problems within a time, or None if this process can't check. Raises TimeoutError."""
+    """Return the problems that `problems_of` finds within a time, or None if it fails in this process.
+
+    A failure is logged. Raises TimeoutError after the time; the check then continues in a thread, without use.
+    """
     found: list[list[FileProblem] | None] = []
 
     def look() -> None:

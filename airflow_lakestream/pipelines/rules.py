@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def flink_problems(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
-    """Yield problems of a sink's statement for Flink. A statement with templates is left to the run."""
+    """Yield the problems of a flow's SQL for Flink. A statement with templates yields none: its run checks it."""
     # Imported here, since DuckDB takes a tenth of a second to import, and unchanged files are not compiled again.
     from airflow_lakestream.transform.raw_input import RAW_SCHEMA
     from airflow_lakestream.transform.to_flink.part import NotCommon
@@ -56,6 +56,7 @@ def flink_problems(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow)
         yield document.problem((*flow.last_at, "sql"), str(refused))
 
 
+# The columns that the SQL reads: of the source's DDL, and the default metadata columns.
 def _decoded(schema: str) -> pa.Schema:
     import pyarrow as pa
 
@@ -98,6 +99,9 @@ _NOT_ON_SPARK = {
 def contradictions(document: YamlDocument, pipeline: Pipeline, found: Sequence[RecordFlow]) -> Iterator[FileProblem]:
     """Yield the contradictions in a file with correct keys and values and a correct flow.
 
+    Their kinds: templates that no task renders, the schedule, sinks in conflict, keys that the engine or the mode does
+    not use, and sensors.
+
     :param found: the flow into each sink.
     """
     is_spark = pipeline.orchestration.engine == "spark"
@@ -134,6 +138,7 @@ def _templates(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
         yield path, value
 
 
+# Whether a task renders a template at this path of the file. SQL is the only key of a transformation with templates.
 def _is_rendered(path: Path) -> bool:
     part = path[0]
     if part == "transformations":
@@ -142,7 +147,10 @@ def _is_rendered(path: Path) -> bool:
 
 
 def _of_neighbours(document: YamlDocument, pipeline: Pipeline, found: Sequence[RecordFlow]) -> Iterator[FileProblem]:
-    """Yield conflicts between sinks: the same table, or the same consumer group on a topic."""
+    """Yield conflicts between sinks, and unfit names of sinks.
+
+    Two sinks conflict if they have the same table, or the same consumer group on a common topic.
+    """
     for at, flow in enumerate(found):
         if flow.sink.input is not None and not re.match(NAME, flow.sink_name):
             problem = f"{flow.sink_name!r} is in names of tasks: letters, digits, - and _ only, and no digit first."
@@ -181,6 +189,8 @@ def _matches(pattern: str, topic: str) -> bool:
         return False
 
 
+# Contradictions of schedule, mode and alerts. A missing schedule counts as continuous here, for any engine: a file with
+# mode replace has to name a cron schedule.
 def _of_schedule(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
     orchestration = pipeline.orchestration
     schedule = (orchestration.schedule or "continuous").removeprefix("@")
@@ -221,7 +231,10 @@ def _of_engine(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> 
 
 
 def _of_branches(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
-    """Yield settings unfit for engines with a branch, since Flink and Connect do not use our decoding."""
+    """Yield the settings of a flow unfit for Flink or Connect, which do not use this package's decoding.
+
+    Also yield the problems of transformations: Flink translates SQL, Connect takes none.
+    """
     engine = pipeline.orchestration.engine
     takes, whose = ON_BRANCHES[engine], f"is not for the engine {engine}. Leave it out, or take another engine."
     if flow.steps and engine == "flink":
@@ -258,6 +271,7 @@ def _of_their_formats(document: YamlDocument, engine: str, flow: RecordFlow) -> 
         yield document.problem(at, f"{engine} reads JSON here.")
 
 
+# A DDL may have a time column made from a field of another type; only this package's decoding makes these times.
 def _of_made_times(document: YamlDocument, engine: str, schema: str | None, path: Path) -> Iterator[FileProblem]:
     if schema is None:
         return

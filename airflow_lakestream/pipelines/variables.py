@@ -15,7 +15,10 @@ _WHERE = "Secrets belong into an Airflow connection: write its id."
 
 
 def looked_up(variable: Callable[[str], object], connection: Callable[[str], Mapping[str, object] | None]) -> Lookup:
-    """Return a function from names to values. The function raises LookupError with the problem, never with a value.
+    """Return a function from the name in `${NAME}` to the value.
+
+    The function raises LookupError for an unknown or malformed name, and for a secret. The error's text is the problem,
+    and never contains the value.
 
     :param variable: returns an Airflow variable, or None.
     :param connection: returns the fields of a connection, or None. Only fields that are not secret are used.

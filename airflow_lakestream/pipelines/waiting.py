@@ -27,13 +27,17 @@ _ENDLESS = ("flink", "connect")
 
 
 def check_sensors(document: YamlDocument, pipeline: Pipeline, found: Sequence[RecordFlow]) -> Iterator[FileProblem]:
-    """Yield the contradictions in sensors with correct keys and values."""
+    """Yield the contradictions in sensors with correct keys and values, and in `quality.freshness`.
+
+    :param found: the flow into each sink.
+    """
     for name, sensor in pipeline.orchestration.sensors.items():
         yield from _of_sensor(document, pipeline, (*_AT, name), sensor)
     for flow in found:
         yield from _of_freshness(document, pipeline, flow)
 
 
+# A sensor has a subject: a sink of the file (`of`), or a table, checkpoint or group of its own.
 def _of_sensor(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[FileProblem]:
     known = ", ".join(pipeline.sinks)
     for key, sinks in (("sinks", sensor.sinks or ()), ("of", (sensor.of,) if sensor.of is not None else ())):
@@ -56,7 +60,7 @@ def _of_sensor(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: A
 
 
 def _of_a_sink(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[FileProblem]:
-    """Yield the problems of a sensor with a sink of the file as subject."""
+    """Yield the problems of a sensor with `of`: the sensor looks at the table of a sink of the file."""
     for key in (*_OF_SINK, *_CONNECTIONS):
         if getattr(sensor, key, None) is not None:
             yield document.problem((*path, key), f"{key} is set by the sink {sensor.of}. Leave it out.")
@@ -73,6 +77,7 @@ def _of_a_sink(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: A
         yield document.problem((*path, "of"), problem)
 
 
+# `freshness` of a sink's quality becomes a sensor after the landing, see `freshness_after`; so the landing must end.
 def _of_freshness(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     orchestration, path = pipeline.orchestration, (*_quality_at(flow), "freshness")
     if (quality := flow.sink.quality or pipeline.quality).freshness is None:
@@ -99,7 +104,10 @@ def _of_freshness(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) 
 def compiled_sensors(
     document: YamlDocument, pipeline: Pipeline, landings: Sequence[SinkLanding]
 ) -> Iterator[CompiledSensor]:
-    """Yield the sensors of a file without problems in `check_sensors`."""
+    """Yield the compiled sensors of `orchestration.sensors`. The file must have passed `check_sensors`.
+
+    Raises PipelineError for an invalid timeout or poke interval.
+    """
     of_sinks = {landing.sink: landing for landing in landings}
     for name, sensor in pipeline.orchestration.sensors.items():
         path = (*_AT, name)
@@ -121,7 +129,10 @@ def compiled_sensors(
 def freshness_after(
     document: YamlDocument, pipeline: Pipeline, flow: RecordFlow, landing: SinkLanding
 ) -> CompiledSensor | None:
-    """Return the sensor for the table's freshness after a landing, or None without such a setting."""
+    """Return the sensor that checks a sink's freshness after its landing, or None without `quality.freshness`.
+
+    The sensor looks once, and fails if the table lacks a record older than the setting.
+    """
     quality = flow.sink.quality or pipeline.quality
     if quality.freshness is None:
         return None
@@ -136,12 +147,16 @@ def freshness_after(
     return CompiledSensor(task_id=task_id, kind="lag", after=landing.sink, **found.to_fields(document))
 
 
+# Names of the sinks whose landings wait for the sensor: all by default.
 def _waiters(pipeline: Pipeline, sensor: AnySensor) -> list[str]:
     return [] if sensor.when == "beside" else list(pipeline.sinks) if sensor.sinks is None else sensor.sinks
 
 
 def _subject(landing: SinkLanding, *, is_table: bool) -> Mapping[str, Any]:
-    """Return the sensor arguments for the table of a landing."""
+    """Return a sensor's arguments for a look at the table of a sink, from the arguments of the sink's landing.
+
+    :param is_table: the sensor is for Iceberg tables only, and has no argument `table_format`.
+    """
     arguments = landing.arguments
     found = {key: arguments[key] for key in ("table", "consumer_group", *_CONNECTIONS) if key in arguments}
     if not is_table:

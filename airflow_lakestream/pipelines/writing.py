@@ -22,7 +22,10 @@ _SECTIONS = {
 
 
 def pipeline_text(file: DagFile) -> str:
-    """Return the text of the pipeline's file. Raises PipelineError if a pipeline can't express the DAG file."""
+    """Return the text of the pipeline's file, equivalent to a DAG file.
+
+    Raises PipelineError if a pipeline can't express the DAG file.
+    """
     parts = _parts(file)
     text = _HEAD + "".join(
         f"{_SECTIONS[name]}\n{dumped({name: part})}" if name in _SECTIONS else dumped({name: part})
@@ -32,6 +35,7 @@ def pipeline_text(file: DagFile) -> str:
     return text
 
 
+# The file's content by sections; arguments are in the source, except those about the table.
 def _parts(file: DagFile) -> dict[str, Any]:
     decoding = {name: list(value) if isinstance(value, list) else str(value) for name, value in file.decoding.items()}
     sql, sql_input = decoding.pop("sql", None), decoding.pop("sql_input", None)
@@ -66,7 +70,7 @@ def _parts(file: DagFile) -> dict[str, Any]:
 
 
 def _name_of(topic: str) -> str:
-    """Return the source's name for transformations."""
+    """Return a name for the source, made of the topic's: letters, digits, - and _ only."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", topic)[:100]
     return name if name[0].isalpha() or name[0] == "_" else f"_{name[:99]}"
 
@@ -85,7 +89,7 @@ _PipelineDumper.add_representer(str, _PipelineDumper.represent_str)
 
 
 def dumped(part: Any) -> str:
-    """Return a part of a file as YAML; `read_document` reads the same part back."""
+    """Return a part of a pipeline as YAML; `read_document` reads an equal part back."""
     text: str = yaml.dump(part, Dumper=_PipelineDumper, sort_keys=False, allow_unicode=True, width=100)
     return text
 

@@ -26,6 +26,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class YamlDocument:
     """Content of a file: mappings, lists, texts, numbers, booleans and None; and the position of each.
 
+    :param places: line and column of each value by its path; for a value of a mapping, the position of its key.
     :param variables: the names in `${...}`.
     """
 
@@ -35,21 +36,22 @@ class YamlDocument:
     variables: frozenset[str]
 
     def place(self, path: Path) -> Place:
-        """Return the position of a value, or of the parent if the value is missing."""
+        """Return the position of a value, or of the nearest part around it if the value is missing."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, (1, 1))
 
     def problem(self, path: Path, text: str) -> FileProblem:
-        """Return a problem about a value."""
+        """Return a problem at the position of a value."""
         return FileProblem(self.file, *self.place(path), text)
 
 
 def read_document(file: str, text: str, lookup: Callable[[str], str]) -> YamlDocument:
     """Read a file's text; `${NAME}` becomes the result of `lookup` for the name, `$$` a dollar sign.
 
-    Dates stay text. Raises PipelineError for invalid YAML, for duplicate keys, for aliases, merges and tags, and for a
-    variable that `lookup` does not find (it raises LookupError with the reason).
+    A variable's value is always text, and is not read as YAML. Dates stay text. Raises PipelineError for invalid YAML,
+    for duplicate keys, for aliases, merges and tags, and for a variable that `lookup` does not find (it raises
+    LookupError with the reason).
     """
     try:
         node = None if (deep := _too_deep(text)) else yaml.compose(text, Loader=_Loader)
@@ -71,9 +73,10 @@ def read_document(file: str, text: str, lookup: Callable[[str], str]) -> YamlDoc
 
 
 def _too_deep(text: str) -> yaml.Mark | None:
-    """Return the position of the first value nested deeper than in any pipeline, or None.
+    """Return the position of the first value nested more than 50 levels deep, or None.
 
     The composer calls itself for each level, and the C version ends the process if there are many. The parser does not.
+    Raises yaml.YAMLError for invalid YAML.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
@@ -97,7 +100,7 @@ class _DocumentReader:
         self._visited: set[int] = set()
 
     def value(self, node: yaml.Node, path: Path) -> Any:
-        """Return a node's value, and record the position."""
+        """Return a node's value, and record the position of each value within. Problems are collected in `problems`."""
         place = self.places[path] = _place(node)
         if id(node) in self._visited:
             # An alias may contain itself, or unfold to more than fits into memory.
@@ -126,6 +129,7 @@ class _DocumentReader:
         return found
 
     def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
+        # A quoted scalar has the tag of a text: only plain scalars become numbers and booleans.
         kind = node.tag.rpartition(":")[2]
         if kind == "null":
             return None

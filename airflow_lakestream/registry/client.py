@@ -106,7 +106,11 @@ class RegistryClient:
         return type(self), (self.config,)
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema of this id with all references. Raises SchemaNotFound."""
+        """Return the schema of this id with all references. Raises SchemaNotFound.
+
+        The answer is cached in the process, an unknown id for some seconds. If too many ids were unknown,
+        SchemaNotFound is raised without a request.
+        """
         key = (self.config, schema_id)
         found = _FOUND.get(key)
         if found is None:
@@ -130,7 +134,10 @@ class RegistryClient:
         return schema
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """Return the newest schema of a subject, such as "orders-value". Raises SchemaNotFound."""
+        """Return the newest schema of a subject, such as "orders-value". Raises SchemaNotFound.
+
+        The newest schema is never cached.
+        """
         return self._version(subject, "latest", 0)
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
@@ -180,6 +187,7 @@ class RegistryClient:
         return RegisteredSchema(schema_id, kind, text, tuple(references))
 
     def _get(self, path: str) -> Any:
+        # The last try, below the loop, raises its error.
         for attempt in range(self.config.retries):
             try:
                 return self._get_once(path)

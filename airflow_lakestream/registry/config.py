@@ -83,7 +83,10 @@ class RegistryConfig:
 
     @classmethod
     def parse(cls, value: Any) -> RegistryConfig:
-        """Read a URL or a mapping (also as JSON text). Raises InvalidArgument."""
+        """Return the configuration in a URL or a mapping, also as JSON text. Raises InvalidArgument.
+
+        A value that is a configuration already is returned unchanged.
+        """
         if isinstance(value, cls):
             return value
         given = settings(value)
@@ -124,7 +127,7 @@ class RegistryConfig:
 
 
 def settings(value: Any) -> dict[str, Any]:
-    """Return a registry in any form of users as an unchecked mapping. Raises InvalidArgument."""
+    """Return a URL or a mapping of users (also as JSON text) as an unchecked mapping. Raises InvalidArgument."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = json.loads(value)

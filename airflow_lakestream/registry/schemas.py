@@ -13,9 +13,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RegisteredSchema:
-    """A schema's text; `kind` is "AVRO", "PROTOBUF" or "JSON".
+    """A schema's text.
 
-    `references` are (name, schema), each with its own references.
+    :param kind: "AVRO", "PROTOBUF" or "JSON".
+    :param references: name and schema of each reference, with its own references.
     """
 
     id: int
@@ -58,7 +59,13 @@ class RegistryRefused(LakestreamError, Terminal):
 
 
 def versions_of(registry: SchemaSource | None, topic: str, kind: str | None) -> list[RegisteredSchema]:
-    """Return all available versions of a topic's schemas, including keys. Raises RegistryUnavailable."""
+    """Return all available versions of a topic's schemas, of values and keys. Raises RegistryUnavailable.
+
+    Only schemas of `kind` are returned. The result is empty without a registry. A subject that does not exist, or that
+    the registry refuses, has no versions.
+
+    :param kind: "AVRO", "PROTOBUF" or "JSON"; None has no schemas.
+    """
     schemas: list[RegisteredSchema] = []
     for subject in (f"{topic}-value", f"{topic}-key"):
         try:

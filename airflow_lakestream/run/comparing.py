@@ -60,13 +60,21 @@ class EngineRows:
         return union(ranges_of(*one) for one in self._different)
 
     def compare(self, partition: int, offsets: Sequence[int], ours: pa.Table) -> None:
-        """Compare with our rows of these rising offsets."""
+        """Compare the engine's rows of a partition with our rows, and note equal and different positions.
+
+        Positions of only one side are not compared. A position with a doubled row is different if one of the rows
+        differs.
+
+        :param offsets: the rising offsets of `ours`, row by row.
+        """
         if partition not in self._parts or not len(offsets):
             return
         at, their = self._parts[partition]
         mine = np.asarray(offsets, np.int64)
+        # The engine's rows within our offsets.
         first, end = np.searchsorted(at, (mine[0], mine[-1] + 1))
         at, their = at[first:end], their[first:end]
+        # By row of the engine, the row of ours at the same offset; `both` if there is such a row.
         places = np.searchsorted(mine, at)
         both = mine[places] == at
         at, their, places = at[both], their[both], places[both]
@@ -80,7 +88,7 @@ class EngineRows:
                 self._ours[partition, int(mine[place])] = columns[:, place]
 
     def named(self) -> list[ValueDifference]:
-        """Return the first differences, with the columns."""
+        """Return the first differences, with the columns that differ; reads the engine's files again."""
         columns_by_place: dict[tuple[int, int], set[str]] = {}
         for partition, offsets, rows in self._by_partition():
             for offset in sorted({o for p, o in self._ours if p == partition} & set(offsets.tolist())):
@@ -104,7 +112,10 @@ class EngineRows:
             self._parts[partition] = offsets[order], hashes[order]
 
     def _by_partition(self) -> Iterator[tuple[int, Offsets, pa.Table]]:
-        """Yield the rows with a position in the topic, by partition. Further rows are another check's matter."""
+        """Yield the rows with a position in the topic, by partition; rows without such a position are left out.
+
+        Another check refuses the rows left out: `core.publishing.reckoning.check_rows`.
+        """
         for rows in self._read():
             # A table may lack a column for a known attribute of records.
             self._columns = [name for name in self._columns if name in rows.column_names]

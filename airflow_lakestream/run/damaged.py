@@ -54,10 +54,12 @@ class ReceiptWriter:
     poll_timeout: float = 30.0
 
     def forget(self, topics: Sequence[str] = ()) -> list[DamageReceipt]:
-        """Record damaged batches of the group's missing offsets as lost; default: the ledger's topics.
+        """Record damaged batches of the group's missing offsets as lost, in a receipt for each topic.
 
         Raises InvalidArgument without damage to record or without a table, errors of planning and reading, and Conflict
-        if another run came first.
+        if another run came first. Receipts written before an error stay.
+
+        :param topics: default: all topics of the group's ledger.
         """
         topics = topics or sorted({identity.topic for identity in self._load("a look")[1].ledger.topics})
         if not topics:
@@ -73,7 +75,10 @@ class ReceiptWriter:
         )
 
     def write_receipt(self, source: TopicSource, reader: RecordReader) -> DamageReceipt | None:
-        """Record the group's missing and unreadable offsets of a topic as lost; return None without damage."""
+        """Record the group's missing and unreadable offsets of a topic as lost; return None without damage.
+
+        Reads all missing offsets to find the damage. The receipt is a landing without rows.
+        """
         run_id = f"ledger forget {uuid.uuid4().hex}"
         sink, table_state = self._load(run_id)
         state = source.look()
@@ -97,7 +102,10 @@ class ReceiptWriter:
 
 
 def find_damaged(plan: Plan, reader: RecordReader) -> RangeSet:
-    """Return the offsets of a plan in damaged batches."""
+    """Return the offsets of a plan in damaged batches: reads all of the plan, and goes on behind each damage.
+
+    Raises the errors of reading, and DamagedBatch for a batch without an offset still to be read.
+    """
     left, damaged = plan.ranges, RangeSet()
     while left:
         try:
@@ -106,6 +114,7 @@ def find_damaged(plan: Plan, reader: RecordReader) -> RangeSet:
                     left -= RangeSet([chunk.covers])
         except DamagedBatch as damage:
             if not (mine := damage.ranges & left):
+                # Without an offset to skip the next read would meet the same damage again.
                 raise
             damaged |= mine
             left -= mine

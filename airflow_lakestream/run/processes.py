@@ -31,7 +31,10 @@ def reader_processes(
 ) -> Iterator[ChildProcesses | None]:
     """Yield reader processes for landings, or None if a single process is enough or forking is unsafe.
 
-    Enter the context before any client is made: see `runtime.processes`, also for `idle_threads`.
+    The processes end with the context. Enter the context before any client is made: see `runtime.processes`, also
+    for `idle_threads`. Memory settings of this process are changed for good: see `_bound_allocation`.
+
+    :param where: name of the Kafka connection for errors.
     """
     # One process that reads, decodes and writes in threads waits for the interpreter a third of the time. On two
     # processors, two processes landed 706,000 JSON records/s and held 680 MiB; one landed 575,000 and held 560.

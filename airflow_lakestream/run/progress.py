@@ -7,7 +7,11 @@ from airflow_lakestream.run.topics import RunReport
 
 
 def batch_progress(batch_id: int, report: RunReport, duration: float, pause: float | None = None) -> BatchProgress:
-    """Return a landing as batch progress; `pause` is the time between two batches, in seconds."""
+    """Return a landing as batch progress.
+
+    :param duration: seconds of the landing.
+    :param pause: seconds from one batch to the next, for the input rate; None takes the duration.
+    """
     counts = report.counts
     rate = counts.read / max(duration, 1e-3)
     return BatchProgress(

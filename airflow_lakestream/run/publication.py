@@ -36,13 +36,16 @@ _TIMESTAMP = "_kafka_timestamp"
 
 
 class KafkaLogView:
-    """`core.publishing.branch.Log` by a reader of the topic."""
+    """`core.publishing.branch.TopicLogView` by a reader of the topic."""
 
     def __init__(self, reader: RecordReader) -> None:
         self._reader = reader
 
     def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> LogContents:
-        """Return Kafka's contents at these offsets. Raises Stopped, and Conflict if the log loses offsets meanwhile."""
+        """Return Kafka's contents at these offsets. Raises Stopped, DamagedBatch, and Conflict.
+
+        Damage at other offsets does not matter. Conflict if the log loses offsets meanwhile.
+        """
         gone = ranges & _below(state)
         there = ranges - gone
         try:
@@ -73,7 +76,7 @@ class KafkaLogView:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingProof:
-    """`core.publishing.branch.Proof` by our own decoder.
+    """`core.publishing.branch.RowProof` by our own decoder.
 
     :param decoder: makes a decoder for the columns of a table.
     :param begins: by partition, the engine's first offset; it has read nothing below.
@@ -92,7 +95,11 @@ class DecodingProof:
     share: float = 1.0
 
     def check(self, ranges: RangeSet, written: EngineOutput, state: TopicState, stop: threading.Event) -> ProofResult:
-        """Check these offsets and the rows' offsets. Raises BadRecord, Stopped and Conflict."""
+        """Decode the records at these offsets and at the rows' offsets, and compare the rows.
+
+        Offsets below the log's start, and below the engine's beginning, are left out. Raises BadRecord for a record bad
+        by our decoder, Stopped, and Conflict if the log loses offsets meanwhile.
+        """
         topic = state.identity.topic
         payload = pa.schema([one for one in written.columns if one.name not in _BESIDE])
         decoder = self.decoder(payload)
@@ -111,12 +118,13 @@ class DecodingProof:
                     offsets.setdefault((batch.topic, batch.partition), []).append(np.asarray(batch.offsets, np.int64))
         if stop.is_set():
             raise Stopped
+        # Offsets outside the sample were not to be checked: they count as seen.
         checked = union(ranges_of(key, np.concatenate(some)) for key, some in offsets.items()) | (wanted - asked)
         return ProofResult(checked, theirs.equal if asked == wanted else RangeSet(), theirs.different, theirs.named())
 
 
 def sample(ranges: RangeSet, share: float) -> RangeSet:
-    """Return a share of the offsets in whole blocks, the same blocks each time."""
+    """Return a share of the offsets in whole blocks, the same blocks each time: a hash chooses the blocks."""
     if share >= 1:
         return ranges
     return ranges & RangeSet(
@@ -133,7 +141,11 @@ def _compared(payload: pa.Schema) -> list[str]:
 
 
 def _row(decoder: PayloadDecoder, batch: RawBatch) -> pa.Table:
-    """Return the extract's rows of records. Raises BadRecord for the first rejected record."""
+    """Return the extract's rows of records.
+
+    Raises BadRecord for the first record that the extract would reject: for the timestamp, the payload, or a value
+    beyond the column's range.
+    """
     timed = bad_timestamps(batch)
     decoded = decoder.decode(batch)
     places = all_but(len(batch), [row.index for row in decoded.bad])
@@ -149,7 +161,7 @@ def _below(state: TopicState) -> RangeSet:
 
 
 def _stretches(ranges: RangeSet) -> Iterator[OffsetRange]:
-    """Yield the ranges, with neighbouring ranges joined."""
+    """Yield the ranges to read: ranges with at most NEAR offsets between them are joined."""
     for key in ranges.partitions:
         for start, end in coalesce((start, end + NEAR) for start, end in ranges.intervals(*key)):
             yield OffsetRange(*key, start, end - NEAR)

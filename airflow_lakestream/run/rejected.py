@@ -41,7 +41,9 @@ class RejectView(Protocol):
     def counting(
         self, group: str, *, topic: str | None = None, ranges: RangeSet | None = None, columns: Sequence[str] = ()
     ) -> Iterator[pa.Table]:
-        """Yield a group's counting rejected records, file by file, if a reject table exists.
+        """Yield a group's rejected records that count, file by file; none without a reject table.
+
+        A rejected record counts if the ledger has the landing that wrote it.
 
         :param topic: only of this topic.
         :param ranges: only at these offsets.

@@ -144,7 +144,11 @@ class TableRepair(DecodingSettings):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """The extract path's arguments for decoding keys and values. Raises InvalidArgument."""
+        """The extract path's arguments for decoding keys and values.
+
+        Raises InvalidArgument for values that the extract path refuses, for columns to be added, and for a schema that
+        the decoding does not need.
+        """
         if self.unknown_fields == UnknownFields.EVOLVE:
             raise InvalidArgument(
                 "unknown_fields", '"evolve" adds columns, and a repair adds none.', 'Use "ignore", "rescue" or "fail".'
@@ -164,8 +168,10 @@ class TableRepair(DecodingSettings):
     def run(self, catalog: Catalog) -> AuditResult:
         """Audit, repair the damage in a snapshot, mend wrong bounds in another, and return a new audit with the repair.
 
-        Raises the errors of the audit and of Kafka, RowsLost, FilesLost, CannotReplace, BadRecord and NotRepaired;
-        after any error nothing was changed.
+        If another writer changes the table between audit and repair, both begin again, TRIES times at most.
+
+        Raises the errors of the audit and of Kafka, RowsLost, FilesLost, CannotReplace, BadRecord and NotRepaired. An
+        error before the repair's commit leaves the table unchanged; after the commit the repaired rows stay.
         """
         audit = replace(self.audit, full=True)
         last: Conflict | None = None
@@ -192,9 +198,11 @@ class TableRepair(DecodingSettings):
 
 @dataclass(frozen=True, slots=True)
 class _EntryChange:
-    """Change of a topic's ledger entry, and the ranges with rows kept from the table.
+    """Change of a topic's ledger entry, and ranges that need no new row.
 
-    `impossible` are rows to take out; `removed` describes them.
+    :param kept: doubled rows whose records have left Kafka: one row of each is kept from the table.
+    :param left: offsets with a row and a rejected record whose records have left Kafka: these stay as they are.
+    :param impossible: rows to take out, since the log has no such offsets; `removed` describes these rows.
     """
 
     entry: TopicEntry
@@ -213,7 +221,7 @@ class _RepairTry:
     names: tuple[str, ...] = ()
 
     def run(self) -> tuple[AuditResult, RepairResult]:
-        """Audit, and repair the damage. Raises Conflict if the repair has to begin again."""
+        """Audit, and repair the damage; return both results. Raises Conflict if the repair has to begin again."""
         sink, table = self._open()
         result = self.audit.run(self.catalog)
         books = TableLedgers.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
@@ -226,7 +234,11 @@ class _RepairTry:
             raise
 
     def _open(self) -> tuple[RejectingRepairSink, TableState]:
-        """Load the table before the audit, for the sink to notice all later replaces by another writer."""
+        """Load the table for the repair's sink, and refuse a table whose rows the repair can't make.
+
+        The table is loaded before the audit: then the sink notices all later replaces by another writer. Raises
+        InvalidArgument without the statement that the rows need.
+        """
         table = load(self.catalog, self.audit.table)
         refuse_without_spark(self.audit.table, table.properties, self.audit.consumer_group, "a repair")
         columns, read = table.schema().column_names, landed_through(table.properties, self.audit.consumer_group)
@@ -285,7 +297,11 @@ class _RepairTry:
         )
 
     def _read_again(self, damage: TopicDamage, sink: RejectingRepairSink, table: TableState) -> _EntryChange:
-        """Read a topic's damaged ranges into the sink; return the change of the ledger entry."""
+        """Read a topic's damaged ranges into the sink; return the change of the ledger entry.
+
+        Ranges that are only doubled and have left Kafka keep their rows, once each. Raises MissingNoMore if missing
+        records have left Kafka since the audit, and RowsNowBad if most records are bad now.
+        """
         job = replace(self._job(damage.identity.topic), sink=sink, rejects=sink)
         state = _look(job.source, damage.identity)
         nothing = RangeSet(), Counts(), BadRecords()
@@ -335,7 +351,10 @@ class _RepairTry:
     def _read(
         self, job: LandingJob, state: TopicState, damage: TopicDamage, table: TableState
     ) -> tuple[RangeSet, Counts, BadRecords]:
-        """Write all records of the damaged ranges to the sink; return offsets, counts and bad records."""
+        """Write all records of the damaged ranges to the sink; return offsets, counts and bad records.
+
+        Raises RecordsWithoutRow if a record now becomes no row, and LogTruncated.
+        """
         check_log(damage.entry, state, job.table)
         topic = damage.identity.topic
         in_kafka = union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
@@ -365,7 +384,10 @@ class _RepairTry:
 
 
 def _impossible_rows(damage: TopicDamage, state: TopicState | None) -> tuple[RowsOutsideLog | None, tuple[str, ...]]:
-    """Return the filter for rows at impossible offsets, with a description; no filter without the topic."""
+    """Return the filter for rows at impossible offsets, with a description; no filter without such rows.
+
+    :param state: the topic; None if it is gone, and then no offset is known to be impossible.
+    """
     if state is None:
         return None, ()
     topic = damage.identity.topic
@@ -396,14 +418,14 @@ class _RangeReader:
     ranges: RangeSet
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
-        """Yield the plan's chunks with only the records in the ranges; see `core.ports.Reader`."""
+        """Yield the plan's chunks with only the records in the ranges; see `core.ports.RecordReader`."""
         with closing(self.reader.read(plan, cancelled)) as chunks:
             for chunk in chunks:
                 yield replace(chunk, batch=only(chunk.batch, self.ranges))
 
 
 def only(batch: RawBatch, ranges: RangeSet) -> RawBatch:
-    """Return the records of a batch in the ranges."""
+    """Return the records of a batch at offsets in the ranges."""
     if not len(batch):
         return batch
     intervals = overlapping(ranges.intervals(batch.topic, batch.partition), batch.offsets[0], batch.offsets[-1])

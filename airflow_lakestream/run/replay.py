@@ -126,10 +126,13 @@ class RejectReplay:
     def run(self, lake: Lake) -> ReplayResult:
         """Land the chosen records again; records still bad stay rejected, with the new reason.
 
+        The records are landed in batches of BATCH_BYTES, each in a snapshot. If another run changes them meanwhile, the
+        remaining records are looked up again, TRIES times at most.
+
         :param lake: opens the table: a catalog, or a Delta table's store.
 
-        Raises TableMissing, CannotReplay, NotReplayed, and the errors of a replace; a failed replace has changed
-        nothing.
+        Raises TableMissing, CannotReplay, NotReplayed, and the errors of a replace. The failed batch has changed
+        nothing; batches before it stay.
         """
         done = ReplayResult()
         tried: dict[TopicIdentity, RangeSet] = {}
@@ -147,7 +150,12 @@ class RejectReplay:
         raise NotReplayed(self.table, last)
 
     def _batches(self, lake: Lake, tried: Mapping[TopicIdentity, RangeSet]) -> Iterator[tuple[TopicIdentity, RangeSet]]:
-        """Yield the offsets of the chosen records, in batches for a landing each."""
+        """Yield the offsets of the chosen records, in batches for a landing each.
+
+        Raises CannotReplay for a table of a fan-out, and InvalidArgument without the statement that the rows need.
+
+        :param tried: offsets of earlier batches, which are left out and count towards the limit.
+        """
         books = open_rejected(lake, self.table, self.consumer_group)
         if note := books.note:
             raise CannotReplay(
@@ -215,7 +223,7 @@ class RejectReplay:
 
 @dataclass(frozen=True)
 class RejectedRecords:
-    """`core.ports.Source` and `core.ports.Reader` on a reject table; the topic's state is from the ledger."""
+    """`core.ports.TopicSource` and `RecordReader` on a reject table; the topic's state is from the ledger."""
 
     lake: Lake
     table: str
@@ -223,7 +231,7 @@ class RejectedRecords:
     topic: TopicIdentity
 
     def look(self) -> TopicState:
-        """Return the topic's state by the ledger."""
+        """Return the topic's state by the ledger: each partition from 0 to the end of the held offsets."""
         ends: dict[int, int] = {}
         for r in self._entry().held:
             ends[r.partition] = max(r.until_offset, ends.get(r.partition, 0))
@@ -245,7 +253,11 @@ class RejectedRecords:
         """Commit no offsets: a replay lands no new offsets."""
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
-        """Yield the plan's records; a partition's first range comes with all records of the partition."""
+        """Yield the plan's records; a partition's first range comes with all records of the partition.
+
+        Returns early once `cancelled` is set. Raises RejectsTakenMeanwhile if a record of the plan is not rejected any
+        more.
+        """
         batches = self._batches(plan.ranges)
         for r in plan.ranges:
             if cancelled.is_set():

@@ -46,6 +46,8 @@ class StorageFailed(LakestreamError, Transient):
 def storage_errors_named(table: str, lake: Any) -> Iterator[None]:
     """Raise DiskFull, with the place, or StorageFailed instead of a library's own error.
 
+    Errors of this package, and errors that are neither an OSError nor of a full disk, are raised unchanged.
+
     :param lake: opens the tables: a catalog, or the store of Delta tables.
     """
     try:

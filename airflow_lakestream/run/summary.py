@@ -22,7 +22,7 @@ _SHOWN = 8
 
 
 def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG_DEFAULT) -> str:
-    """Return the last line of a run's log.
+    """Return the last line of a run's log: the outcome, the snapshots, and the offsets left.
 
     :param iceberg_conn: the Airflow connection of the catalog, for the command that shows rejected records.
     """

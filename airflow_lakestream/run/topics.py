@@ -55,9 +55,12 @@ class OwnTopics:
     config: ExtractConfig
 
     def is_left_out(self, topic: str, job: LandingJob, error: LakestreamError | None = None) -> bool:
-        """Return whether all records looked at are Debezium's own; if all are, log the topic as left out.
+        """Return whether all records looked at are Debezium's own; if so, log the topic as left out.
 
-        :param error: the topic's failure. An error that a retry may fix is not a matter of the content.
+        Only the oldest and the newest records of each partition are looked at, and only with Debezium's envelope. False
+        without records, or if reading fails.
+
+        :param error: the topic's failure. An error that a retry may fix is not a matter of the content: then False.
         """
         if self.config.envelope != ValueEnvelope.DEBEZIUM or not isinstance(error, Terminal | None):
             return False
@@ -73,7 +76,7 @@ class OwnTopics:
     def find_kinds(self, job: LandingJob) -> str:
         """Return the kinds of the oldest and the newest records of the job's topic, as text.
 
-        Empty if one of them may be a table's event, or without records. Raises the errors of reading.
+        The text is empty if a record may be a table's event, or without records. Raises the errors of reading.
         """
         values = list(self._values(job))
         kinds = [self._kind(value) for value in values]
@@ -197,8 +200,10 @@ def land_run(
 ) -> RunReport:
     """Land the topic, or each topic of the regex; see `run.job.build_job` for the arguments.
 
-    A topic that can't be landed does not stop the next topics: its error is raised at the end. Of several errors, one
-    that a retry may fix comes first. Raises NoTopicMatches, and the errors of a landing.
+    A topic of a regex that can't be landed does not stop the next topics: its error is raised at the end. Of
+    several errors, one that a retry may fix comes first. Topics with only Debezium's own records are left out of
+    the report, and so are topics behind the one with which `max_records` are read. Raises NoTopicMatches, and the
+    errors of a landing.
 
     :param children: processes that may read; see `reader_processes`.
     :param prepare: changes the job of each topic before it is landed.
@@ -213,6 +218,7 @@ def land_run(
         if left == 0:
             log.info("%s and the topics after it wait for the next run: max_records are landed.", topic)
             break
+        # A topic of a regex has a run id of its own: a further try finds the topic's landings by it.
         topic_run_id = f"{run_id}/{topic}" if is_pattern(config.topic) else run_id
         job: LandingJob | None = None
         try:
@@ -235,6 +241,7 @@ def land_run(
         run.reports[topic] = report
         run.tables.update(_rows_by_table(job, report))
     if failed:
+        # False sorts before True: an error that is not terminal comes first.
         raise min(failed, key=lambda e: isinstance(e, Terminal))
     return run
 
@@ -251,7 +258,10 @@ def job_of(
 ) -> LandingJob:
     """Return the job of a topic; see `run.job.build_job` for the arguments.
 
-    A topic that only a regex matched must not write to a table of another stream.
+    A topic that only a regex matched must not write to a table of another stream: its sink checks the table for
+    that, and a reserved name raises InvalidArgument.
+
+    :param topics: all topics of the run, to find topics that share a table.
     """
     one = config.of_topic(topic)
     job = extract.build_job(one, kafka, catalog, run_id=run_id, where=where, stop=stop)
@@ -278,7 +288,10 @@ def _rows_by_table(job: LandingJob, report: LandingReport) -> Mapping[str, int]:
 
 
 def topics_of(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Sequence[str]:
-    """Return the topic, or the present topics by the regex. Raises NoTopicMatches."""
+    """Return the topic, or the present topics by the regex, sorted. Raises NoTopicMatches.
+
+    Only a regex asks the cluster: a plain topic may be missing.
+    """
     if not is_pattern(config.topic):
         return [config.topic]
     known = list_topics(kafka, where)

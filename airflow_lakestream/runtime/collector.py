@@ -34,6 +34,7 @@ def pause_collection() -> Iterator[None]:
     try:
         yield
     finally:
+        # Frozen and unfrozen, the new objects are in the oldest generation: no young collection catches up.
         with frozen():
             if was_enabled:
                 gc.enable()

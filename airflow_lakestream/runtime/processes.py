@@ -107,7 +107,10 @@ class ChildFailure:
 
     @property
     def error(self) -> Exception:
-        """The error, reconstructed."""
+        """The child's error, reconstructed without a call of its constructor.
+
+        FailedInChild, with the text, if the error can't be pickled.
+        """
         kind, args, state = self._parts
         error: Exception = kind.__new__(kind, *args)
         error.__dict__.update(state)
@@ -225,16 +228,17 @@ class ChildProcesses:
         return len(self._children)
 
     def send(self, number: int, message: Any) -> None:
-        """Send a message to a child; `receive` notices a dead child."""
+        """Send a message to a child. Raises nothing for a dead child: `receive` notices the death."""
         try:
             self._children[number].connection.send(message)
         except OSError:
             log.debug("Reader process %s took no message.", number)
 
     def receive(self, numbers: Sequence[int], timeout: float) -> list[tuple[int, Any]]:
-        """Return messages of these children, an empty list after `timeout` seconds.
+        """Return messages of these children, as soon as one has sent a message; an empty list after `timeout` seconds.
 
-        Passes on the children's log records. Raises ProcessDied.
+        The children's log records are passed on to this process' handlers, and not returned. Raises ProcessDied if one
+        of these children has ended.
         """
         ends: dict[Any, int] = {self._children[number].connection: number for number in numbers}
         messages = []
@@ -251,7 +255,7 @@ class ChildProcesses:
         return messages
 
     def kill(self, number: int) -> None:
-        """Kill an unresponsive child."""
+        """Kill an unresponsive child. The processes then count as broken, and read no more plans."""
         self.are_broken = True
         child = self._children[number]
         if child.status is None:

@@ -66,6 +66,7 @@ class ReadAhead(Generic[Item]):
         with self._changed:
             self._ready.append(item)
             self._changed.notify_all()
+            # Wait after the item was added: then the thread makes the next item only if there is room.
             self._changed.wait_for(lambda: self._cancelled.is_set() or sum(map(self._weigh, self._ready)) < self._depth)
             return not self._cancelled.is_set()
 

@@ -85,9 +85,10 @@ class LookSensor(TextRendering, BaseSensorOperator):
             )
 
     def ready(self) -> None:
-        """Check the fields, which must be set, and let the task begin in the triggerer if asked for.
+        """Check the literal arguments, and let the task begin in the triggerer if asked for.
 
-        Raises InvalidArgument.
+        Call this once all fields are set. If the task can't begin in the triggerer, a warning is written, and it begins
+        in a worker. Raises InvalidArgument.
         """
         check_literals(self._arguments())
         if not self.start_from_trigger:
@@ -106,7 +107,10 @@ class LookSensor(TextRendering, BaseSensorOperator):
         )
 
     def execute(self, context: Context) -> Any:
-        """Wait; see the class."""
+        """Wait until the check is done, and return the figures of the last look; see the class.
+
+        After a failure or a time-out the figures are in XCom all the same.
+        """
         if self.deferrable:
             return self._defer_unless_done(context)
         try:
@@ -119,7 +123,7 @@ class LookSensor(TextRendering, BaseSensorOperator):
             raise (AirflowSkipException if self.never_fail else AirflowSensorTimeout)(text) from None
 
     def poke(self, context: Context) -> PokeReturnValue:
-        """Look once."""
+        """Look once. Returns whether the check is done, with the figures. Raises the error of `_failure`."""
         verdict = self._last = self._look(context, self._waited(context))
         if verdict.outcome == "failed":
             raise self._failure(context, verdict)
@@ -128,7 +132,7 @@ class LookSensor(TextRendering, BaseSensorOperator):
         return PokeReturnValue(verdict.outcome == "done", _value(verdict))
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """Continue after the event of the trigger."""
+        """Return the figures in the trigger's event, or raise the error for a failure or a time-out."""
         from airflow_lakestream.watching.asking import LookOutcome, Verdict
 
         verdict = Verdict.parse(event)
@@ -138,7 +142,7 @@ class LookSensor(TextRendering, BaseSensorOperator):
             self._keep(context, verdict)
             text = f"Sensor has timed out after {self.timeout:g} seconds. {verdict.text}"
             if self.soft_fail:
-                # With these, Airflow replaces this text by its own, without the reason: log it.
+                # With `soft_fail` Airflow replaces this text by its own text, without the reason: so the log has it.
                 log.warning("Skipped. %s", text)
                 raise AirflowSkipException(text)
             raise AirflowSensorTimeout(text)
@@ -185,6 +189,7 @@ class LookSensor(TextRendering, BaseSensorOperator):
         }
 
     def _waited(self, context: Context) -> float:
+        # A rescheduled sensor is a new process for each look: only Airflow knows the time of the first look.
         if self.reschedule:
             first = context["ti"].get_first_reschedule_date(context)
             return time.time() - first.timestamp() if first is not None else 0.0
@@ -198,7 +203,10 @@ class LookSensor(TextRendering, BaseSensorOperator):
         return _value(verdict)
 
     def _failure(self, context: Context, verdict: Verdict) -> Exception:
-        """Return the error to raise: Airflow skips, fails without retries, or retries."""
+        """Push the figures as XCom, and return the error to raise.
+
+        By the error's type Airflow skips the task, fails it without retries, or retries it.
+        """
         from airflow_lakestream.watching.causes import UNSEEN
 
         # Without figures the value has the reason: the page of streams shows it.

@@ -144,7 +144,10 @@ class AppConfig(AppSettings):
         return cls.parse(read_object(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values, secrets included. Raises InvalidArgument for values without a form in JSON."""
+        """Return JSON-ready values, secrets included, without settings that have their default.
+
+        Raises InvalidArgument for values without a form in JSON.
+        """
         changed = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
         loaded: dict[str, Any] = json.loads(json.dumps(changed, default=_to_json))
         return loaded

@@ -44,7 +44,7 @@ class AppSupervision:
             self.pulse.begin(work)
 
     def is_over(self) -> bool:
-        """Return whether the app was asked to end after the current step. Raises LeaseLost."""
+        """Return whether the app was asked to end after the current step; False without a lease. Raises LeaseLost."""
         if self.lease is None:
             return False
         self.lease.check()
@@ -79,7 +79,10 @@ def supervised(
 
 
 def land_at_once(config: AppConfig, spark: SparkSession) -> None:
-    """Land an interval or ranges, in a single snapshot. Raises the errors of a landing, LeaseHeld, OtherInputs."""
+    """Land an interval or ranges, in a single snapshot.
+
+    A lease is held if the configuration has a `lease_location`. Raises the errors of a landing, LeaseHeld, OtherInputs.
+    """
 
     def take(location: str) -> Lease:
         return take_lease(config, spark, location)

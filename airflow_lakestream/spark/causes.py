@@ -90,8 +90,13 @@ class QueryRefused(QueryFailed, Terminal):
 
 
 def query_failed(location: str, error: Exception) -> QueryFailed:
-    """Return our error for Spark's error at the end of a query."""
+    """Return our error for Spark's error at the end of a query.
+
+    The error is a QueryRefused if a restart repeats the failure: a damaged checkpoint or batch, a missing topic, a
+    refusal by Kafka.
+    """
     known = _known_cause(str(error))
+    # The beginnings of the final causes in `_KNOWN`.
     is_final = known is not None and known[1].startswith(("a file of", "the topic was", "Kafka refused", "a batch of"))
     return (QueryRefused if is_final else QueryFailed)(location, cause_of(error))
 
@@ -107,7 +112,11 @@ def _known_cause(text: str) -> tuple[str, str, str] | None:
 
 
 def _best_line(text: str) -> str:
-    """Return the line with the best explanation of an error."""
+    """Return the line with the best explanation of an error; empty for an empty text.
+
+    The best line is the error of a Python task, then a line with a known cause, then the innermost cause with a
+    message, then any line with an error.
+    """
     lines = text.splitlines()
     python = _of_python(lines)
     if python:

@@ -58,7 +58,7 @@ class QueryCheckpoint:
 
     @property
     def replayed(self) -> int | None:
-        """The batch planned but not committed, to be repeated at the next start; None if all are committed."""
+        """The batch that Spark repeats at the next start; None if all planned batches are committed."""
         open_batches = [batch for batch in self.planned if not self.committed or batch > self.committed[-1]]
         return open_batches[-1] if open_batches else None
 
@@ -88,7 +88,7 @@ class QueryCheckpoint:
             return None
 
     def watermark(self, batch_id: int) -> int:
-        """Return the watermark of event time of a batch, in milliseconds since the epoch."""
+        """Return the watermark of event time of a batch, in milliseconds since the epoch; 0 if unknown."""
         return int(self._head(batch_id).get("batchWatermarkMs", 0))
 
     def setting(self, batch_id: int, key: str) -> str | None:
@@ -102,7 +102,10 @@ class QueryCheckpoint:
         return json.loads(lines[1]) if len(lines) > 1 and _is_document(lines[1]) else {}
 
     def starts(self, batch_id: int) -> Offsets:
-        """Return the start of a batch, without partitions new in the batch. Raises as `ends` does."""
+        """Return the start of a batch: the end of the batch before, or the start of the source.
+
+        Partitions new in the batch are left out. Raises as `ends` does.
+        """
         if batch_id > 0:
             return self.ends(batch_id - 1)
         if self.start is None:
@@ -110,7 +113,10 @@ class QueryCheckpoint:
         return self.start
 
     def check_topics(self, topics: Iterable[str]) -> None:
-        """Raise ForeignCheckpoint if the checkpoint has a topic not in `topics`."""
+        """Raise ForeignCheckpoint if the checkpoint has a topic not in `topics`.
+
+        The checkpoint's topics are in the last planned batch, or else in the start. Raises as `ends` does, too.
+        """
         begun = self.ends(self.planned[-1]) if self.planned else self.start or {}
         known, wanted = {topic for topic, _ in begun}, set(topics)
         if other := sorted(known - wanted):
@@ -172,6 +178,7 @@ class QueryCheckpoint:
         topics = sorted({topic for one in read for topic, _ in one})
         if len(read) > 1 and len(topics) > 1:
             raise ForeignCheckpoint(self.location, f"it is of a query of several topics: {', '.join(topics)}")
+        # Of two sources' offsets the lower; a partition that a source has not begun is left out.
         return {key: min(one[key] for one in read) for key in read[0] if all(key in one for one in read)}
 
 
@@ -184,6 +191,7 @@ def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) 
     """
     store = open_folder(location, properties)
     names = _names(store)
+    # A checksum of `metadata` without the file is left by a damaged checkpoint.
     if not names and ".metadata.crc" not in store.names(""):
         return None
     if names and not names & {"metadata", "offsets", "commits"}:

@@ -64,7 +64,10 @@ class AppSettings:
 
 
 def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse an unknown key, with the nearest known key as a suggestion. Raises InvalidArgument."""
+    """Refuse an unknown key, with the nearest known key as a suggestion. Raises InvalidArgument.
+
+    :param section: the section of the keys, for errors; empty for the configuration itself.
+    """
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, 1, 0.5)

@@ -21,7 +21,10 @@ def check_connection(conn_type: str, host: str) -> None:
 
 
 def check_settings(settings: Mapping[str, object]) -> None:
-    """Raise InvalidArgument if Spark settings make the session a session of Spark Connect."""
+    """Raise InvalidArgument if Spark settings make the session a session of Spark Connect.
+
+    A master in the form sc://, any `spark.remote`, and the API mode "connect" do so.
+    """
     for key in ("spark.remote", "spark.master", "spark.api.mode"):
         value = str(settings.get(key, ""))
         if value.startswith("sc://") or (value and key == "spark.remote") or value.lower() == "connect":

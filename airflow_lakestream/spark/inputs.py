@@ -56,7 +56,7 @@ def take_lease(config: AppConfig, spark: SparkSession, location: str) -> Lease:
 def lease_for(
     config: AppSettings, spark: SparkSession, location: str, fingerprint: str, inputs: Mapping[str, str]
 ) -> Lease:
-    """Take a lease for any app, with inputs and fingerprint. Raises LeaseHeld, OtherInputs."""
+    """Take a lease for any app; see `driver.lease.HeldLease.take`. Raises LeaseHeld, OtherInputs."""
     context = spark.sparkContext
     return Lease.take(
         location,

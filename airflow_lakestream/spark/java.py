@@ -25,7 +25,7 @@ class JavaUnfit(LakestreamError, Terminal):
 
 
 def java_path(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the path of the program `java`. Raises JavaUnfit without JAVA_HOME and without a java on PATH."""
+    """Return the path of the program `java`: of JAVA_HOME if set, else the first on PATH. Raises JavaUnfit."""
     home = environment.get("JAVA_HOME")
     path = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environment.get("PATH", ""))
     if path is None:

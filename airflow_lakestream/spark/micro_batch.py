@@ -105,7 +105,8 @@ class MicroBatches:
     def catch_up(self, checkpoint: QueryCheckpoint | None) -> bool:
         """Land the offsets of finished batches lacking in the table; return whether the checkpoint was changed.
 
-        Offsets lack if the table was rolled back, or if the query ran without it. Raises the errors of a landing.
+        Offsets lack if the table was rolled back, or if the query ran without it. The checkpoint is never changed here,
+        so the result is False. Raises the errors of a landing.
         """
         if checkpoint is not None and checkpoint.committed:
             last = checkpoint.committed[-1]
@@ -117,7 +118,7 @@ class MicroBatches:
         return False
 
     def rows(self, records: DataFrame) -> DataFrame:
-        """Return the frame for the query; the query does not read the records."""
+        """Return the frame for the query: the records, which `land_batch` does not read."""
         return records
 
     def start(self, writer: DataStreamWriter) -> StreamingQuery:
@@ -130,6 +131,9 @@ class MicroBatches:
         The frame's start is Spark's, and only the ledger knows the lacking offsets. If a mirror's batch fails for an
         event that a later event may repair, all events that are in the topic by now are landed. Raises the errors of a
         landing.
+
+        :param checkpoint: the query's checkpoint, which has the end of the batch.
+        :param frame: unused.
         """
         run_id = f"{checkpoint.query_id}/{batch_id}"
         try:
@@ -144,11 +148,13 @@ class MicroBatches:
     def land(
         self, run_id: str, ends: Mapping[PartitionKey, int] | None = None, mode: RunMode | None = None
     ) -> RunReport:
-        """Land the offsets lacking below `ends`, or without `ends` the offsets of the mode.
+        """Land the offsets lacking below `ends`, or without `ends` the offsets of the mode; clean up after executors.
+
+        Raises the errors of a landing.
 
         :param run_id: the same in each try of one batch.
-        :param mode: None for the mode of the configuration.
-            Raises the errors of a landing.
+        :param ends: the batch's end, by topic and partition; partitions without an end are left out. None: no bounds.
+        :param mode: plans the offsets; None for the mode of the configuration.
         """
         within = None if ends is None else union(RangeSet.of(*key, 0, end) for key, end in ends.items())
         jobs: list[LandingJob] = []
@@ -169,14 +175,18 @@ class MicroBatches:
             prepare=prepare,
         )
         for job in jobs:
-            # A skipped topic has no report.
+            # With a regex each topic has the run id `run_id/topic`: see `land_run`. A skipped topic has no report.
             topic = job.run_id.removeprefix(f"{run_id}/") if is_pattern(self.extract.topic) else self.extract.topic
             one = report.reports.get(topic)
             self.crew.clean_up(job, repeated=one is not None and one.recovered > 0)
         return report
 
     def starting_offsets(self) -> str:
-        """Return, in Spark's form, each partition's first offset lacking in the ledger: the start of a new query."""
+        """Return, in Spark's form, each partition's first offset lacking in the ledger: the start of a new query.
+
+        With a topic pattern, a topic that can't be landed is logged, and begins at the log's start: only its batches
+        fail. Without a pattern the error is raised.
+        """
         found: dict[str, dict[str, int]] = {}
         config, kafka = self.extract, self.config.kafka
         topics = topics_of(config, kafka, WHERE)

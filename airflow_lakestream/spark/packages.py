@@ -98,7 +98,10 @@ def installed_spark() -> str:
 
 
 def check_spark() -> str:
-    """Return the version of the installed Spark. Raises SparkMixed, MissingExtra."""
+    """Return the version of the installed Spark.
+
+    Raises MissingExtra without pyspark, and SparkMixed if pyspark-client has another version.
+    """
     spark = installed_spark()
     with suppress(importlib.metadata.PackageNotFoundError):
         if (client := importlib.metadata.version("pyspark-client")) != spark:
@@ -144,6 +147,7 @@ def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder / ".lock"):
+                # Another process may have fetched the jars while this process waited for the lock.
                 if not target.is_dir():
                     _fetch(coordinates, target, without)
         except OSError as e:

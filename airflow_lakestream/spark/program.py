@@ -33,7 +33,14 @@ def run_app(
     start: Callable[[Config], SparkSession],
     work: Callable[[Config, SparkSession], object],
 ) -> int:
-    """Run an app with a configuration and a session of any kind; return the exit code."""
+    """Run an app with a configuration and a session of any kind; return the exit code.
+
+    Spark is stopped at the end. See `exit_code_of` for the exit code.
+
+    :param read: reads the configuration from the path.
+    :param start: starts the session for the configuration.
+    :param work: the app's work.
+    """
     _log_to_stderr()
 
     def run() -> None:

@@ -67,7 +67,7 @@ class ProgressReporter:
         self._chunks += 1
 
     def look(self) -> None:
-        """Look once; report if the driver has done something."""
+        """Look once; report if the driver has done something, or waits for records."""
         if self._is_idle():
             self._progress.alive()
             return

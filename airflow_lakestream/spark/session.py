@@ -31,7 +31,8 @@ class SparkLacks(LakestreamError, Terminal):
 def open_session(config: AppConfig) -> SparkSession:
     """Start Spark, or join the session of `spark-submit`.
 
-    Raises SparkLacks if the Kafka source is missing, from which a query learns its batches, or the client of S3.
+    A query needs Spark's Kafka source, which determines its batches; a checkpoint in S3 needs Hadoop's S3 client.
+    Raises SparkLacks if the session lacks either.
     """
     settings = {"spark.sql.redaction.options.regex": REDACTED, **config.spark}
     on_s3 = s3a.is_on_s3a(config.checkpoint_location)
@@ -49,8 +50,12 @@ def start_session(
 ) -> SparkSession:
     """Start Spark, or join the session of `spark-submit`.
 
-    Only a session started here gets the jars of these packages; with `spark-submit` they must be given there. Raises
-    SparkLacks for a jar that was cut.
+    Raises SparkLacks for a cut jar, and then stops the session. Raises InvalidArgument for a session of Spark Connect.
+
+    :param given: Spark's settings.
+    :param packages: Maven coordinates of jars for a session that is started here; with `spark-submit`, or if the
+        settings have jars, the jars must be given there.
+    :param without: dependencies of the packages to leave out.
     """
     check_settings(given)
     check_variables("environment", os.environ)
@@ -88,7 +93,11 @@ def _master(settings: Mapping[str, str]) -> str:
 
 
 def check_class(spark: SparkSession, name: str, problem: str, packages: Sequence[str]) -> None:
-    """Raise SparkLacks if the session lacks a class of these packages."""
+    """Raise SparkLacks, and stop the session, if the session lacks a class.
+
+    :param problem: the problem, for the error.
+    :param packages: Maven coordinates of the jars with the class, for the remedy.
+    """
     from py4j.protocol import Py4JJavaError
 
     jvm = spark._jvm

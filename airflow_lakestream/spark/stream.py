@@ -116,7 +116,7 @@ class LandingQuery:
         return self._batches.start(writer.trigger(processingTime=f"{int(pause * 1000)} milliseconds"))
 
     def _land(self, frame: DataFrame, batch_id: int) -> None:
-        """Land a batch."""
+        """Land a batch, as Spark calls it. Raises _QueryEnd if the query is to end."""
         if self._ending.is_set():
             raise _QueryEnd
         try:
@@ -144,7 +144,10 @@ class LandingQuery:
         log.info("Batch %s: %s in %.1f s, %s ranges, %s behind.", batch_id, counts, duration, len(ranges), known.lag)
 
     def _watch(self, query: StreamingQuery) -> None:
-        """Wait for the query's end; end the query between two batches on request. Raises the query's error."""
+        """Wait for the query's end, or return if the query is to end and waits between two batches.
+
+        Raises LeaseLost, and the error of a query that Spark has ended by itself.
+        """
         from pyspark.errors import StreamingQueryException
 
         asked = 0.0
@@ -159,6 +162,7 @@ class LandingQuery:
                 if self._ending.is_set() and self._is_idle():
                     return
         except StreamingQueryException as e:
+            # `_run` raises the kept error of a batch. After a request to end, Spark reports our `_QueryEnd` here.
             if self._error is None and not self._ending.is_set():
                 raise query_failed(self._location, e) from e
 
@@ -188,7 +192,10 @@ def stream(config: AppConfig, spark: SparkSession) -> None:
 
 
 def kafka_to_iceberg(config: AppConfig, spark: SparkSession) -> None:
-    """Run the configuration: land by a query, or an interval or ranges at once."""
+    """Do the work of a landing app: land by a query, or an interval or ranges at once.
+
+    Before the lease is taken, topics, function and the packages of the executors are checked.
+    """
     # Before the lease is taken, so that a configuration that can't work leaves no trace.
     topics_of(config.extract, config.kafka, WHERE)
     function_of(config.extract)

@@ -41,7 +41,10 @@ def url_of(location: str) -> str:
 
 
 def options_of(location: str, properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the storage options of a catalog's properties; given storage options stay unchanged.
+    """Return the storage options of a catalog's properties, of given storage options, and of a location.
+
+    Given storage options win over properties, except over an endpoint from `adls.account-host` or
+    `adls.blob-storage-authority`.
 
     :param location: its host, `container@account.host`, has what the properties leave out.
     """

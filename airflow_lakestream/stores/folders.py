@@ -37,20 +37,23 @@ class FolderStore(Protocol):
         """Write a file, replacing any earlier content."""
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file with unique content; return False if another process created the file first."""
+        """Create a file with unique content; return False if another process created the file first.
+
+        The content must be unique: by the content a store recognizes its own file after a repeated request.
+        """
 
     def remove(self, path: str) -> None:
         """Delete a file, if present."""
 
 
 def open_folder(location: str, properties: Mapping[str, str] | None = None) -> FolderStore:
-    """Return the store of a folder.
+    """Return the store of a folder; a folder on a disk need not exist.
 
     :param location: a path, or a URI as Spark takes it (`file:/...`, `s3a://...`, `hdfs://...`).
-    :param properties: of the catalog, or storage options of delta-rs: the access to an object store. Without them the
-        environment decides.
+    :param properties: of the catalog, or storage options of delta-rs: the access to an object store. Without them
+        the environment decides.
 
-    Raises InvalidArgument if a required package is missing, and HdfsFailed.
+    Raises InvalidArgument if a required package is missing or the options can't work, and HdfsFailed.
     """
     scheme, rest = _split(location)
     try:
@@ -71,7 +74,7 @@ def open_folder(location: str, properties: Mapping[str, str] | None = None) -> F
 
 
 def is_object_store(location: str) -> bool:
-    """Return whether a location needs a connection's settings."""
+    """Return whether a location is in S3, Google Cloud Storage or Azure, and so needs a connection's settings."""
     return _split(location)[0] in SCHEMES
 
 
@@ -82,32 +85,35 @@ class LocalFolder:
         self._path = path
 
     def names(self, folder: str = "") -> list[str]:
-        """See `FolderStore`."""
+        """Return the sorted names of a folder's entries, an empty list for a missing folder."""
         try:
             return sorted(path.name for path in (self._path / folder).iterdir())
         except FileNotFoundError:
             return []
 
     def read(self, path: str) -> bytes | None:
-        """See `FolderStore`."""
+        """Return a file's content, or None for a missing file."""
         try:
             return (self._path / path).read_bytes()
         except FileNotFoundError:
             return None
 
     def modified(self, path: str) -> float | None:
-        """See `FolderStore`."""
+        """Return a file's last change in seconds since 1970, or None for a missing file."""
         try:
             return (self._path / path).stat().st_mtime
         except FileNotFoundError:
             return None
 
     def write(self, path: str, content: bytes) -> None:
-        """See `FolderStore`."""
+        """Write a file, replacing any earlier content: the file appears as a whole, by a rename."""
         self._write_temporary(path, content).replace(self._path / path)
 
     def create(self, path: str, content: bytes) -> bool:
-        """See `FolderStore`."""
+        """Create a file; return False if the file exists.
+
+        A hard link is made as a whole, and fails for an existing file.
+        """
         written = self._write_temporary(path, content)
         try:
             os.link(written, self._path / path)
@@ -118,7 +124,7 @@ class LocalFolder:
         return True
 
     def remove(self, path: str) -> None:
-        """See `FolderStore`."""
+        """Delete a file, if present."""
         (self._path / path).unlink(missing_ok=True)
 
     def _write_temporary(self, path: str, content: bytes) -> Path:
@@ -136,7 +142,7 @@ class ObjectFolder:
         self._store = store
 
     def names(self, folder: str = "") -> list[str]:
-        """See `FolderStore`."""
+        """Return the sorted names of the objects and prefixes in a folder, without the folder's own mark."""
         import obstore
 
         listing = obstore.list_with_delimiter(self._store, prefix=folder or None)
@@ -145,7 +151,7 @@ class ObjectFolder:
         return _last_parts(path for path in paths if path.strip("/") != folder)
 
     def read(self, path: str) -> bytes | None:
-        """See `FolderStore`."""
+        """Return an object's content, or None for a missing object."""
         import obstore
 
         try:
@@ -154,7 +160,7 @@ class ObjectFolder:
             return None
 
     def modified(self, path: str) -> float | None:
-        """See `FolderStore`."""
+        """Return an object's last change in seconds since 1970, or None for a missing object."""
         import obstore
 
         try:
@@ -163,13 +169,13 @@ class ObjectFolder:
             return None
 
     def write(self, path: str, content: bytes) -> None:
-        """See `FolderStore`."""
+        """Write an object, replacing any earlier content."""
         import obstore
 
         obstore.put(self._store, path, content)
 
     def create(self, path: str, content: bytes) -> bool:
-        """See `FolderStore`."""
+        """Create an object by a conditional PUT; return False if an object with another content exists."""
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
@@ -181,7 +187,7 @@ class ObjectFolder:
         return True
 
     def remove(self, path: str) -> None:
-        """See `FolderStore`."""
+        """Delete an object, if present."""
         import obstore
 
         try:
@@ -202,7 +208,7 @@ class FsspecFolder:
         self._scheme = scheme
 
     def names(self, folder: str = "") -> list[str]:
-        """See `FolderStore`."""
+        """Return the sorted names of a folder's entries, an empty list for a missing folder."""
         self._fs.invalidate_cache()
         try:
             return _last_parts(self._fs.ls(f"{self._path}/{folder}".rstrip("/"), detail=False))
@@ -210,25 +216,28 @@ class FsspecFolder:
             return []
 
     def read(self, path: str) -> bytes | None:
-        """See `FolderStore`."""
+        """Return a file's content, or None for a missing file."""
         try:
             return bytes(self._fs.cat_file(f"{self._path}/{path}"))
         except FileNotFoundError:
             return None
 
     def modified(self, path: str) -> float | None:
-        """See `FolderStore`."""
+        """Return a file's last change in seconds since 1970, or None if unknown or missing."""
         try:
             return float(self._fs.modified(f"{self._path}/{path}").timestamp())
         except (FileNotFoundError, NotImplementedError):
             return None
 
     def write(self, path: str, content: bytes) -> None:
-        """See `FolderStore`."""
+        """Write a file, replacing any earlier content. Readers may see a part of the file meanwhile."""
         self._fs.pipe_file(f"{self._path}/{path}", content)
 
     def create(self, path: str, content: bytes) -> bool:
-        """See `FolderStore`. Raises InvalidArgument if two processes could both create the file."""
+        """Create a file; return False if the file exists.
+
+        Raises InvalidArgument for a file system in which two processes could both create the file.
+        """
         if self._scheme not in _CREATES_ONCE:
             raise InvalidArgument(
                 "checkpoint_location",
@@ -244,7 +253,7 @@ class FsspecFolder:
         return True
 
     def remove(self, path: str) -> None:
-        """See `FolderStore`."""
+        """Delete a file, if present."""
         try:
             self._fs.rm_file(f"{self._path}/{path}")
         except FileNotFoundError:
@@ -260,7 +269,7 @@ def _fsspec(location: str) -> FsspecFolder:
 
 
 def _split(location: str) -> tuple[str, str]:
-    """Return (scheme, rest); for a local location the rest is the path."""
+    """Return (scheme, rest) of a location; a local path has the scheme "file", and the path as the rest."""
     scheme, _, rest = location.partition(":")
     if not rest or "/" in scheme:
         return "file", location

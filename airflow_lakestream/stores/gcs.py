@@ -13,7 +13,10 @@ _PLAIN = ("service_account", "service_account_path", "service_account_key", "app
 
 
 def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the storage options of a catalog's properties; given storage options stay unchanged."""
+    """Return the storage options of a catalog's properties; given storage options win over properties.
+
+    Further properties are left out.
+    """
     settings = {option: str(properties[name]) for name, option in _OF_CATALOGS.items() if properties.get(name)}
     for key, value in properties.items():
         name = key.lower()

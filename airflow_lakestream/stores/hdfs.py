@@ -41,9 +41,11 @@ class HdfsFailed(LakestreamError, Transient):
 
 
 def client_of(authority: str) -> Any:
-    """Return this process' client of a NameNode or name service; "" means Hadoop's settings.
+    """Return this process' client of a NameNode or name service, a new one at first use.
 
     Raises MissingExtra, HdfsFailed.
+
+    :param authority: host, host and port, or name service; "" means Hadoop's default file system.
     """
     key = _key(authority)
     client = _clients.get(key)
@@ -54,7 +56,7 @@ def client_of(authority: str) -> Any:
 
 
 def split(location: str) -> tuple[str, str]:
-    """Return (authority, path) of a location; without an authority, Hadoop's default file system is meant."""
+    """Return (authority, path) of a location; the authority "" means Hadoop's default file system."""
     rest = location.partition(":")[2]
     if not rest.startswith("//"):
         return "", rest
@@ -74,7 +76,7 @@ def translate_errors(place: str) -> Iterator[None]:
 
 
 class HdfsFolder:
-    """A folder of HDFS; see `Store`."""
+    """A folder of HDFS; see `stores.folders.FolderStore`."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -84,7 +86,7 @@ class HdfsFolder:
         client_of(self._authority)
 
     def names(self, folder: str = "") -> list[str]:
-        """See `Store`."""
+        """Return the sorted names of a folder's entries, an empty list for a missing folder."""
         place = self._path_of(folder).rstrip("/") or "/"
         try:
             paths = self._ask(lambda client: [one.path for one in client.list_status(place, False)])
@@ -93,25 +95,25 @@ class HdfsFolder:
         return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
     def read(self, path: str) -> bytes | None:
-        """See `Store`."""
+        """Return a file's content, or None for a missing file. Raises HdfsFailed."""
         try:
             return self._ask(lambda client: bytes(client.read(self._path_of(path)).read()))
         except FileNotFoundError:
             return None
 
     def modified(self, path: str) -> float | None:
-        """See `Store`."""
+        """Return a file's last change in seconds since 1970, or None for a missing file."""
         try:
             return self._ask(lambda client: float(client.get_file_info(self._path_of(path)).modification_time) / 1000)
         except FileNotFoundError:
             return None
 
     def write(self, path: str, content: bytes) -> None:
-        """See `Store`."""
+        """Write a file, replacing any earlier content: the file appears as a whole, by a rename."""
         self._rename(self._write_temporary(path, content), path, content, overwrite=True)
 
     def create(self, path: str, content: bytes) -> bool:
-        """See `Store`."""
+        """Create a file by a rename without overwriting; return False if a file with another content exists."""
         written = self._write_temporary(path, content)
         try:
             self._rename(written, path, content, overwrite=False)
@@ -121,14 +123,17 @@ class HdfsFolder:
         return True
 
     def remove(self, path: str) -> None:
-        """See `Store`."""
+        """Delete a file, if present."""
         try:
             self._ask(lambda client: client.delete(self._path_of(path), False))
         except FileNotFoundError:
             return
 
     def _ask(self, call: Callable[[Any], Answer]) -> Answer:
-        """Return the client's answer. Raises HdfsFailed, FileNotFoundError and FileExistsError."""
+        """Return the client's answer, at the latest after PATIENCE seconds.
+
+        Raises HdfsFailed, also for a late answer; FileNotFoundError and FileExistsError are raised unchanged.
+        """
         client = client_of(self._authority)
         with translate_errors(self._location):
             try:

@@ -44,9 +44,10 @@ _ALIASES = {
 
 
 def open_location(location: str, properties: Mapping[str, Any]) -> Any:
-    """Return the store rooted at a location, by a catalog's properties or delta-rs' storage options.
+    """Return the store rooted at a location.
 
     :param location: of one of `SCHEMES`.
+    :param properties: of a catalog, or storage options of delta-rs.
 
     Raises ModuleNotFoundError without obstore, ValueError for options that can't work.
     """
@@ -69,7 +70,8 @@ def open_location(location: str, properties: Mapping[str, Any]) -> Any:
 def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
     """Return the storage options of S3, named as in delta-rs, of a catalog's properties.
 
-    Storage options are returned as they are; properties of the catalog alone are left out.
+    Options of delta-rs with the prefix aws_, or with a known alias, stay unchanged, and win over properties.
+    Further properties are left out.
     """
     options: dict[str, str] = {}
     for name, option in _OF_CATALOGS.items():
@@ -85,9 +87,10 @@ def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
 
 
 def open_store(url: str, options: Mapping[str, str]) -> Any:
-    """Return the store rooted at a URL like s3://bucket/prefix; the environment completes the options.
+    """Return the store rooted at a URL like s3://bucket/prefix. Raises ModuleNotFoundError without obstore.
 
-    :param options: storage options of delta-rs. Raises ModuleNotFoundError without obstore.
+    :param options: storage options of delta-rs, for the store and for the HTTP client. Where they lack a setting of
+        the store, obstore takes it from the environment.
     """
     from obstore.store import from_url
 

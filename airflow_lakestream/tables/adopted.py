@@ -15,12 +15,15 @@ PREFIX = "lakestream.adopted."
 
 @dataclass(frozen=True, slots=True)
 class AdoptionReceipt:
-    """Receipt of an adoption.
+    """Receipt of an adoption: a group's ledger took over the rows of another tool.
 
-    `columns` are the columns in which the rows keep their positions, if these are not the metadata columns of landings;
-    `ranges` are then the offsets that these rows account for, as text.
-
-    The receipt stays if the table is rolled back to before `landing_id`: the ledger decides.
+    :param source: the other tool, in words.
+    :param at: the time of the adoption in UTC, as ISO 8601 text.
+    :param landing_id: the landing that wrote the adopted offsets into the ledger. The receipt stays if the table is
+        rolled back to before this landing. The ledger then lacks the offsets, and the ledger decides.
+    :param columns: the tool's columns with the position of each row. None if the positions are in the metadata columns
+        of landings, or if the rows do not prove the adopted offsets.
+    :param ranges: the adopted offsets as text, if `columns` is set; else empty.
     """
 
     source: str
@@ -32,7 +35,7 @@ class AdoptionReceipt:
 
     @property
     def verifiable(self) -> RangeSet:
-        """Offsets of the rows with positions in columns of another tool."""
+        """Adopted offsets provable by the rows, through the tool's own columns; empty without such columns."""
         return decode_ranges(self.ranges, self.topic)
 
     def __str__(self) -> str:
@@ -40,16 +43,21 @@ class AdoptionReceipt:
 
 
 def receipts(properties: Mapping[str, str], consumer_group: str) -> Sequence[AdoptionReceipt]:
-    """Return a group's receipts, oldest first."""
+    """Return the receipts of a group's adoptions, oldest first."""
     return [AdoptionReceipt(**one) for one in json.loads(properties.get(PREFIX + consumer_group, "[]"))]
 
 
 def has_adopted(properties: Mapping[str, str]) -> bool:
-    """Whether any group's rows were adopted."""
+    """Return whether the table has a receipt of an adoption by any group."""
     return any(name.startswith(PREFIX) for name in properties)
 
 
 def noted(properties: Mapping[str, str], consumer_group: str, receipt: AdoptionReceipt) -> dict[str, str]:
-    """Return the table property of a group's receipts, with this receipt added."""
+    """Return the table property of a group's receipts, with this receipt added.
+
+    The caller sets the property in the commit of the adopted ledger.
+
+    :param properties: the table's present properties, with the earlier receipts.
+    """
     found = [asdict(one) for one in (*receipts(properties, consumer_group), receipt)]
     return {PREFIX + consumer_group: json.dumps(found, separators=(",", ":"), ensure_ascii=False)}

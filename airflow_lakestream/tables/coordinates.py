@@ -20,7 +20,7 @@ Offsets = Mapping[PartitionKey, pa.Array]
 
 
 def is_hit(rows: pa.Table, ranges: RangeSet) -> pa.ChunkedArray:
-    """Return a mask of the rows with records in the ranges; never NULL."""
+    """Return a mask: True for rows of records in `ranges`, False for all further rows, also for NULL."""
     hit = pa.chunked_array([pa.repeat(False, rows.num_rows)])
     there = set(pc.unique(rows[PARTITION]).to_pylist())
     for key in ranges.partitions:
@@ -30,7 +30,7 @@ def is_hit(rows: pa.Table, ranges: RangeSet) -> pa.ChunkedArray:
 
 
 def is_of(rows: pa.Table, key: PartitionKey) -> pa.ChunkedArray:
-    """Return a mask of the rows of a partition; never NULL."""
+    """Return a mask: True for rows of the (topic, partition) in `key`, False for all further rows, also for NULL."""
     return pc.fill_null(pc.and_(pc.equal(rows[TOPIC], key[0]), pc.equal(rows[PARTITION], key[1])), False)
 
 
@@ -44,6 +44,7 @@ def is_within(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Arr
     intervals = () if low is None else overlapping(intervals, low, high)
     if not intervals:
         return pa.repeat(False, len(offsets))
+    # No interval contains -1.
     values = pc.fill_null(offsets.cast(pa.int64()), -1).combine_chunks()
     starts, ends = (pa.array(border, pa.int64()) for border in zip(*intervals, strict=True))
     # The sort is stable, so a border comes before an offset of its own value.
@@ -51,12 +52,16 @@ def is_within(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Arr
     steps = [pa.repeat(pa.scalar(step, pa.int64()), len(part)) for step, part in zip((1, -1, 0), keys, strict=True)]
     order = pc.array_sort_indices(pa.concat_arrays(keys))
     inside = pc.greater(pc.cumulative_sum(pa.concat_arrays(steps).take(order)), 0)
+    # The inverse of the sort: each answer returns to the place of its offset, behind the places of the borders.
     back = pc.array_sort_indices(order)
     return inside.take(back.slice(2 * len(starts)))
 
 
 def missing_in(offsets: Offsets, held: Offsets) -> RangeSet:
-    """Return the offsets missing in `held`."""
+    """Return the offsets of `offsets` without an equal offset in `held`.
+
+    A partition without an entry in `held` has no offset there.
+    """
     missing: list[OffsetRange] = []
     for key, some in offsets.items():
         known = pc.is_in(some, value_set=held.get(key, pa.array([], pa.int64())))

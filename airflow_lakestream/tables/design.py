@@ -15,16 +15,19 @@ from airflow_lakestream.core.policies import SchemaEvolution
 class TableDesign:
     """Requirements on a table, for the creation and for each later landing.
 
-    `schema` is the payload's, or None to infer it; `metadata` are the metadata columns added to each row.
-
-    A `partition_by` or `sort_order` of None asks for nothing: a new table gets none, an existing table keeps its own.
-    `evolution` limits the changes of an existing table's schema. If `rescues` is set, rows have the column RESCUED,
-    which the table gets in any case. If `grows` is set, rows may have columns that the design does not contain. Without
-    a `schema`, `incoming` returns the columns of the records read so far, for `evolution`; its argument is the table's
-    columns, whose names it keeps. It may return None.
-
-    `argument` is the operator's argument that gave the schema, for errors; `notes` are table properties that each
-    landing sets.
+    :param metadata: the metadata columns added to each row.
+    :param schema: the columns of the payload; None to infer the columns from records.
+    :param partition_by: None asks for nothing: a new table gets no partitions, an existing table keeps its own.
+    :param sort_order: None asks for nothing, in the same way.
+    :param properties: the properties of a new table.
+    :param evolution: the allowed changes of an existing table's schema.
+    :param rescues: rows have the column RESCUED. A table without this column gets it, even if `evolution` allows no
+        change.
+    :param grows: rows may have columns that the design does not contain; the table gets these columns.
+    :param incoming: used without a `schema`, for `evolution`: returns the columns of the records read so far, or None
+        if no columns are known. The argument is the table's columns, and the result keeps their names.
+    :param argument: the operator's argument that gave the schema, for errors.
+    :param notes: table properties that each landing sets.
     """
 
     metadata: pa.Schema

@@ -20,9 +20,10 @@ History = Iterable[tuple[int, Landing]]
 
 
 class LandingExaminer:
-    """Runs the checks on the landings of a table.
+    """Examiner of a landing's rows: applies a table's checks before the rows become visible.
 
-    :param auditor: has the checks.
+    :param auditor: has the checks, and evaluates each check.
+    :param table: the table's name, for errors.
     """
 
     def __init__(self, auditor: RowChecker, table: str) -> None:
@@ -30,9 +31,12 @@ class LandingExaminer:
         self._name = table
 
     def check_columns(self, design: TableDesign, change: SchemaChange | None) -> None:
-        """Raise InvalidArgument if the checks contradict the columns known before the records.
+        """Refuse checks unfit for the table's columns, if all columns are known before the records.
 
-        :param change: None if the table does not exist.
+        Nothing is refused if records may still add columns. Raises InvalidArgument.
+
+        :param change: the table's schema with the next change. None if the table does not exist: then the design's
+            columns are checked, if it has any.
         """
         # Without a schema, a function of DataFrames makes the columns, and may add some.
         is_open = design.schema is None and design.incoming is None and design.evolution is not SchemaEvolution.NONE
@@ -42,9 +46,12 @@ class LandingExaminer:
             self._auditor.check_columns(arrow_schema(whole_schema(design, None)))
 
     def usual_rows(self, landing: Landing, history: Callable[[], History]) -> float | None:
-        """Return the average number of rows of the topic's landings in the last week, or None if unknown.
+        """Return the average number of rows of the topic's landings in the last week, or None.
 
-        Only landings that read records and replaced no rows count. The history is not read if no check asks for it.
+        Only landings that read records and replaced no rows count. The result is None without such a landing, or if no
+        check compares with the average; then the history is not read.
+
+        :param history: returns the table's landings, newest first.
         """
         bounds = self._auditor.checks.row_count
         if bounds is None or not bounds.asks_history:
@@ -61,10 +68,11 @@ class LandingExaminer:
         return sum(rows) / len(rows) if rows else None
 
     def examine(self, landing: Landing, written: StagedRows, branch: str | None, remedy: str = AGAIN) -> None:
-        """Check the rows of a landing. Raises ChecksFailed, and errors of reading the files.
+        """Apply the checks to a landing's rows. Raises ChecksFailed, and errors of reading the files.
 
-        :param branch: the branch that has the rows, if there are rows.
-        :param remedy: what to do about rows that did not pass.
+        :param written: the files of the landing, not visible to readers yet.
+        :param branch: the branch with the rows, for the error; None if no branch has the rows.
+        :param remedy: advice in the error for rows that did not pass.
         """
         if findings := self._auditor.findings(written):
             offsets = str(landing.touched) if landing.touched else "a batch without records"
@@ -72,5 +80,5 @@ class LandingExaminer:
 
 
 def brings_any(landing: Landing) -> bool:
-    """Return whether a landing has rows to check, or changes the ledger only."""
+    """Return whether a landing has read records or added rows; else it changes the ledger only, and needs no checks."""
     return bool(landing.counts.read or landing.rows)

@@ -18,6 +18,7 @@ def check_landing(table: str, landing: Landing, own: Ledger, others: Iterable[Le
     Also refuse a streaming query's batch that does not follow the group's last batch (StreamConflict), and a source's
     column whose type has another meaning now (TypesConflict).
 
+    :param own: the ledger of the landing's own group at the table's head.
     :param others: the ledgers of the other groups; empty if other groups may land the same offsets.
     """
     for identity, change in landing.topics.items():
@@ -26,15 +27,20 @@ def check_landing(table: str, landing: Landing, own: Ledger, others: Iterable[Le
         raise LedgerConflict(table, taken)
     if not landing.replaces_types and (column := other_meaning(landing.types, own.types)) is not None:
         raise TypesConflict(table, column)
+    # Offsets that another group gave up have no rows in the table, so only landed offsets are in the way.
     changes = landing.topics.items()
     if taken := union(one.entry(identity).landed & change.landed for one in others for identity, change in changes):
         raise LedgerConflict(table, taken)
 
 
 def check_follows(table: str, change: TopicEntry, before: TopicEntry) -> None:
-    """Refuse a batch out of sequence with the group's last batch, or records outside the group's query.
+    """Refuse a landing out of sequence with a group's streaming batches. Raises StreamConflict.
 
-    Raises StreamConflict.
+    A streaming batch must be the next batch of the same query, or batch 0 of a group that holds no offsets of the
+    topic. Any other landing must not add or replace offsets of a group whose rows a streaming query makes.
+
+    :param change: the landing's entry of a topic.
+    :param before: the group's ledger entry of the topic at the table's head.
     """
     streamed, last = change.streamed, before.streamed
     if streamed is None:
@@ -48,7 +54,10 @@ def check_follows(table: str, change: TopicEntry, before: TopicEntry) -> None:
 
 
 def replaced_ranges(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
-    """Return the only topic with replaced ranges in a landing, and the ranges."""
+    """Return the topic and the replaced ranges of a landing.
+
+    The landing must replace ranges of a single topic, and add no offsets. Else an AssertionError is raised.
+    """
     changes = [(identity, entry) for identity, entry in landing.topics.items() if entry.replaced or entry.held]
     if len(changes) != 1 or changes[0][1].held or not changes[0][1].replaced:
         raise AssertionError(f"landing {landing.landing_id} is not one that replaces ranges of one topic only")
@@ -56,9 +65,14 @@ def replaced_ranges(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
 
 
 def check_replace(table: str, landing: Landing, consumer_group: str, ledgers: Mapping[str, Ledger]) -> None:
-    """Refuse ranges not landed by the group, and ranges with possible rows of another group or tool.
+    """Refuse a replace of ranges not landed by the group, and of ranges with unidentifiable rows.
 
-    Raises RangesNotLanded, CannotReplace.
+    A row can't be identified by its position if another group landed records of the topic, if this group landed records
+    of an earlier topic of the name, or if a row in the ranges was adopted without a position.
+
+    Raises RangesNotLanded, and CannotReplace for unidentifiable rows.
+
+    :param ledgers: the ledgers of all groups of the table; `consumer_group` must have an entry, maybe empty.
     """
     identity, ranges = replaced_ranges(landing)
     topic, ledger = identity.topic, ledgers[consumer_group]
@@ -81,8 +95,9 @@ def check_replace(table: str, landing: Landing, consumer_group: str, ledgers: Ma
 
 
 def replaced_by_others(landings: Iterable[Landing], ranges: RangeSet, own: Collection[str]) -> RangeSet:
-    """Return the ranges replaced by landings of earlier or concurrent runs.
+    """Return the part of `ranges` replaced by landings outside of this run.
 
+    :param landings: the group's landings since this run first looked at the table.
     :param own: the ids of this run's landings, which do not count.
     """
     others = [landing for landing in landings if landing.landing_id not in own]
@@ -95,7 +110,11 @@ def rows_landed(ledgers: Iterable[Ledger]) -> int:
 
 
 def completed(landing: Landing, rows: int, ledger: Ledger) -> Landing:
-    """Return a replacing landing completed by the counts of removed rows and of replaced records without rows."""
+    """Return a replacing landing, completed by the counts of removed rows and of replaced records without rows.
+
+    :param rows: the number of rows taken out of the table.
+    :param ledger: the group's ledger before the replace.
+    """
     identity, _ = replaced_ranges(landing)
     entry = landing.topics[identity].with_removed(rows, ledger.entry(identity), landing.rejects_gone)
     return replace(landing, topics={**landing.topics, identity: entry})

@@ -17,7 +17,10 @@ def no_rows(schema: pa.Schema) -> pa.Table:
 
 
 def one_row(schema: pa.Schema) -> pa.Table:
-    """Return a row with a value in each column and in each nested field."""
+    """Return a single made-up row, with a value in each column and in each nested field, for a trial of writing.
+
+    Only a column of the null type has NULL.
+    """
     return pa.Table.from_arrays([_one(field.type) for field in schema], schema=schema)
 
 

@@ -17,9 +17,9 @@ _PARTS = ("topic", "partition", "offset")
 
 @dataclass(frozen=True, slots=True)
 class PositionColumns:
-    """Paths of the position columns, with dots into structs.
+    """Paths of the columns with the position of each row's record; dots in a path lead into structs.
 
-    Without a column for the topic (`topic` is None), all rows with an offset are of `only_topic`.
+    :param topic: None without a column for the topic: all rows with an offset are then of `only_topic`.
     """
 
     topic: str | None = TOPIC
@@ -29,7 +29,12 @@ class PositionColumns:
 
     @classmethod
     def parse(cls, text: str, only_topic: str) -> PositionColumns:
-        """Return the columns of "partition=p,offset=meta.offset", with "topic=t" or without. Raises InvalidArgument."""
+        """Parse a text such as "partition=p,offset=meta.offset"; "topic=t" is optional.
+
+        Raises InvalidArgument for an unknown or repeated name, and if partition or offset is missing.
+
+        :param only_topic: the topic of all rows, if the text names no column for the topic.
+        """
         given: dict[str, str] = {}
         for part in filter(None, (one.strip() for one in text.split(","))):
             name, equals, path = part.partition("=")
@@ -44,7 +49,7 @@ class PositionColumns:
 
     @classmethod
     def of_paths(cls, paths: Mapping[str, str], only_topic: str) -> PositionColumns:
-        """Return the columns of these paths; see `paths`."""
+        """Return the columns of a mapping like `paths`: paths by the names of the metadata columns of landings."""
         return cls(paths.get(TOPIC), paths[PARTITION], paths[OFFSET], only_topic)
 
     @property
@@ -54,7 +59,7 @@ class PositionColumns:
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """Paths by the names of the metadata columns of landings."""
+        """Paths by the names of the metadata columns of landings; without an entry for the topic if `topic` is None."""
         named = zip(COORDINATES, (self.topic, self.partition, self.offset), strict=True)
         return {name: path for name, path in named if path is not None}
 
@@ -64,7 +69,11 @@ class PositionColumns:
         return tuple(dict.fromkeys(path.split(".")[0] for path in self.paths.values()))
 
     def missing(self, schema: pa.Schema) -> Sequence[str]:
-        """Return the paths missing in the schema. Raises InvalidArgument for a type without positions."""
+        """Return the paths missing in the schema.
+
+        Raises InvalidArgument if the type of a column is unfit: topics are strings, partitions and offsets are
+        integers.
+        """
         lacking = []
         for name, path in self.paths.items():
             kind = _type_at(schema, path)
@@ -77,7 +86,10 @@ class PositionColumns:
         return lacking
 
     def of(self, rows: pa.RecordBatch | pa.Table) -> pa.Table:
-        """Return the positions of rows, in metadata columns as landings use."""
+        """Return the positions of rows, as a table with the metadata columns of landings.
+
+        Without a column for the topic, rows with an offset get `only_topic`, and rows without an offset get NULL.
+        """
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         found = {name: _column(table, path) for name, path in self.paths.items()}
         if self.topic is None:

@@ -19,6 +19,7 @@ Write = Callable[[pa.Table], object]
 
 # Errors of converting rows to files. An OSError among them comes from the storage, not from a row.
 _OF_ROWS = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, pa.ArrowException)
+# Characters of a library's error in a message or a reason.
 _LONGEST = 300
 
 
@@ -34,26 +35,39 @@ class TableNotWritable(LakestreamError, Terminal):
 
 
 def prove(table: str, write: Callable[[], object]) -> None:
-    """Refuse a table if `write`, a trial without rows, fails.
+    """Try whether files can be made for a table, and refuse the table if not. Raises TableNotWritable.
 
-    Raises TableNotWritable, and errors of `write` that belong to this package.
+    `write` makes a file on trial from a made-up row, without records, and keeps nothing. Any error of the trial is the
+    table's fault and becomes a TableNotWritable, with two exceptions, which are raised as they are: errors of this
+    package (LakestreamError), and signals to the process such as KeyboardInterrupt.
+
+    :param table: the table's name, for the error.
     """
     try:
         write()
     except BaseException as error:
+        # A panic of a Rust library, which `is_of_rows` recognizes, is a BaseException, but not an Exception: it is a
+        # refusal, too. All further BaseExceptions are signals.
         if isinstance(error, LakestreamError) or not (isinstance(error, Exception) or is_of_rows(error)):
             raise
         raise TableNotWritable(table, error) from error
 
 
 def is_of_rows(error: BaseException) -> bool:
-    """Return whether a row may be the cause of a writer's error."""
-    # A panic of a Rust library is not an Exception.
+    """Return whether a row may be the cause of a writer's error; False for errors of the store and for signals."""
+    # A panic of a Rust library is a BaseException, but not an Exception. Its class can't be imported, so its name
+    # counts.
     return (isinstance(error, _OF_ROWS) and not isinstance(error, OSError)) or type(error).__name__ == "PanicException"
 
 
 def culprits(rows: pa.Table, write: Write) -> dict[int, str]:
-    """Return the failing rows with the error of each, by calls of `write`. Raises if `write` fails without rows."""
+    """Find unwritable rows by trial, and return the error of each row by the row's number.
+
+    All rows are tried at once, then halves of failing parts, down to single rows. An error that no row causes is
+    raised, also if `write` fails without rows.
+
+    :param write: writes rows on trial, and keeps nothing.
+    """
     # Fails if the table or a setting is wrong, not a row.
     write(rows.slice(0, 0))
     found: dict[int, str] = {}
@@ -71,6 +85,7 @@ def _look(rows: pa.Table, first: int, write: Write, found: dict[int, str]) -> No
             text = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
             found[first] = f"no file can hold it: {text[:_LONGEST]}"
             return
+        # The bad rows are in one of the halves, or in both.
         middle = len(rows) // 2
         _look(rows.slice(0, middle), first, write, found)
         _look(rows.slice(middle), first + middle, write, found)
@@ -85,10 +100,11 @@ File = TypeVar("File")
 
 
 class RowBuffer(Generic[File]):
-    """Collects rows and returns files; holds at most the rows of 1.5 files.
+    """Buffer of rows between decoding and files, with writes in the background; holds at most the rows of 1.5 files.
 
     :param table: its name, for errors.
-    :param prepare: returns a writer of rows as files of the current table; the writer runs in a thread of its own.
+    :param prepare: takes rows, and returns a function that writes these rows as files of the current table, and returns
+        the files. The function is called in a thread of its own.
     :param trial: returns the trial that finds unwritable rows, or None without one.
     :param grows: rows may have more columns than the rows before.
     :param parts: number of buffers that share the memory of one: processes that write for the same landing.
@@ -117,23 +133,24 @@ class RowBuffer(Generic[File]):
         return bool(self._rows) and self._rows[-1].schema.equals(schema)
 
     def take(self, rows: pa.Table) -> None:
-        """Buffer rows; writing may start in the background."""
+        """Buffer rows; writing may start in the background. Raises RowsNotWritable for rows buffered before."""
         self._rows.append(rows)
         self._bytes += rows.nbytes
         if self._bytes >= self._most:
             self.write_out()
         elif self._bytes >= self._most // 2:
-            # Else two files' rows would be in memory: large records are read faster than they are written.
+            # Without this wait, two files' rows would be in memory: large records are read faster than they are
+            # written.
             self._collect(0)
 
     def flush(self) -> list[File]:
-        """Write all buffered rows, and return all files since the last `forget`."""
+        """Write all buffered rows, and return all files since the last `forget`. Raises RowsNotWritable."""
         self.write_out()
         self._collect(0)
         return self.files
 
     def drop(self) -> list[File]:
-        """Forget the buffered rows; return the written files, for deletion. Never raises."""
+        """Forget the buffered rows, wait for writes, and return the written files, for deletion. Never raises."""
         self._rows, self._bytes = [], 0
         for write in self._writes:
             if write.exception() is None:
@@ -142,12 +159,12 @@ class RowBuffer(Generic[File]):
         return self.forget()
 
     def forget(self) -> list[File]:
-        """Return the files, and forget the list."""
+        """Return the files written since the last `forget`, and remove all from the list."""
         files, self.files = self.files, []
         return files
 
     def write_out(self) -> None:
-        """Start writing the buffered rows."""
+        """Start writing the buffered rows in the background. Raises RowsNotWritable for rows of earlier writes."""
         if not self._rows:
             return
         # Rows before a new column have NULL in it.
@@ -160,7 +177,7 @@ class RowBuffer(Generic[File]):
             self._writes.append(self._pool.submit(write))
 
     def _collect(self, leave: int) -> None:
-        """Wait until at most `leave` writes are under way."""
+        """Wait until at most `leave` writes are under way, and keep the written files. Raises RowsNotWritable."""
         while len(self._writes) > leave:
             try:
                 self.files += self._writes.pop(0).result()

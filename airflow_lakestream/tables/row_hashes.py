@@ -58,16 +58,18 @@ class RowHashes:
             return self.of_rows(np.array([self._of(one) for one in values.flatten()], np.uint64))
         if arrow.is_map(kind):
             keys, items = (self._of(_within(values, one)) for one in (values.keys, values.items))
+            # The entries of a map have no order: their hashes are added as they are.
             return _sums(values, _mixed(_mixed(keys * _ENTRY) + items))
         if arrow.is_list(kind) or arrow.is_large_list(kind):
             lengths = np.diff(_offsets(values))
             starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+            # The items of a list have an order: each item's place is mixed into its hash before the sum.
             places = (np.arange(len(starts), dtype=np.int64) - starts).astype(np.uint64)
             return _sums(values, _mixed(self._of(_within(values, values.values)) + places * _ITEM))
         if arrow.is_decimal(kind):
             return self._of_bytes(values.cast(pa.string()))
         if arrow.is_floating(kind):
-            # Without the sign of 0, and with one NaN.
+            # Adding 0.0 removes the sign of 0, and all NaNs become the same NaN.
             numbers = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
             return _mixed(np.where(np.isnan(numbers), np.nan, numbers).view(np.uint64))
         if arrow.is_boolean(kind):
@@ -94,14 +96,15 @@ def _offsets(values: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _within(values: pa.Array, children: pa.Array) -> pa.Array:
-    """Return the children of a list's slice."""
+    """Return the children of the lists in a slice: Arrow keeps the children of the whole array."""
     offsets = _offsets(values)
     return children.slice(int(offsets[0]), int(offsets[-1] - offsets[0])) if len(offsets) else children.slice(0, 0)
 
 
 def _sums(values: pa.Array, children: Hashes) -> Hashes:
-    """Return a hash for each list, from the hashes of the children in any order."""
+    """Return a hash for each list from the hashes of the children; the order of children does not count."""
     offsets = _offsets(values) - (_offsets(values)[0] if len(values) else 0)
+    # Sums wrap round at 2^64, and so do their differences.
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(children, dtype=np.uint64)])
     lengths = np.diff(offsets).astype(np.uint64)
     return _mixed(sums[offsets[1:]] - sums[offsets[:-1]] + lengths * _ITEM)

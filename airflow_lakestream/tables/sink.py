@@ -35,7 +35,9 @@ _PASSED_OVER = "passed_over"
 
 
 def encode_passed_over(passed_over: Sequence[PassedOver]) -> dict[str, Any]:
-    """Return rising offsets by partition as JSON, as intervals; empty without offsets.
+    """Return offsets of records without a row as JSON, as intervals by partition; empty without offsets.
+
+    The offsets of each entry must rise. Records without a row are mostly neighbours, if there are many.
 
     Records without a row are mostly neighbours, if there are many.
     """
@@ -60,15 +62,17 @@ log = logging.getLogger(__name__)
 
 
 class TableSink(ABC, Generic[File]):
-    """Part of `core.ports.SharedSink`. The subclass of a format loads the table, and writes and commits files.
+    """Base of a `core.ports.SharedSink`. The subclass of a format loads the table, and writes and commits files.
 
     :param design: requirements on a new and on an existing table.
     :param parts: number of sinks that share the memory of one sink; see `RowBuffer`.
+    :param allow_group_overlap: accept offsets that another group has landed in the table.
     """
 
-    # The written rows are made of one record each, so an unwritable row is rejected, and not the run.
+    # True if each row is made of a single record: then the record of an unwritable row is rejected, and the run goes
+    # on.
     takes_records = True
-    # Rows may have more columns than the rows before, even if the design does not grow.
+    # True if rows may have more columns than the rows before, even if the design does not grow.
     takes_any = False
 
     def __init__(
@@ -90,6 +94,7 @@ class TableSink(ABC, Generic[File]):
             table, self._writing, self._blame, grows=self.takes_any or design.grows, parts=parts
         )
         self._passed_over: list[tuple[PartitionKey, pa.Array]] = []
+        # The number of the buffer's files that were handed over, and are still owned.
         self._handed_over = 0
         self._adopted: list[File] = []
         self._folder = ""
@@ -99,7 +104,10 @@ class TableSink(ABC, Generic[File]):
         self._landed: set[str] = set()
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Buffer rows for the next commit; files are written in the background."""
+        """Buffer rows for the next commit; files are written in the background.
+
+        Raises RowsNotWritable for rows buffered before, and StaleFiles if the table refuses a new column.
+        """
         if self._design.grows and not self._buffer.holds(rows.schema):
             self._make_room(rows)
         self._buffer.take(rows)
@@ -109,7 +117,10 @@ class TableSink(ABC, Generic[File]):
         self._passed_over.append(((identity.topic, partition), offsets))
 
     def discard(self) -> None:
-        """Delete the files of all rows since the last commit; never raises."""
+        """Delete the files of all rows since the last commit; never raises.
+
+        Files of another worker, taken by `adopt`, are forgotten without deletion.
+        """
         self._adopted, self._passed_over, self._handed_over = [], [], 0
         files = self._buffer.drop()
         for path in self._delete(files) if files else ():
@@ -127,22 +138,25 @@ class TableSink(ABC, Generic[File]):
         return {**encode_passed_over(passed_over), **self._encode(new)}
 
     def let_go(self) -> None:
-        """Give up ownership of the files handed over."""
+        """Give up ownership of the files handed over: `discard` no longer deletes the files."""
         del self._buffer.files[: self._handed_over]
         self._handed_over = 0
 
     def take_over(self, files: Mapping[str, Any]) -> None:
-        """Add files staged by a process of this run to the next commit; see `core.ports.SharedSink`."""
+        """Add files staged by a process of this run to the next commit, as own files: `discard` deletes the files."""
         self._buffer.files += self._decode(files)
         self._passed_over += decode_passed_over(files)
 
     def adopt(self, files: Mapping[str, Any]) -> None:
-        """Add files handed over by another worker to the next commit."""
+        """Add files handed over by another worker to the next commit; `discard` does not delete the files."""
         self._adopted += self._decode(files)
         self._passed_over += decode_passed_over(files)
 
     def sweep(self, folder: str) -> None:
-        """Delete the uncommitted files below this folder of the table's data; never raises."""
+        """Delete the uncommitted files below this folder of the table's data; never raises.
+
+        No process may write below the folder any more. A failure is logged: the files are left then.
+        """
         try:
             deleted, left = self._delete_unreferenced(folder)
         except Exception as e:  # noqa: BLE001  # the landing is done; files left over harm nobody
@@ -152,7 +166,14 @@ class TableSink(ABC, Generic[File]):
             log.info("%s: deleted %s files of this run that no commit has, left %s", self._name, deleted, left)
 
     def hold_to(self, payload: Schema, metadata: pa.Schema, made_by: TransformNote) -> None:
-        """Set the design's columns to a function's result, and load the table again; see `core.ports.FrameSink`."""
+        """Set the design's columns to a function's result, and plan the change of the table's schema again.
+
+        The next commit notes the function. Raises InvalidArgument if the table has no place for the columns. See
+        `core.ports.FrameSink`.
+
+        :param payload: the columns of the result, without the metadata columns.
+        :param made_by: the function.
+        """
         properties, required = self._held
         before = transformed(properties, self._group)
         if before is not None and (before.function, before.fingerprint) != (made_by.function, made_by.fingerprint):
@@ -174,7 +195,10 @@ class TableSink(ABC, Generic[File]):
 
     @property
     def _files(self) -> list[File]:
-        """All files of the next commit; buffered rows are written first."""
+        """All files of the next commit, adopted files included.
+
+        Buffered rows are written first. Raises RowsNotWritable.
+        """
         return [*self._buffer.flush(), *self._adopted]
 
     def _leave_in_place(self) -> None:
@@ -183,7 +207,7 @@ class TableSink(ABC, Generic[File]):
         self._adopted, self._passed_over, self._handed_over = [], [], 0
 
     def _decoded(self, change: SchemaChange) -> pa.Schema:
-        """Return the columns filled by decoders."""
+        """Return the columns filled by decoders, in the types of the table with this change."""
         design = self._design
         return payload_schema(change.schema, design.metadata.names, design.schema, all_fields=design.grows)
 
@@ -194,12 +218,14 @@ class TableSink(ABC, Generic[File]):
         if problems:
             # The decoder knew the table as it was: another run has changed it meanwhile.
             raise StaleFiles(self._name, f"the schema was changed ({'; '.join(problems)})")
+        # Earlier texts were logged before.
         self._announce(change.texts[len(held.texts) :])
         self._change = change
 
     def _grown(self, held: SchemaChange, columns: pa.Schema) -> tuple[SchemaChange, tuple[str, ...]]:
         """Return the change extended by these columns, and the problems of impossible columns."""
-        # Wider types occur only if the decoder follows the records: in a mirror's events.
+        # Wider types occur only if the decoder follows the records: in a mirror's events. The policies are ordered:
+        # each allows the changes of the policy before, too.
         policy = max(self._design.evolution, SchemaEvolution.ADD, key=list(SchemaEvolution).index)
         return held.and_then(fields_from_arrow(columns, "rows"), policy)
 
@@ -217,25 +243,30 @@ class TableSink(ABC, Generic[File]):
 
     @abstractmethod
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
-        """Return the schema change of the next commit; a new table gets the columns of the first rows."""
+        """Return the schema change of the next commit.
+
+        :param rows: the first rows, which give the columns of a new table without a schema; None if the columns are
+            known.
+        """
 
     @property
     @abstractmethod
     def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
-        """Properties and required columns of the table at the last look; empty without a table."""
+        """Properties and names of required columns of the table at the last look; empty without a table."""
 
     @abstractmethod
     def _take_columns(self) -> None:
-        """Load the table again for a design with changed columns. Raises InvalidArgument."""
+        """Plan the change of the table's schema again, for a design with changed columns. Raises InvalidArgument."""
 
     def _prove(self, shape: object, write: Callable[[], object]) -> None:
-        """Refuse a table without possible files, by writing on trial; each shape is tried once.
+        """Try whether files can be made for the table, once for each shape. Raises the errors of `prove`.
 
-        :param shape: the state of the table on which the result depends.
-        :param write: writes on trial.
+        A shape that passed is remembered for all sinks of this process.
 
-        Raises the errors of `prove`.
+        :param shape: all facts about the table that decide whether files can be made.
+        :param write: makes a file on trial, and keeps nothing.
         """
+        # A copy is searched: a sink in another thread may add a shape meanwhile.
         if shape not in tuple(_PROVEN):
             prove(self._name, write)
             _PROVEN.append(shape)
@@ -245,7 +276,7 @@ class TableSink(ABC, Generic[File]):
 
     @abstractmethod
     def _writing(self, rows: pa.Table) -> Callable[[], list[File]]:
-        """Return a writer of rows as files, for the table with the next commit's change."""
+        """Return a function to write these rows as files, and to return the files, for the table after the commit."""
 
     @abstractmethod
     def _trial(self) -> Trial:

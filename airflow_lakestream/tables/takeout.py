@@ -1,7 +1,7 @@
 """Takeout of a replace: files removed whole, and the remaining rows of these files written again.
 
-Found for one head, and found again when the head moves; a file that is still there with the same deletes is not read
-or written a second time, so a replace makes progress even if other writers commit often.
+The takeout is found for one head, and found again when the head moves. A file that is still there with the same deletes
+is not read or written a second time, so a replace makes progress even if other writers commit often.
 """
 
 from __future__ import annotations
@@ -75,14 +75,16 @@ class HeadFiles(ABC, Generic[Live, File]):
 
     @abstractmethod
     def rows_with_coordinates(self, files: Sequence[Live]) -> tuple[int, Sequence[str]]:
-        """Return the number of rows with values in all coordinates, and the names of files with further rows."""
+        """Return the number of rows with values in all coordinates, and the names of files with a missing value."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileHits(Generic[Live]):
     """Hits in a data file: the offsets by partition, and the number of all live rows.
 
-    `others` is the number of rows to remove in addition to the hits.
+    A hit is a row whose position is in the ranges to replace.
+
+    :param others: number of rows to remove in addition to the hits.
     """
 
     file: Live
@@ -109,8 +111,12 @@ class TakeoutFiles(Generic[Live, File]):
 class TakeoutFinder(Generic[Live, File]):
     """Search for the takeout of a replace, repeated at each new head.
 
-    `new` are the files of the rows read again, `rowless` the records read again that became no row; `write` writes rows
-    for the columns and the layout that all heads must have.
+    Hits and written remainders are kept from head to head, by the key of a file with its deletes.
+
+    :param ranges: the offsets to replace.
+    :param new: the files of the rows read again.
+    :param write: writes remaining rows as files, for the columns and the layout that all heads must have.
+    :param rowless: offsets of records read again that became no row.
     """
 
     ranges: RangeSet
@@ -123,9 +129,13 @@ class TakeoutFinder(Generic[Live, File]):
     _read_again: Offsets | None = None
 
     def find(self, head: HeadFiles[Live, File], landed: int) -> TakeoutFiles[Live, File]:
-        """Return the takeout at a head. `landed` is the number of landed rows by all ledgers of the table.
+        """Return the takeout at a head, and write the remaining rows of the removed files.
 
-        Raises CannotReplace; nothing is written then.
+        Raises CannotReplace, before a file is written, if rows can't be identified or if a row to remove was not read
+        again.
+
+        :param landed: the number of rows that all ledgers of the table count, to be compared with the rows that have
+            positions.
         """
         check_columns(head.columns, head.name)
         files = self._live_files(head)
@@ -146,7 +156,10 @@ class TakeoutFinder(Generic[Live, File]):
         return TakeoutFiles(out, remainders, sum(found.count * times[key] for key, found in hits.items()))
 
     def unneeded(self, keep: TakeoutFiles[Live, File] | None) -> list[File]:
-        """Return the files of remaining rows, except the files of `keep`, for deletion."""
+        """Return the written files of remaining rows for deletion, except the files of `keep`, and forget the files.
+
+        :param keep: the committed takeout; None if no takeout was committed.
+        """
         kept = {id(file) for file in keep.remainders} if keep is not None else set()
         written, self._written = self._written, []
         return [file for file in written if id(file) not in kept]
@@ -179,6 +192,7 @@ class TakeoutFinder(Generic[Live, File]):
             self._hits.update(zip(files, pool.map(look, files.values()), strict=True))
 
     def _check_all_read_again(self, head: HeadFiles[Live, File], hits: Iterable[FileHits[Live]]) -> None:
+        # The new files are the same for each head, so they are read once.
         if self._read_again is None:
             parts = [look_into(head, head.of_new(file), self.ranges) for file in self.new]
             if any(part.count < part.rows for part in parts):
@@ -212,7 +226,10 @@ class TakeoutFinder(Generic[Live, File]):
 def look_into(
     head: HeadFiles[Live, File], file: Live, ranges: RangeSet, additional: RowSelector | None = None
 ) -> FileHits[Live]:
-    """Return the hits among the live rows of a data file; `additional` selects additional rows."""
+    """Return the hits among the live rows of a data file.
+
+    :param additional: selects rows to remove in addition to the hits; they are counted in `FileHits.others`.
+    """
     rows = others = 0
     found: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
     for batch in head.rows(file, COORDINATES):
@@ -227,7 +244,7 @@ def look_into(
 
 
 def joined(parts: Iterable[FileHits[Live]], others: Iterable[tuple[PartitionKey, pa.Array]] = ()) -> Offsets:
-    """Return the hits of several files joined with further offsets."""
+    """Return the hits of several files and further offsets in a single mapping, by partition."""
     by_partition: dict[PartitionKey, list[pa.Array]] = {}
     for key, offsets in itertools.chain(*(part.offsets.items() for part in parts), others):
         by_partition.setdefault(key, []).append(offsets)

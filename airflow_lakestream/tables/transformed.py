@@ -19,11 +19,11 @@ PREFIX = "lakestream.transform."
 
 @dataclass(frozen=True, slots=True)
 class TransformNote:
-    """Function of a group's last landing.
+    """Note on the function of a group's last landing.
 
-    :param function: module:function.
+    :param function: as text, module:function.
     :param fingerprint: of the function's source.
-    :param positions: all rows of the group keep topic, partition and offset.
+    :param positions: whether all rows of the group keep topic, partition and offset.
     """
 
     function: str
@@ -34,7 +34,12 @@ class TransformNote:
         return f"{self.function} ({self.fingerprint})"
 
     def noted(self, consumer_group: str, before: TransformNote | None) -> dict[str, str]:
-        """Return the property of a landing after `before`."""
+        """Return the table property with this note, for the landing's commit.
+
+        If `before` has rows without positions, so has the new note.
+
+        :param before: the group's note before this landing, or None.
+        """
         positions = self.positions and (before is None or before.positions)
         return {PREFIX + consumer_group: json.dumps({**asdict(self), "positions": positions})}
 
@@ -46,14 +51,19 @@ def transformed(properties: Mapping[str, str], consumer_group: str) -> Transform
 
 
 def without_positions(properties: Mapping[str, str]) -> dict[str, TransformNote]:
-    """Return the groups with rows without positions."""
+    """Return the notes of the groups with rows without positions, by group."""
     groups = [name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)]
     found = {group: transformed(properties, group) for group in groups}
     return {group: one for group, one in found.items() if one is not None and not one.positions}
 
 
 def refuse_without_spark(table: str, properties: Mapping[str, str], consumer_group: str, run: str) -> None:
-    """Raise CannotReplace if the group's rows are made by a function, since only Spark runs functions."""
+    """Refuse a replace of rows made by a function, since only Spark runs functions. Raises CannotReplace.
+
+    Also refuse a group with rows without positions.
+
+    :param run: the replacing run in words, such as "a repair", for the error.
+    """
     refuse_replacing(table, properties, consumer_group)
     if (found := transformed(properties, consumer_group)) is not None:
         raise CannotReplace(
@@ -64,7 +74,7 @@ def refuse_without_spark(table: str, properties: Mapping[str, str], consumer_gro
 
 
 def refuse_replacing(table: str, properties: Mapping[str, str], consumer_group: str) -> None:
-    """Raise CannotReplace if the group has rows without positions."""
+    """Refuse a replace if the group has rows without positions. Raises CannotReplace."""
     found = transformed(properties, consumer_group)
     if found is not None and not found.positions:
         raise CannotReplace(

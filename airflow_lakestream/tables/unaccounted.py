@@ -1,6 +1,6 @@
 """Search of a table's files for rows not accounted for by any ledger. Uses Arrow only, for every table format.
 
-Decided by the files' statistics first. A file that these leave open is read, only its three metadata columns.
+The files' statistics decide first. If the statistics of a file decide nothing, its three metadata columns are read.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ class FileUnreadable(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class CandidateFile:
-    """Live data file; a bound is None if unknown, or if deleted rows may be at the bound.
+    """Live data file, with the bounds of its three metadata columns in `topic`, `partition` and `offset`.
 
-    `is_whole`: all rows have values in the three columns, and no row is deleted. `read` yields the three columns of the
-    live rows.
+    Bounds are the least and the greatest value, or None if unknown. They may include deleted rows.
+
+    :param is_whole: all rows have values in the three columns, and no row is deleted.
+    :param read: yields the three columns of the live rows.
     """
 
     path: str
@@ -64,7 +66,12 @@ def keeps_positions(schema: pa.Schema) -> bool:
 
 
 def find(table: str, files: Iterable[CandidateFile], asked: ForeignRowQuery) -> UnaccountedRows:
-    """Return the unaccounted rows of the topic in the files. Raises FileUnreadable."""
+    """Find rows of the asked topic without a ledger in the files. Raises FileUnreadable.
+
+    Files are judged by their bounds if possible. All further files are read, several at a time.
+
+    :param asked: the topic, the offsets in ledgers, and the offsets to land.
+    """
     boxes: list[tuple[RowFate, RowBounds]] = []
     to_read: list[CandidateFile] = []
     for file in files:
@@ -89,7 +96,7 @@ def find(table: str, files: Iterable[CandidateFile], asked: ForeignRowQuery) -> 
 
 
 def _by_bounds(file: CandidateFile, asked: ForeignRowQuery) -> tuple[RowFate, RowBounds] | None:
-    """Return fate and box of a file by its bounds, or None if its rows must be read."""
+    """Return the fate and the bounds of all rows of a file, or None if the file must be read."""
     if not file.is_whole or file.partition is None or file.offset is None:
         return None
     fate = asked.fate(file.partition, file.offset)
@@ -102,6 +109,7 @@ def _by_bounds(file: CandidateFile, asked: ForeignRowQuery) -> tuple[RowFate, Ro
 def _by_rows(rows: pa.Table, asked: ForeignRowQuery) -> Iterator[tuple[RowFate, RowBounds]]:
     of_topic = rows.filter(pc.fill_null(pc.equal(rows[TOPIC], asked.topic), False)).drop_null()
     offsets = of_topic[OFFSET].cast(pa.int64())
+    # Kafka gives no record such a position, so these rows are in nobody's way.
     there = pc.and_(pc.greater_equal(offsets, 0), pc.less(offsets, OFFSETS_END))
     of_topic = of_topic.filter(pc.and_(there, pc.greater_equal(of_topic[PARTITION], 0)))
     for partition in pc.unique(of_topic[PARTITION]).to_pylist():

@@ -10,7 +10,7 @@ from airflow_lakestream.core.ports import HandoverSink, SharedSink, Sink
 
 
 class WrappedSink:
-    """Base of a wrapping `core.ports.Sink`. The subclass implements loading and commits."""
+    """Base of a wrapping `core.ports.Sink`: passes calls on. The subclass implements loading and commits."""
 
     def __init__(self, inner: Sink) -> None:
         self.inner = inner
@@ -33,7 +33,7 @@ class WrappedSink:
 
 
 class WrappedTakingSink(WrappedSink):
-    """Base of a wrapping `core.ports.TakingSink`."""
+    """Base of a wrapping `core.ports.HandoverSink`."""
 
     inner: HandoverSink
 
@@ -64,7 +64,7 @@ class WrappedSharedSink(WrappedTakingSink):
         return self.inner.hand_over()
 
     def let_go(self) -> None:
-        """Give up ownership of the files handed over."""
+        """Give up ownership of the files handed over: `discard` no longer deletes the files."""
         self.inner.let_go()
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
@@ -72,5 +72,5 @@ class WrappedSharedSink(WrappedTakingSink):
         return self.inner.misfit(files)
 
     def adopt(self, files: Mapping[str, Any]) -> None:
-        """Add files staged by another worker to the next commit."""
+        """Add files staged by another worker to the next commit; `discard` does not delete the files."""
         self.inner.adopt(files)

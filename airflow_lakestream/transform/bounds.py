@@ -54,7 +54,7 @@ class ProcessBounds:
 
     @property
     def rows(self) -> int:
-        """Bytes always allowed for a batch's rows, even for small records."""
+        """Bytes always allowed for the rows of a batch, even of small records."""
         return size_of(self.memory_limit) // 8
 
 

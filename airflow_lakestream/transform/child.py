@@ -29,7 +29,11 @@ Asked = queue.SimpleQueue[tuple[dict[str, Any], pa.Table]]
 
 
 def listening() -> tuple[Asked, io.FileIO]:
-    """Return the queue of the parent's requests, filled from now on, and the pipe for answers."""
+    """Return the queue of the parent's requests, filled by a thread from now on, and the pipe for answers.
+
+    From then on, this process ignores SIGINT and SIGTERM, ends with the parent, prints to the standard error only, and
+    can't import pandas.
+    """
     sys.meta_path.insert(0, _NoPandas())
     # Both signals reach all processes of a terminal or container. The parent decides, and this process ends with it.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -58,7 +62,7 @@ def memory_error_text(error: BaseException) -> str:
 
 
 class ProcessorTimer:
-    """Limit of a block's processor time in seconds; beyond the limit this process ends.
+    """Limit of a block's processor time in seconds; beyond the limit SIGPROF ends this process.
 
     The clock counts all threads of the process, and stops while other processes have the processors.
     """
@@ -86,7 +90,11 @@ def _listen(source: int, asked: Asked) -> None:
 
 
 def be_bounded(bounds: ProcessBounds) -> None:
-    """Set the bounds of this process."""
+    """Set the bounds of this process.
+
+    On Linux the kernel enforces the limit of memory; elsewhere a thread ends the process. SIGPROF, which
+    `ProcessorTimer` uses, ends the process.
+    """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     # A core file would hold records.
@@ -104,7 +112,7 @@ def be_bounded(bounds: ProcessBounds) -> None:
 
 
 def watch_memory(most: int) -> None:
-    """End this process soon after a use of more than `most` bytes."""
+    """End this process soon after a use of more than `most` bytes; runs in a thread of its own."""
     unit = 1 if sys.platform == "darwin" else 1024
     while resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit <= most:
         time.sleep(0.02)  # The system reports no growth of memory.

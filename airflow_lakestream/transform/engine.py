@@ -68,7 +68,7 @@ _MAY_BE_INFINITE = frozenset({"date", "timestamp", "timestamp_s", "timestamp_ms"
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    """Output column: the field, the SQL for a value of the field's type, and the condition of a failure."""
+    """Output column: the field, the SQL for the field's value, and the SQL condition of a failure, or empty."""
 
     field: pa.Field
     expression: str
@@ -99,7 +99,10 @@ def _fails(quoted: str, target: str) -> str:
 
 
 def _converted(path: str, kind: Any) -> tuple[pa.DataType, str]:
-    """Return the Arrow type, and the DuckDB type for the conversion."""
+    """Return the Arrow type for a DuckDB type, and the DuckDB type to convert to first.
+
+    :param path: path of the column, for the error. Raises InvalidArgument.
+    """
     if kind.id in _PLAIN:
         arrow, target = _PLAIN[kind.id]
         return arrow, target or str(kind)
@@ -143,8 +146,11 @@ class _InputTable:
 class StatementPlan:
     """A checked statement, for another process to use without a second check.
 
-    :param input: the columns that the statement reads.
-    :param sifts_exactly: all records that are sifted out are bad, so they need no second run.
+    :param input: names of the columns that the statement reads.
+    :param run: SQL of the statement, with the number of each row's record.
+    :param trace: SQL for the failing records with their places, or None if the statement's form does not allow tracing.
+    :param sift: SQL that separates good records from suspects, or None if the statement's form does not allow sifting.
+    :param sifts_exactly: all suspects are bad, so they need no second run.
     """
 
     input: list[str]
@@ -157,7 +163,7 @@ class StatementPlan:
 class StatementEngine:
     """Runner of a statement. Raises InvalidArgument for a forbidden statement or a misfit with the columns.
 
-    :param plan: the plan of an engine with the same arguments.
+    :param plan: the plan of an engine with the same arguments; by default, the statement is checked and planned here.
     """
 
     def __init__(
@@ -175,10 +181,11 @@ class StatementEngine:
 
     @property
     def plan(self) -> StatementPlan:
-        """The checked statement."""
+        """Plan for another engine, in another process."""
         return StatementPlan(self.input.names, self._sql, self._tracing, self._sifting, self.sifts_exactly)
 
     def _plan_again(self, sql: str, columns: pa.Schema) -> None:
+        # Checks the statement, finds its input and output columns, and makes the SQL for run, trace and sift.
         node = self._checked(with_input(sql), columns)
         read: set[str] = set()
         names_read(node, read)
@@ -214,9 +221,9 @@ class StatementEngine:
         return self._execute(_RUN, self._sql, table)
 
     def trace(self, table: pa.Table) -> dict[int, str] | None:
-        """Return the numbers of the failing records, each with the place of the failure.
+        """Return the numbers of the failing records, each with the failing part of the statement: a column or WHERE.
 
-        None if the statement's form does not allow it.
+        None if the statement's form does not allow tracing. Raises duckdb.Error.
         """
         if self._tracing is None:
             return None
@@ -226,7 +233,7 @@ class StatementEngine:
     def sift(self, table: pa.Table) -> tuple[pa.Table, dict[int, str]] | None:
         """Return the rows of surely good records, and the numbers of suspect records, each with the reason.
 
-        None if the statement's form does not allow it. Raises duckdb.Error for a failure of another kind.
+        None if the statement's form does not allow sifting. Raises duckdb.Error for a failure of another kind.
         """
         if self._sifting is None:
             return None
@@ -236,6 +243,7 @@ class StatementEngine:
         return good, dict(zip(suspects[ROW].to_pylist(), suspects[SUSPECT].to_pylist(), strict=True))
 
     def _execute(self, name: str, sql: str, table: pa.Table) -> pa.Table:
+        # The statement is prepared once, and reads the records of each run from the registered input.
         self._given.table = table
         try:
             if name not in self._planned:
@@ -250,6 +258,7 @@ class StatementEngine:
         return StatementChecker(scalar_functions(), names).statement(parse(self._database, sql))
 
     def _bound(self, inner: str, columns: pa.Schema) -> list[OutputColumn]:
+        # Returns the output columns, as DuckDB binds the statement; the last one, the record's number, is left out.
         try:
             relation = self._database.sql(inner)
             described = list(zip(relation.columns, relation.types, strict=True))[:-1]
@@ -262,7 +271,7 @@ class StatementEngine:
         return [output_column(name, kind) for name, kind in described]
 
     def _check_plan(self) -> None:
-        """Refuse a plan of DuckDB with operators beyond rows and conditions, as a second check of the statement.
+        """Refuse a plan of DuckDB with operators beyond rows and conditions: a second check of the statement.
 
         A run on no records folds constants, so that a part that can never work fails here.
         """
@@ -276,6 +285,7 @@ class StatementEngine:
                 raise refuse(operator, "a statement turns each record of {{ input }} into one row, or none, by itself")
 
     def _traced(self, rewriter: StatementRewriter, node: Node) -> str | None:
+        # A value that the table's column can't represent is a failure, too; failures of the statement come first.
         with contextlib.suppress(NotTraceable, duckdb.Error):
             inner = unparse(self._database, rewriter.tracing(node))
             bad = BAD
@@ -290,6 +300,7 @@ class StatementEngine:
         return None
 
     def _sifted(self, rewriter: StatementRewriter, node: Node) -> str | None:
+        # A suspect's columns are not converted, since the conversion could fail.
         with contextlib.suppress(NotTraceable, duckdb.Error):
             inner = unparse(self._database, rewriter.sifting(node))
             cases = [

@@ -18,9 +18,9 @@ import pyarrow as pa
 class ProcessSetup:
     """Words of the first message; the message's table has the columns available to the statement.
 
-    :param bounds: a `Bounds`.
-    :param plan: another process's plan of the statement; empty to plan it here. With a plan a second message follows,
-        whose table has the statement's output columns.
+    :param bounds: the fields of a `ProcessBounds`.
+    :param plan: the fields of another process's `StatementPlan`; empty to plan the statement here. With a plan, a
+        second message follows: its table has the statement's output columns.
     """
 
     sql: str
@@ -32,7 +32,7 @@ _SIZES = struct.Struct(">QQ")
 
 
 def send(pipe: io.FileIO, words: dict[str, Any], table: pa.Table) -> None:
-    """Write a message. Raises OSError if the pipe has no reader."""
+    """Write a message: the sizes of both parts, the words, and the table. Raises OSError if the pipe has no reader."""
     body = pa.BufferOutputStream()
     with pa.ipc.new_stream(body, table.schema) as writer:
         writer.write_table(table)

@@ -26,10 +26,11 @@ class FailedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Transformed:
-    """The rows of a batch, and the record of each.
+    """The rows of a batch, and the record of each row.
 
-    `kept[i]` is the record that row `i` was made from; `filtered` are the records for which the WHERE was not true.
-    All indices count records of the batch, in ascending order. Every record is in exactly one of the three.
+    `kept[i]` is the record that row `i` was made from; `filtered` are the records for which the WHERE was not true. All
+    indices count records of the batch, in ascending order. Every record is in exactly one of `kept`, `filtered` and
+    `bad`.
     """
 
     rows: pa.Table
@@ -40,6 +41,9 @@ class Transformed:
 
 def spans(offsets: Sequence[int], indices: Indices) -> list[tuple[int, int]]:
     """Return the offsets of these records as half-open ranges, joined for neighbours in the batch.
+
+    :param offsets: offsets of all records of the batch.
+    :param indices: positions of the records, ascending.
 
     Holes of the log between two neighbours are part of the range: no record can ever be there.
     """

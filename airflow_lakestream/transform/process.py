@@ -89,7 +89,7 @@ class BoundedProcess:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, after a few seconds by force; in a fork, close the pipes only."""
         self.forget()
         if self._owner != os.getpid():
             return
@@ -100,15 +100,17 @@ class BoundedProcess:
             self._process.wait()
 
     def forget(self) -> None:
-        """Close the pipes only, for use in a fork."""
+        """Close the pipes only; the process then ends by itself, unless another process has the pipes, too."""
         self._to.close()
         self._from.close()
 
     def ask(self, messages: list[Message], seconds: float, rows: int = 0) -> Message:
-        """Return the answer to the last message. Raises Exceeded after the process has ended.
+        """Send the messages, and return the answer to the last message.
 
         :param seconds: processor seconds for the request.
-        :param rows: bytes that the answer's rows may have.
+        :param rows: bytes that the answer's rows may have, for the text of the error.
+
+        Raises Exceeded if the process ends or exceeds a bound; the process is then closed.
         """
         try:
             for message in messages:
@@ -123,7 +125,10 @@ class BoundedProcess:
         return answer, made
 
     def answer(self, until: float) -> Message:
-        """Return the next message; kill the process if the message is late."""
+        """Return the next message. Raises EOFError if the process ends; a process that is late is killed.
+
+        :param until: latest time of the answer, by `time.monotonic`.
+        """
         answers = select.poll()
         answers.register(self._from, select.POLLIN)
         if not answers.poll(max(0.0, until - time.monotonic()) * 1000):
@@ -132,6 +137,7 @@ class BoundedProcess:
         return receive(self._from)
 
     def _end(self, seconds: float) -> Exceeded:
+        # Returns the error for a process that has ended without an answer, by its exit status.
         status = self._process.returncode
         if self._is_stuck:
             return Exceeded("time", f"does not end, though it takes no {seconds:g} seconds of a processor")

@@ -33,7 +33,10 @@ NEEDS_HEADERS = frozenset({"headers", "_kafka_headers"})
 
 
 def raw_columns(batch: RawBatch, columns: Collection[str]) -> tuple[dict[str, pa.Array], list[FailedRecord]]:
-    """Return these columns of the records, and the bad records, with NULL in the columns."""
+    """Return these columns of the records, by name, and the bad records.
+
+    Bad are text that is not UTF-8 and timestamps out of range; in the column such a record has NULL.
+    """
     made: dict[str, pa.Array] = {}
     bad: dict[int, str] = {}
     for field in RAW_SCHEMA:
@@ -61,6 +64,7 @@ def _column(name: str, batch: RawBatch, bad: dict[int, str]) -> pa.Array:
 
 
 def _text(name: str, values: pa.Array | pa.ChunkedArray, bad: dict[int, str]) -> pa.Array:
+    # Returns the bytes as text, null for invalid UTF-8; `bad` gets the reasons.
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     try:

@@ -30,9 +30,12 @@ class NotTraceable(Exception):
 
 
 class StatementRewriter:
-    """Rewriter of a statement.
+    """Rewriter of a checked statement.
 
-    `columns` are the input's columns, `texts` the columns of text, `hidden` the columns that `*` leaves out.
+    :param columns: the input's columns.
+    :param texts: the columns of text.
+    :param hidden: the columns that `*` leaves out.
+    :ivar sift_is_exact: after `sifting`, whether all suspects are bad.
     """
 
     def __init__(
@@ -45,30 +48,33 @@ class StatementRewriter:
         self.sift_is_exact = True
 
     def carrying(self, node: Node) -> Node:
-        """Return the statement with the hidden number as the last column."""
+        """Return the statement with the number of each row's record as the last column."""
         node = deepcopy(node)
         self._carry(node, self._select)
         return node
 
     def tracing(self, node: Node) -> Node:
-        """Return a statement without failures for records; the last column has the place of each failure.
+        """Return a statement for the failing records: it does not fail, and its last column has the place of a failure.
 
-        Raises NotTraceable if one expression makes several columns.
+        The last column is NULL for a record without a failure. Raises NotTraceable if one expression makes several
+        columns.
         """
         node = deepcopy(node)
         self._carry(node, self._trace)
         return node
 
     def sifting(self, node: Node) -> Node:
-        """Return a statement almost without failures for records; the last column has the reasons of suspect records.
+        """Return a statement for good and suspect records: its last column has the reason of a suspect.
 
-        Then `sift_is_exact` is true if all suspects are bad. Raises NotTraceable if an expression has several columns.
+        The last column is NULL for a good record. The statement fails only for rare kinds of failures. Then
+        `sift_is_exact` is true if all suspects are bad. Raises NotTraceable if one expression makes several columns.
         """
         node = deepcopy(node)
         self._carry(node, self._sift)
         return node
 
     def _carry(self, node: Node, rewrite: Callable[[Node, bool], None]) -> None:
+        # Rewrites all SELECTs of the statement, the inner ones first.
         for _, entry, query in ctes(node):
             entry["materialized"] = "CTE_MATERIALIZE_NEVER"
             self._carry(query, rewrite)
@@ -135,7 +141,11 @@ class StatementRewriter:
     def _sift_condition(
         self, node: Node, sifter: FailureRemover, values: dict[str, Node], reasons: list[Node]
     ) -> list[Node]:
-        """Sift a SELECT's WHERE, with the values of the condition as columns; return the new reasons."""
+        """Sift a SELECT's WHERE, with the looked-up values in it as columns; return the new reasons.
+
+        :param values: expressions of looked-up values by name; the values in the condition are removed, as they become
+            columns.
+        """
         mentioned = {part["column_names"][0] for part in expressions(node["where_clause"]) if _is_column(part)}
         if early := {name: values.pop(name) for name in list(values) if name.removesuffix(VALUE) in mentioned}:
             self._add_columns(node, early)
@@ -162,7 +172,7 @@ class StatementRewriter:
             self._add_columns(node, casts)
 
     def _add_columns(self, node: Node, columns: dict[str, Node]) -> None:
-        """Insert a SELECT with additional columns, each from an expression, and invisible to `*`."""
+        """Insert a SELECT with additional columns below a SELECT; `*` does not see the columns."""
         source = node["from_table"]
         name = source["alias"] or source.get("table_name") or f"{HIDDEN}from"
         query = f"SELECT * FROM (SELECT * FROM nothing) AS {_quoted(name)}"
@@ -207,7 +217,9 @@ class StatementRewriter:
     def _look_up_json_at_once(self, node: Node, *, guarded: bool = False) -> dict[str, Node]:
         """Look up all paths of a column at once: otherwise each json_value reads the document twice.
 
-        Returns the expressions for the values of the texts found, by name.
+        Returns the expressions for the values of the texts found, by the name of a column.
+
+        :param guarded: check a document first instead of catching its failure.
         """
         source = node["from_table"]
         table = source["alias"] or source["table_name"]
@@ -241,6 +253,7 @@ class StatementRewriter:
         }
 
     def _replace_json_value(self, paths: dict[str, list[str]], node: Node) -> Node | None:
+        # Returns a look-up in the texts of all paths for a json_value of a column, else None; `paths` gets the path.
         if node["class"] != "FUNCTION" or node["function_name"].lower() != "json_value":
             return None
         document, path = arguments_of(node)
@@ -260,7 +273,10 @@ class StatementRewriter:
         return {**replaced, "alias": node["alias"]}
 
     def _expression(self, sql: str, **parts: Node) -> Any:
-        """Return the parsed expression, with the parts in place of the names."""
+        """Return the parsed expression, with the parts in place of the names of columns.
+
+        :param parts: parsed expressions by name.
+        """
         parsed = parse(self._database, f"SELECT {sql}")["statements"][0]["node"]["select_list"][0]
 
         def put_in(node: Node) -> Node | None:

@@ -59,7 +59,10 @@ BARE_FUNCTIONS = frozenset(
 
 
 def open_database(memory_limit: str, threads: int) -> duckdb.DuckDBPyConnection:
-    """Return a new, locked database. Raises InvalidArgument for a limit in a form unknown to DuckDB."""
+    """Return a new database in memory, with the macros, whose settings can't be changed any more.
+
+    Raises InvalidArgument for a memory limit in another form than "256MB".
+    """
     size_of(memory_limit)
     config: dict[str, Any] = {**_SETTINGS, "memory_limit": memory_limit, "threads": threads}
     database = duckdb.connect(":memory:", config=config)
@@ -69,7 +72,10 @@ def open_database(memory_limit: str, threads: int) -> duckdb.DuckDBPyConnection:
 
 
 def parse(database: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
-    """Return DuckDB's parsed form of the statements. Raises duckdb.Error for invalid SQL."""
+    """Return DuckDB's parsed form of the statements.
+
+    For invalid SQL, the form has a true `error` and an `error_message`.
+    """
     if "\0" in sql:
         # From the parsed form DuckDB makes a text that ends there.
         return {"error": True, "error_message": "it has a zero byte. Write 'a' || chr(0) || 'b'"}
@@ -111,6 +117,7 @@ def scalar_functions() -> dict[str, str]:
 
 
 def _verdict(name: str, overloads: set[tuple[str, str]]) -> str:
+    # Returns the reason against calls of a function in an expression, by all its overloads, or "" if calls are allowed.
     kinds = {kind for kind, _ in overloads}
     if "scalar" in kinds:
         # In an expression the scalar overload is called.
@@ -127,7 +134,10 @@ def _verdict(name: str, overloads: set[tuple[str, str]]) -> str:
 
 
 def _judge_macros(verdicts: dict[str, str], calls: dict[str, set[str]]) -> None:
-    """Judge a macro by the called functions, also through macros of macros."""
+    """Change the verdict of each macro that calls a forbidden function, also through macros of macros.
+
+    :param calls: names of the functions that each macro calls.
+    """
     changed = True
     while changed:
         changed = False
@@ -139,6 +149,7 @@ def _judge_macros(verdicts: dict[str, str], calls: dict[str, set[str]]) -> None:
 
 
 def _collect(node: Any, names: set[str]) -> None:
+    # Adds the names of the functions in a parsed macro; a subquery counts as `unnest`, which is forbidden.
     if isinstance(node, list):
         for child in node:
             _collect(child, names)
@@ -155,7 +166,7 @@ def _collect(node: Any, names: set[str]) -> None:
 
 
 def is_word(name: str) -> bool:
-    """Return whether a name is a function's, not an operator's; operators only compute."""
+    """Return whether a name is a function's, not an operator's; operators only compute, and are all allowed."""
     return name[:1].isalpha() or name[:1] == "_"
 
 

@@ -34,7 +34,7 @@ _OF_VALUE = 32
 class RecordSearch:
     """Runner of a statement for several threads at once, with a process for each thread.
 
-    Raises InvalidArgument and SqlFailed, like `SqlProcess`.
+    Records that exceed a bound become bad records. Raises InvalidArgument and SqlFailed, like `SqlProcess`.
     """
 
     def __init__(self, sql: str, columns: pa.Schema, bounds: ProcessBounds) -> None:
@@ -52,7 +52,10 @@ class RecordSearch:
         self._values = _leaves(pa.struct(list(self.schema)))
 
     def run(self, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
-        """Yield the rows in order, in pieces, with the records' numbers; add bad records to `bad`."""
+        """Yield the rows in order, in pieces; add bad records to `bad`.
+
+        The last column has the number of each row's record.
+        """
         # Any row may have this many bytes.
         share = self._bounds.rows / max(1, table.num_rows) + _OF_VALUE * self._values
         for part in self._cut(table, table.num_rows):
@@ -64,6 +67,7 @@ class RecordSearch:
             self._idle.pop().close()
 
     def _tried(self, part: pa.Table, share: float, bad: list[FailedRecord], *, is_cut: bool) -> Iterator[pa.Table]:
+        # `share`: bytes that the rows may have per record. `is_cut`: the part is not the whole batch.
         error = None
         # Tried in a second process: the first may have been killed from outside, or found no memory.
         for _ in range(2 if part.num_rows == 1 else 1):
@@ -84,6 +88,7 @@ class RecordSearch:
         self._found += part.num_rows
 
     def _in_parts(self, part: pa.Table, share: float, bad: list[FailedRecord], error: Exceeded) -> Iterator[pa.Table]:
+        # Cuts the part into PARTS pieces, and runs each; each piece may be cut again.
         size, found = -(-part.num_rows // PARTS), self._found
         if size < self._least_logged:
             self._least_logged = size
@@ -95,7 +100,9 @@ class RecordSearch:
             self._most = min(self._most, size)
 
     def _asked(self, part: pa.Table, share: float, bad: list[FailedRecord], *, is_cut: bool) -> pa.Table:
+        # Runs the part; a process that exceeds a bound has ended, and a process that answers is used again.
         begin = time.monotonic()
+        # A part that can be cut again gets little time; so does each part once much time was lost.
         least = self._is_lost(1) or (is_cut and part.num_rows > 1)
         seconds = min(_OF_PART, self._bounds.timeout) if least else self._bounds.timeout
         process = self._process()
@@ -110,6 +117,7 @@ class RecordSearch:
         return rows
 
     def _cut(self, table: pa.Table, size: int) -> Iterator[pa.Table]:
+        # Yields parts of at most `size` records, and of no more than may be run at once.
         start = 0
         while start < table.num_rows:
             # Checked each time: a part may lower the limit for the next part.
@@ -118,6 +126,8 @@ class RecordSearch:
             yield part
 
     def _is_lost(self, times: int) -> bool:
+        # The time lost to parts beyond a bound is compared with the time of all other runs, and a multiple of an
+        # allowance.
         return self._lost > times * _LOST + self._gained
 
     def _process(self) -> SqlProcess:

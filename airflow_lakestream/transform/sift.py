@@ -30,11 +30,11 @@ Build = Callable[..., Any]
 
 
 class FailureRemover:
-    """Removal of failures from expressions.
+    """Removal of failures from expressions: each failure becomes NULL, and a reason.
 
-    `is_exact`: all records sifted so far really fail. Not if a function may do without one of its arguments, or a cast
-    makes NULL of a value.
-
+    :ivar is_exact: all records with a reason really fail. Not if a function may do without one of its arguments, or a
+        cast may make NULL of a value without a failure.
+    :param build: parses a SQL expression, with the given parts in place of names.
     :param texts: lower-case names of text columns.
     """
 
@@ -49,7 +49,10 @@ class FailureRemover:
         self._taken = 0
 
     def sifted(self, node: Node) -> tuple[Node, list[Node]]:
-        """Return the expression with NULL in place of failures, and expressions for the reasons (NULL for none)."""
+        """Return the expression with NULL in place of failures, and an expression for each possible reason.
+
+        The value of a reason is NULL for a record without the failure.
+        """
         kind = node["class"]
         if kind in ("LAMBDA", "TYPE") or node["type"] == "OPERATOR_TRY":
             return node, []
@@ -65,18 +68,19 @@ class FailureRemover:
         return made, reasons
 
     def take_casts(self) -> dict[str, Node]:
-        """Return the casts found since the last call, by column name."""
+        """Return the casts found since the last call, by the name of the column for each."""
         found = dict(list(self._casts.items())[self._taken :])
         self._taken = len(self._casts)
         return found
 
     def first(self, reasons: list[Node]) -> Node:
-        """Return an expression for the first reason except NULL."""
+        """Return an expression for the first reason that is not NULL."""
         parts = {f"_r{index}": reason for index, reason in enumerate(reasons)}
         found: Node = self._build(f"coalesce({', '.join([*parts, 'CAST(NULL AS VARCHAR)'])})", **parts)
         return found
 
     def _inside(self, node: Any) -> tuple[Any, list[Node]]:
+        # Returns an expression with all inner expressions sifted, and their reasons.
         if isinstance(node, dict) and "class" in node:
             reasons: list[Node] = []
             made = {}
@@ -98,12 +102,14 @@ class FailureRemover:
         return child, []
 
     def _cast(self, node: Node) -> tuple[Node, list[Node]]:
+        # A cast fails if its result is NULL, and its operand is not.
         child, reasons = self.sifted(node["child"])
         if not self._is_text(node["child"]):
             self.is_exact = False
         cast = {**node, "child": child, "try_cast": True}
         kind = node["type_expr"]["type_name"].replace("'", "''")
         text = f"'Could not convert ''' || left(CAST(_c AS VARCHAR), {_MOST}) || ''' to {kind}'"
+        # The cast of a looked-up text becomes a column of its own, so that the text is cast once.
         if self.is_made and node["child"]["class"] == "FUNCTION" and self._is_text(node["child"]):
             name = self._named(child["column_names"][0], cast)
             cast = {**self._build(f'"{name}"'), "alias": node["alias"]}
@@ -111,7 +117,10 @@ class FailureRemover:
         return cast, [*reasons, self._build(f"CASE WHEN _c IS NOT NULL AND _t IS NULL THEN {text} END", **parts)]
 
     def _named(self, text: str, cast: Node) -> str:
-        """Return the name of the cast's column, perhaps of an existing column."""
+        """Return the name of the column for a cast; the same cast of an earlier expression has the same column.
+
+        :param text: name of the column with the text.
+        """
         plain = _without_places({**cast, "alias": ""})
         for name, known in self._casts.items():
             if _without_places(known) == plain:
@@ -128,6 +137,7 @@ class FailureRemover:
         return function == LOOKED_UP
 
     def _function(self, node: Node) -> tuple[Node, list[Node]]:
+        # A call of `error` always fails; a looked-up value fails if its document is malformed.
         if node["function_name"].lower() == "error":
             message, reasons = self.sifted(arguments_of(node)[0])
             reason = self._build("'Invalid Input Error: ' || _m", _m={**message, "alias": ""})
@@ -142,7 +152,7 @@ class FailureRemover:
         return {**value, "alias": node["alias"]}, [reason]
 
     def _case(self, node: Node) -> tuple[Node, list[Node]]:
-        """Return a CASE without failures, and reasons limited to the records of each branch."""
+        """Return a CASE without failures, and the reasons: a branch's reasons count only for the branch's records."""
         otherwise, reasons = self.sifted(node["else_expr"])
         checks: list[Node] = []
         for check in reversed(node["case_checks"]):
@@ -161,7 +171,7 @@ class FailureRemover:
 def in_order(node: Node | None, build: Build) -> Node | None:
     """Return a condition with the parts evaluated in order, each only if the earlier parts leave the result open.
 
-    DuckDB evaluates the parts in any order, the fastest so far first: the part that fails would be chance.
+    DuckDB evaluates the parts in any order, the fastest so far first: then it would be chance which part fails.
     """
     if node is None or node["type"] not in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
         return node
@@ -176,7 +186,7 @@ _EITHER = "CASE WHEN _a THEN true ELSE _b END"
 
 
 def _without_places(node: Any) -> Any:
-    """Return an expression without the positions in the text."""
+    """Return an expression without the positions in the statement's text, to compare expressions."""
     if isinstance(node, list):
         return [_without_places(child) for child in node]
     if isinstance(node, dict):

@@ -79,7 +79,7 @@ def refuse(subject: str, reason: str) -> InvalidArgument:
 def with_input(sql: str) -> str:
     """Replace {{ input }} by the table's name.
 
-    Raises InvalidArgument for a statement without it, or with reserved names.
+    Raises InvalidArgument for a statement without {{ input }}, or with reserved names.
     """
     if HIDDEN in sql.lower():
         raise refuse(f"a name with {HIDDEN} in it", "such names are taken")
@@ -90,7 +90,11 @@ def with_input(sql: str) -> str:
 
 
 class StatementChecker:
-    """Checker of a parsed statement; refuses all parts that may break the rule of one row per record."""
+    """Checker of a parsed statement; refuses all parts that may break the rule of one row per record.
+
+    :param functions: the reason against each function, or an empty text; see `sandbox.scalar_functions`.
+    :param columns: names of the input's columns, in lower case.
+    """
 
     def __init__(self, functions: Mapping[str, str], columns: frozenset[str]) -> None:
         self._functions = functions
@@ -110,6 +114,7 @@ class StatementChecker:
         return node
 
     def _select(self, node: Node, tables: frozenset[str]) -> None:
+        # Checks a SELECT and all SELECTs in it; `tables` are the names of WITH that it may read.
         if node["type"] != "SELECT_NODE":
             raise refuse(*_NODES.get(node["type"], (_words(node["type"]), _ROW_BY_ROW)))
         for modifier in node["modifiers"]:
@@ -127,6 +132,7 @@ class StatementChecker:
             self._expression(part, names)
 
     def _named(self, item: Node) -> None:
+        # An expression needs a name; a forbidden expression is refused for its own reason first.
         if item["alias"] or item["class"] in ("COLUMN_REF", "STAR"):
             return
         if not any(part["class"] in ("STAR", "WINDOW", "SUBQUERY") for part in expressions(item)):
@@ -142,7 +148,7 @@ class StatementChecker:
             raise refuse("a sample", CHANGING)
 
     def _source(self, source: Node, tables: frozenset[str]) -> frozenset[str]:
-        """Check the source of a SELECT; return the source's possible names in expressions."""
+        """Check the source of a SELECT; return the names that the source has in expressions."""
         if source["type"] == "SUBQUERY":
             self._select(source["subquery"]["node"], tables)
             name = ""
@@ -161,6 +167,7 @@ class StatementChecker:
         return frozenset({name, source["alias"].lower()} - {""})
 
     def _expression(self, node: Node, tables: frozenset[str]) -> None:
+        # Checks a single expression; inner expressions are checked by themselves.
         kind = node["class"]
         if kind not in _KNOWN_EXPRESSIONS:
             raise refuse(*_EXPRESSIONS.get(kind, (_words(kind), _ROW_BY_ROW)))
@@ -197,6 +204,7 @@ class StatementChecker:
             raise refuse(f"REPLACE or RENAME with a name that begins with {METADATA}", "name the columns")
 
     def _column(self, names: list[str], tables: frozenset[str]) -> None:
+        # Some functions have no parentheses, and look like columns; a table's name would be a struct of its columns.
         name = names[0].lower()
         if len(names) > 1:
             if names[-1].lower().startswith(METADATA) and name not in tables:
@@ -211,7 +219,7 @@ class StatementChecker:
 
 
 def _check_arguments(name: str, arguments: list[Node]) -> None:
-    """Refuse arguments with a forbidden effect on an allowed function."""
+    """Refuse arguments with a forbidden effect on an allowed function. Raises InvalidArgument."""
     if name == "age" and len(arguments) == 1:
         raise refuse("age of one time", CHANGING)
     if name in ("json_value", "json_query"):
@@ -243,7 +251,10 @@ def expressions(node: Any) -> Iterator[Node]:
 
 
 def names_read(node: Any, names: set[str], *, of_input: bool = False) -> None:
-    """Collect the names in a statement, in lower case, and "*" if used for the input's columns."""
+    """Add the names in a statement to `names`, in lower case, and "*" if used for the input's columns.
+
+    :param of_input: the part belongs to a SELECT from the input.
+    """
     if isinstance(node, list):
         for child in node:
             names_read(child, names, of_input=of_input)
@@ -267,7 +278,7 @@ def arguments_of(function: Node) -> list[Node]:
 
 
 def constant(node: Node) -> str | None:
-    """Return a string literal's text, or None for another node."""
+    """Return a string literal's text, or None for NULL or another node."""
     if node["class"] != "CONSTANT":
         return None
     if "literal" in node:

@@ -67,7 +67,8 @@ class SqlTransform:
     def apply(self, batch: RawBatch | pa.Table) -> Transformed:
         """Return the result for each record of a RawBatch, or of a table with the input schema.
 
-        The result's indices count the records given here. Raises SqlFailed.
+        The result's indices count the records given here. Raises SqlFailed, and InvalidArgument if raw records lack
+        keys or headers that the statement reads, or should be decoded rows.
         """
         columns, bad = self._columns(batch)
         numbers = np.arange(len(batch), dtype=np.int64)
@@ -95,7 +96,10 @@ class SqlTransform:
 
 
 def _filtered(count: int, kept: Indices, bad: list[FailedRecord]) -> Indices:
-    """Return the filtered records: neither rows nor bad. Raises AssertionError if rows and records are not aligned."""
+    """Return the filtered records: records without a row that are not bad.
+
+    Raises AssertionError if rows and records are not aligned.
+    """
     failed = np.array([record.index for record in bad], np.int64)
     for numbers in (kept, failed):
         if len(numbers) and not (np.all(np.diff(numbers) > 0) and numbers[0] >= 0 and numbers[-1] < count):

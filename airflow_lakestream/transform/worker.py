@@ -37,6 +37,9 @@ _RECORD_ERRORS = (duckdb.DataError, duckdb.InvalidInputException)
 def run(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
     """Yield the rows in order, in pieces; add the failing records to `bad`.
 
+    The statement runs on all records. Only if the run fails, or if the batch before had a failing record, are the
+    failing records sifted out.
+
     Raises duckdb.Error for an error that is not due to a record, such as too little memory.
     """
     if not table.num_rows:
@@ -54,6 +57,7 @@ def run(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> It
 def _find_bad(
     engine: StatementEngine, table: pa.Table, bad: list[FailedRecord], error: duckdb.Error, is_sifted: bool
 ) -> Iterator[pa.Table]:
+    # Finds the failing records after a failed run, by the cheapest way: sifting, then tracing, then halving the table.
     if not is_sifted and (rows := _sifted(engine, table, bad)) is not None:
         engine.is_troubled = True
         yield rows
@@ -66,7 +70,11 @@ def _find_bad(
 
 
 def _sifted(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> pa.Table | None:
-    """Return the rows, after another run of the suspects only, or None for failures of another kind."""
+    """Return the rows of the good records, and add the failing records to `bad`; None if sifting does not work.
+
+    Unless sifting is exact, the suspects run a second time. Sifting does not work for some forms of a statement, and
+    for failures that the sifted form has itself. Sets `engine.is_troubled`.
+    """
     try:
         if (found := engine.sift(table)) is None:
             return None
@@ -90,7 +98,7 @@ def _sifted(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -
 
 
 def _places(engine: StatementEngine, table: pa.Table) -> dict[int, str] | None:
-    """Return the bad records, each with the place of the failure, or None if only halving can find bad records."""
+    """Return the failing records by number, each with the statement's failing part, or None if tracing fails."""
     try:
         return engine.trace(table)
     except duckdb.Error:
@@ -100,9 +108,10 @@ def _places(engine: StatementEngine, table: pa.Table) -> dict[int, str] | None:
 def _without(
     engine: StatementEngine, table: pa.Table, places: dict[int, str], reasons: dict[int, str], bad: list[FailedRecord]
 ) -> Iterator[pa.Table]:
-    """Yield the rows of the good records, and add the bad records to `bad`.
+    """Yield the rows of the good records, and add the failing records to `bad`.
 
-    :param reasons: likely reasons by record, each with the place, if known.
+    :param places: the failing records by number, each with the failing part of the statement.
+    :param reasons: likely reasons by record, used if they begin with the record's place.
     """
     numbers = table[ROW].to_numpy()
     is_bad = np.isin(numbers, np.fromiter(places, np.int64, len(places)))
@@ -150,7 +159,7 @@ _REASON = 400
 
 
 def main() -> None:
-    """Run the statement of the first message on all later messages."""
+    """Run the statement of the first message on the tables of all later messages, until the parent ends."""
     asked, answers = listening()
     words, columns = asked.get()
     setup = ProcessSetup(**words)
@@ -194,6 +203,7 @@ class _StatementServer:
             del table, rows
 
     def _run(self, table: pa.Table, bad: list[FailedRecord]) -> pa.Table:
+        # Errors that are not due to a record end this process.
         try:
             parts = [self._conformed(part) for part in run(self._engine, table, bad)]
         except OUT_OF_MEMORY as error:
@@ -213,6 +223,6 @@ class _StatementServer:
         return pa.Table.from_arrays([*columns, part.columns[-1]], schema=schema)
 
     def _fail(self, **words: str | list[str]) -> None:
-        """Send an error and end: little memory may be left."""
+        """Send an error, and end this process: little memory may be left."""
         send(self._answers, words, pa.table({}))
         os._exit(0)

@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 class DriverTrigger(BaseTrigger):
     """Watches a driver by lease and progress, which are visible from any machine.
 
-    Fires once, with {"action": "finish" | "restart" | "give up", "reason", ...}; with a restart only when it is due.
-    A restarted triggerer loses nothing: the state is in the driver's folder.
-    Each engine has a subclass with its name: Airflow's database stores the class's path.
+    Fires once, with {"action": "finish" | "restart" | "give up", "reason", ...}; with a restart only when it is due. A
+    restarted triggerer loses nothing: the state is in the driver's folder. Each engine has a subclass with its name:
+    Airflow's database stores the class's path.
 
     :param checkpoint_location: checkpoint of the stream.
     :param generation: the lowest lease generation of the task's driver.
@@ -41,10 +41,13 @@ class DriverTrigger(BaseTrigger):
     :param history: fields of `SupervisionHistory`.
     :param poll_interval: seconds between two looks.
     :param on_kill_action: action on the driver when somebody clears the task or marks it failed.
-    :param seen: number of batches of the checkpoint that were reported already.
-    :param begun: the sums from before the task began; handed on, like `restarts`.
-    :param storage_conn_id: connection of the checkpoint's object store, if it is in one.
-    :param links_afterwards: addresses of the task's links to the driver once a person has ended it, by XCom key.
+    :param seen: number of batches of the checkpoint that were reported already; None: report only later batches.
+    :param begun: the sums of the stream's progress from before the task began. Not used here: the event hands the sums
+        on to the worker.
+    :param restarts: restarts of the driver up to now, handed on in the same way.
+    :param storage_conn_id: connection of the checkpoint's object store, if it is in an object store.
+    :param links_afterwards: by XCom key, the addresses that the task's links to the driver get after a person has ended
+        it.
     """
 
     engine: ClassVar[str]
@@ -80,7 +83,7 @@ class DriverTrigger(BaseTrigger):
         self._ignored = sorted(later)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments to rebuild this trigger, without secrets."""
+        """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
         return (
             f"{type(self).__module__}.{type(self).__qualname__}",
             {
@@ -100,7 +103,10 @@ class DriverTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until an action is needed."""
+        """Look until a worker is needed, and fire once.
+
+        The batches of each look are logged and measured. A restart is fired only after its pause.
+        """
         if self._ignored:
             await log_in_thread(
                 log, logging.WARNING, "Ignored arguments of a newer version: %s", ", ".join(self._ignored)
@@ -159,7 +165,7 @@ class DriverTrigger(BaseTrigger):
         return stop_driver(self.checkpoint_location, action, "a person", within=within, properties=properties)
 
     def _relink(self) -> None:
-        """Change the links: away from the driver's port."""
+        """Replace the task's links to the driver's own pages, which are gone after a kill."""
         # Airflow sets the trigger's task.
         ti = self.task_instance
         if ti is None or self.on_kill_action == OnKill.LEAVE:

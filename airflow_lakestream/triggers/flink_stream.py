@@ -23,7 +23,7 @@ class FlinkStreamTrigger(DriverTrigger):
         self.flink_conn_id = flink_conn_id
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments to rebuild this trigger, without secrets."""
+        """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
         path, arguments = super().serialize()
         return path, {**arguments, "flink_conn_id": self.flink_conn_id}
 

@@ -26,9 +26,10 @@ from airflow_lakestream.triggers.driver import DriverTrigger
 class KafkaConnectTrigger(DriverTrigger):
     """Watches a connector, see `DriverTrigger`. Fires with "wait" for a due publication, since only a worker publishes.
 
-    :param connect: the connector without secrets: `connector`, `kind`, `config` as far as looks need it, the ids of
-        the connections, `publish_interval`, and for a sink with a ledger the arguments of `head_of`.
-    :param handed_on: the task's memory; the event has it in its newest state.
+    :param connect: the connector without secrets: `connector`, `kind`, `config` as far as looks need it, the ids of the
+        connections, `publish_interval`, and for a sink with a ledger the arguments of `head_of`.
+    :param handed_on: values that worker and trigger hand to each other, with `memory`, the fields of `ConnectorMemory`.
+        The event has the newest memory.
     """
 
     engine = "connect"
@@ -40,12 +41,12 @@ class KafkaConnectTrigger(DriverTrigger):
         self._watched: ConnectorWatch | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments to rebuild this trigger, without secrets."""
+        """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
         path, arguments = super().serialize()
         return path, {**arguments, "connect": self.connect, "handed_on": self.handed_on}
 
     def wants_worker(self, look: DriverLook) -> bool:
-        """Return whether a publication is due."""
+        """Return whether a publication is due; only a worker publishes."""
         assert self._watched is not None, "it has looked"
         return self._watched.is_due(float(self.connect["publish_interval"]))
 

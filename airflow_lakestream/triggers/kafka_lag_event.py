@@ -80,13 +80,13 @@ class KafkaLagEventTrigger(BaseEventTrigger):
         self.poll_interval = arguments.positive_seconds("poll_interval", poll_interval)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments to rebuild this trigger, without secrets."""
+        """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
         names = (*_OF_SOURCE, "min_records", "min_wait", "again_after", "poll_interval")
         given = {name: getattr(self, name) for name in names}
         return "airflow_lakestream.triggers.kafka_lag_event.KafkaLagEventTrigger", given
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look for ever, and fire each time enough records wait."""
+        """Look for ever, and fire each time `LevelAlarm` fires. After an error the next look comes."""
         watch, alarm, connections, patience = await asyncio.to_thread(self._open)
         while True:
             waiting = await patience.look(watch.look(connections))
@@ -117,7 +117,10 @@ class KafkaLagEventTrigger(BaseEventTrigger):
         }
 
     def _check(self) -> None:
-        """Refuse impossible arguments when the DAG is parsed. Raises InvalidArgument."""
+        """Refuse impossible arguments when the DAG is parsed: templates, no source or several sources.
+
+        Airflow renders no argument of a watcher. Raises InvalidArgument.
+        """
         given = {name: getattr(self, name) for name in _OF_SOURCE if is_given(getattr(self, name))}
         for name, value in given.items():
             texts = [value] if isinstance(value, str) else list(value)

@@ -25,6 +25,7 @@ class AssetCursors:
     counts, and an asset that is added to the trigger later begins there.
 
     :param store: `AssetStateStoreAccessors`.
+    :param key: name of the cursor in each asset's state.
     """
 
     def __init__(self, store: Any, key: str) -> None:
@@ -32,7 +33,7 @@ class AssetCursors:
         self._key = key
 
     async def read(self) -> EventCursor | None:
-        """Return the least cursor, or None if no asset has a cursor."""
+        """Return the cursor furthest behind, or None if no asset has a cursor."""
         stored = [await one.aget(self._key) for one in self._stores]
         cursors = [EventCursor.parse(one) for one in stored if one is not None]
         return min(cursors, key=lambda one: one.sequence, default=None)
@@ -50,7 +51,11 @@ def _accessors_of(store: Any) -> Iterable[Any]:
 
 @dataclass
 class StreamSubscription:
-    """State shared by a trigger and the producer of the stream: the cursors, and the last event taken by Airflow."""
+    """State shared by a trigger and the producer of the trigger's stream.
+
+    `taken` is the number of the last event that Airflow has taken from the trigger. `quiet` is set when Airflow has
+    stored events.
+    """
 
     cursors: AssetCursors
     taken: int = 0

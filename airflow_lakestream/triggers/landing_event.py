@@ -67,7 +67,7 @@ class LandingEventTrigger(BaseEventTrigger):
         self._check()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments to rebuild this trigger, without secrets."""
+        """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
         return "airflow_lakestream.triggers.landing_event.LandingEventTrigger", {
             "table": self.table,
             "consumer_group": self.consumer_group,
@@ -79,7 +79,7 @@ class LandingEventTrigger(BaseEventTrigger):
         }
 
     def shared_stream_key(self) -> tuple[Any, ...] | None:
-        """Return a key for this trigger alone, with a cursor of its own. None without an asset."""
+        """Return a key for this trigger alone, with a cursor of its own, or None without an asset."""
         if self.asset_state_store is None:
             return None
         path, given = self.serialize()
@@ -87,13 +87,16 @@ class LandingEventTrigger(BaseEventTrigger):
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> LandingProducer:
-        """Return the producer: a reader of the table. It moves the cursor once Airflow has stored an event."""
+        """Return the producer: it reads the table, and moves the cursor over stored events."""
         trigger = cls(**kwargs)
         path, given = trigger.serialize()
         return LandingProducer(given, cls.subscriptions[(path, *given.values())])
 
     def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
-        """Return the events. Airflow creates the producer after this call."""
+        """Return the events, and register the subscription for the producer.
+
+        Airflow creates the producer after this call.
+        """
         key = self.shared_stream_key()
         assert key is not None, "Airflow asked for it"
         subscription = self.subscriptions[key] = StreamSubscription(
@@ -104,7 +107,10 @@ class LandingEventTrigger(BaseEventTrigger):
     async def _events(
         self, stream: AsyncIterator[Any], key: Any, subscription: StreamSubscription
     ) -> AsyncIterator[TriggerEvent]:
-        """Yield the events, and note each event taken by Airflow."""
+        """Yield the events, and note each event taken by Airflow.
+
+        At the end the subscription is removed, unless a newer one has taken its place.
+        """
         try:
             async for number, event in stream:
                 yield TriggerEvent(dict(event))  # type: ignore[no-untyped-call]  # Airflow has no types here
@@ -121,7 +127,7 @@ class LandingEventTrigger(BaseEventTrigger):
         return "/".join(("lakestream.told", *named))[:512]
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Refuse to run without an asset."""
+        """Raise LakestreamError: Airflow runs this method only for a trigger without an asset."""
         raise LakestreamError(
             f"LandingEventTrigger of {self.table} has no asset to keep its cursor: give it to an "
             "AssetWatcher. In a task, wait with IcebergSnapshotFreshnessSensor."

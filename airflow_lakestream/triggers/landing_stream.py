@@ -25,7 +25,8 @@ class NotStored(LakestreamError, Transient):
 class LandingProducer(SharedStreamProducer):
     """Reads the landings of a trigger's table from the cursor on.
 
-    :param given: the trigger's arguments.
+    :param arguments: the trigger's arguments.
+    :param subscription: the state shared with the trigger.
     """
 
     def __init__(self, arguments: Mapping[str, Any], subscription: StreamSubscription) -> None:
@@ -38,7 +39,11 @@ class LandingProducer(SharedStreamProducer):
         self._stored = 0
 
     async def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
-        """Yield ((number, event), (number, cursor)) of each landing, for ever."""
+        """Yield each landing, for ever, as ((number, event), (number, cursor)).
+
+        The trigger gets the first pair. Airflow gives the second pair to `advance` once the event is stored. At most
+        `_most` events are under way; after an error of a look the next look comes.
+        """
         watch, self._connections, self._patience = await asyncio.to_thread(self._open)
         cursor = await self._begin(watch)
         while True:
@@ -54,7 +59,13 @@ class LandingProducer(SharedStreamProducer):
             await self._wait(self._patience.pause(watch.subject), is_full=is_full)
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Move the cursor behind stored events. Raises NotStored."""
+        """Store the cursor after the last event of a batch, once Airflow has stored the batch.
+
+        :param batch: consecutive events, each with Airflow's outcome.
+
+        Raises NotStored if an event of the batch was not stored: Airflow then begins the stream again, at the old
+        cursor.
+        """
         number, cursor = batch[-1].broker_payload
         if not all(item.outcome.is_clean for item in batch) or number > self._subscription.taken:
             # Airflow 3.3.2 also calls an event done that a trigger had not yielded yet when it was cancelled.
@@ -78,7 +89,11 @@ class LandingProducer(SharedStreamProducer):
         return LandingWatch(**{name: self._arguments[name] for name in names}), AirflowPlaces(), patience
 
     async def _begin(self, watch: Any) -> EventCursor:
-        """Return the cursor. A first cursor is kept at once, or a killed triggerer would begin at a later "now"."""
+        """Return the cursor to begin at.
+
+        A trigger without a cursor begins at `since`. This first cursor is stored at once: otherwise a killed triggerer
+        would begin at a later "now". After an error of the look the next look comes.
+        """
         cursor = await self._subscription.cursors.read()
         while cursor is None:
             if self._arguments["since"] == CursorStart.EARLIEST:
@@ -95,14 +110,21 @@ class LandingProducer(SharedStreamProducer):
         return await self._patience.look(watch.after(self._connections, cursor, most))
 
     async def _pass_over(self, cursor: EventCursor, head: EventCursor) -> EventCursor:
-        """Move the cursor over commits without a landing, once all events before them are stored."""
+        """Move the cursor over commits without a landing, once all earlier events are stored.
+
+        Returns the new cursor, or the old cursor while events are not stored.
+        """
         if self._stored < self._yielded:
             return cursor
         await self._subscription.cursors.write(head)
         return head
 
     async def _wait(self, pause: float, *, is_full: bool) -> None:
-        """Wait for the next look; while events wait to be stored, at most until Airflow has stored a part."""
+        """Wait for the next look, `pause` seconds at most.
+
+        :param is_full: there may be more landings: wait only while events are not stored, and until Airflow has stored
+            a part of them.
+        """
         self._subscription.quiet.clear()
         if not is_full:
             await asyncio.sleep(pause)

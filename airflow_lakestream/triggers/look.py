@@ -32,14 +32,15 @@ _LOG_AGAIN = 10
 class LookTrigger(BaseTrigger):
     """Looks again and again, and fires once, with a `watching.asking.Verdict` as the event.
 
-    A restarted triggerer loses nothing: the trigger depends only on its arguments. The arguments not named here are
-    the check's; if the task was started in the triggerer, they are templates until Airflow has rendered them.
+    A restarted triggerer loses nothing: the trigger depends only on its arguments.
 
     :param check: a name of `watching.checks`.
     :param poll_interval: seconds between two looks.
     :param timeout: seconds that the sensor may wait.
     :param began: time when the task began, in seconds since the epoch; None: derived from Airflow's time-out.
-    :param forgiving: go on waiting after an error that a retry may fix.
+    :param forgiving: go on waiting after a failed look, unless the failure is terminal; see `look_safely`.
+    :param arguments: the check's arguments. If the task was started in the triggerer, they are templates until Airflow
+        has rendered them.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class LookTrigger(BaseTrigger):
         self._looks_since = 0
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments to rebuild this trigger, without secrets."""
+        """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
         own = ("check", "poll_interval", "timeout", "began", "forgiving")
         kwargs = {name: getattr(self, name) for name in (*own, *self._names)}
         return "airflow_lakestream.triggers.look.LookTrigger", kwargs

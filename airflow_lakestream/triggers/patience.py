@@ -30,7 +30,7 @@ class WatcherLooks:
         self._looks_since = 0
 
     async def look(self, looking: Any) -> Any:
-        """Return the result of a look, or None after an error."""
+        """Return the result of a look, or None after a logged error."""
         try:
             result = await shared_looks().look(looking, self._interval)
         except Exception as e:  # noqa: BLE001  # after any error of a catalog or a client the next look may succeed

@@ -28,7 +28,7 @@ class _SharedAnswer:
 
 
 class SharedLooks:
-    """The looks of an event loop."""
+    """The looks of an event loop, with a pool of threads and the shared answers."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -40,7 +40,11 @@ class SharedLooks:
         return await self._loop.run_in_executor(self._pool, work)
 
     async def look(self, looking: Looking, interval: float) -> Verdict:
-        """Run a look of a sensor with a poll every `interval` seconds."""
+        """Run a look of a sensor, and return the verdict.
+
+        :param interval: seconds between two looks of the sensor: an answer is shared for at most half of them, unless
+            the question has a `keep`.
+        """
         asked: list[LookQuestion] = []
         keep = min(SHARED_FOR, interval / 2)
         try:

@@ -14,7 +14,11 @@ from airflow_lakestream.ui.page.routes import routes
 
 
 def make_app() -> FastAPI:
-    """Return the application. Only documentation and scripts need no login: neither contains secrets."""
+    """Return the application: the page's routes, scripts in /static, documentation in /docs.
+
+    The routes need a login. Scripts and documentation need no login, since neither contains secrets. Without a built
+    documentation /docs answers with 404 and the remedy.
+    """
     package = Path(str(files("airflow_lakestream")))
     # A wheel has the site inside; in a checkout `make docs` builds it next to the package.
     built = next((site for site in (package / "site", package.parent / ".site") if site.is_dir()), None)

@@ -38,7 +38,11 @@ class LookOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a look; `value` is ready for JSON. `terminal`: the look fails until somebody changes something."""
+    """Result of a look.
+
+    `reasons` are for people. `value` is JSON-ready, for the task's XCom; None after an error. `terminal`: a repeated
+    look fails in the same way until somebody changes something.
+    """
 
     outcome: LookOutcome
     reasons: tuple[StreamReason, ...] = ()
@@ -70,15 +74,16 @@ class NotThere(LakestreamError, Terminal):
     """A table, checkpoint or consumer group that does not exist, or is still empty."""
 
 
-# Somebody may still create or fix these. Other terminal errors fail a sensor even with `missing="wait"`.
+# Somebody may still create or fix these: with `missing="wait"` only these terminal errors let a sensor wait.
 _MAY_COME = (NotThere, TopicMissing, KafkaRefused, KafkaMisconfigured, CheckpointDamaged)
 
 
 def verdict_of(error: Exception, missing: MissingPolicy) -> Verdict:
-    """Return the verdict for an error of a look.
+    """Return the verdict for an error of a look: waiting, or failed.
 
-    With `missing="wait"` the sensor waits, and logs the reason, if something does not exist, a connection can't be
-    used, or a retry may help. An argument that can't work always fails the sensor.
+    With `missing="wait"` the sensor waits if something does not exist, if a connection can't be used, or if a retry may
+    help. After any other error, such as an argument that can't work, it has failed; and with `missing="fail"` after
+    each error. An error of another class than LakestreamError is logged with its traceback.
     """
     if not isinstance(error, LakestreamError):
         log.warning("The look failed.", exc_info=error)
@@ -93,6 +98,7 @@ def verdict_of(error: Exception, missing: MissingPolicy) -> Verdict:
 
 
 def _may_come(error: Exception) -> bool:
+    # A connection can be mended in Airflow while the sensor waits. Any other argument needs a change of the DAG.
     if isinstance(error, InvalidArgument):
         return error.argument.endswith("_conn_id")
     return isinstance(error, _MAY_COME)
@@ -108,17 +114,26 @@ class LookConnections(Protocol):
         """Open a catalog. Raises InvalidArgument, CatalogUnavailable."""
 
     def store_properties(self, conn_id: str | None) -> Mapping[str, str] | None:
-        """Return the properties that open an object store, or None without a connection. Raises InvalidArgument."""
+        """Return the properties for opening the object store of a checkpoint.
+
+        :param conn_id: the connection. None or an empty text means a local checkpoint: the method returns None.
+
+        Raises InvalidArgument if the connection is missing or unusable.
+        """
 
     def delta(self, conn_id: str | None) -> DeltaStorage:
-        """Open the store of Delta tables. Raises InvalidArgument."""
+        """Open the store of Delta tables. Raises InvalidArgument.
+
+        :param conn_id: None: the worker's environment has the credentials.
+        """
 
 
 @dataclass(frozen=True)
 class LookQuestion:
     """A question of a look. Equal questions have the same `key`; `answer` may block.
 
-    `keep`: for how many seconds the answer may be shared; None: the runner decides.
+    `keep`: for how many seconds the answer may be shared. None: the runner decides. 0: only looks that wait for the
+    answer at the same moment share it. After an error of a look, answers with a `keep` are forgotten early.
     """
 
     key: tuple[Hashable, ...]
@@ -140,13 +155,19 @@ class LookCheck(Protocol):
         """Name of the object of the look. Checks with the same subject look at the same time."""
 
     def look(self, connections: LookConnections, waited: float) -> Looking:
-        """Look once. `waited` are the seconds since the task began."""
+        """Yield the questions of a look, and return the `Verdict`.
+
+        :param waited: seconds since the task began.
+
+        Any error may be raised: `look_safely` turns errors into verdicts.
+        """
 
 
 def look_safely(check: LookCheck, connections: LookConnections, waited: float, *, forgiving: bool = False) -> Looking:
-    """Look once, with errors turned into verdicts.
+    """Look once, with errors turned into verdicts by `verdict_of`.
 
-    :param forgiving: wait after an error that a retry may fix.
+    :param forgiving: turn each failed verdict into a waiting verdict, unless it is terminal. So a sensor goes on after
+        an error that a retry may fix, and after a failure of the check itself.
     """
     try:
         verdict = yield from check.look(connections, waited)
@@ -158,13 +179,17 @@ def look_safely(check: LookCheck, connections: LookConnections, waited: float, *
 
 
 def look_now(looking: Looking) -> Verdict:
-    """Run a look in this thread."""
+    """Run a look in this thread, and return the verdict."""
     verdict: Verdict = run_now(looking)
     return verdict
 
 
 def run_now(looking: Generator[LookQuestion, Any, Any]) -> Any:
-    """Run a look, or a part of a look, in this thread, and return the result."""
+    """Run a look, or a part of a look, in this thread, and return the result.
+
+    The error of an answer is raised inside the look, at the question. If the look does not handle the error, it is
+    raised here.
+    """
     try:
         ask = next(looking)
         while True:

@@ -39,11 +39,12 @@ class PastCommit:
 
 @dataclass(frozen=True)
 class ConsumerProgress:
-    """Offsets that a consumer has read, by `positions` or by `ledger`.
+    """Offsets read by a consumer: either `positions` or `ledger` is given.
 
-    `name` is for people. `newest_at` is the time of the last progress, in seconds since the epoch. `reasons` describe
-    the consumer's state. `steps` are the last commits, newest first, if asked for. A partition without a position
-    begins at `begins`; None is the start of the log.
+    `positions` are the next offsets to read, by topic and partition. A partition without a position begins at `begins`;
+    None is the start of the log. `name` is for people. `newest_at` is the time of the last progress, in seconds since
+    the epoch, or None if unknown. `reasons` describe the consumer's state. `steps` are the last commits, newest first,
+    or None if unknown or not asked for.
     """
 
     name: str
@@ -56,11 +57,15 @@ class ConsumerProgress:
     begins: int | None = field(default=None, kw_only=True)
 
     def unread(self, state: TopicState, ends: Mapping[int, int] | None = None) -> tuple[RangeSet, RangeSet]:
-        """Return (the unread offsets of a topic, the unread offsets that the log no longer has).
+        """Return (readable unread offsets of a topic, unread offsets missing in the log).
 
-        :param ends: the end of the log by partition; default: the last stable offset, as in `state`.
+        Both end at the last stable offset, as in `state`.
 
-        Raises TopicReplaced and LogTruncated if the consumer's offsets do not belong to this log.
+        :param ends: limits for the check of `positions`, by partition: a position above the limit raises LogTruncated.
+            Default: the last stable offset. A ledger is always checked against the last stable offset.
+
+        Raises LogTruncated if a partition is gone, or ends below the consumer's offsets; and TopicReplaced if the
+        ledger has the topic with another id.
         """
         if self.ledger is not None:
             backlog = backlog_of(self.ledger, state, self.name)
@@ -80,9 +85,12 @@ class ConsumerProgress:
 def of_streams(
     streams: TableStreams | None, table: str, consumer_group: str, with_steps: bool = False
 ) -> ConsumerProgress:
-    """Read the ledger of a table. Raises NotThere, and the errors in `streams.problems`.
+    """Return the progress by the ledger of a consumer group in a table.
 
     :param streams: the table, or None if it does not exist.
+    :param with_steps: whether to return the last landings as `steps`, too.
+
+    Raises NotThere without the table or the ledger, and the errors in `streams.problems`.
     """
     if streams is None:
         raise NotThere(f"table: there is no Delta table at {table!r}.")
@@ -94,7 +102,15 @@ def of_streams(
 
 
 def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_steps: bool = False) -> ConsumerProgress:
-    """Read a Spark checkpoint. Raises NotThere, CheckpointDamaged, ForeignCheckpoint."""
+    """Return the progress of a Spark query, read from the checkpoint.
+
+    The positions are the ends of the last committed batch, or the query's first offsets before the first commit.
+
+    :param properties: properties of the checkpoint's object store; None for a local checkpoint.
+    :param with_steps: whether to return the last batches as `steps`, too.
+
+    Raises NotThere without a checkpoint, or if the query has not begun to read; CheckpointDamaged, ForeignCheckpoint.
+    """
     checkpoint = read_checkpoint(location, properties)
     if checkpoint is None:
         raise NotThere(f"checkpoint_location: there is no checkpoint at {location!r} yet.")
@@ -112,7 +128,12 @@ def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_step
 
 
 def of_group(state: GroupState, group: str, topics: tuple[str, ...]) -> ConsumerProgress:
-    """Read a consumer group's committed offsets. Raises NotThere if the group has not committed an offset."""
+    """Return the progress by a consumer group's committed offsets.
+
+    :param topics: the topics of interest; empty: all topics of the group.
+
+    Raises NotThere if the group has committed no offset at all, or no offset of one of the given topics.
+    """
     wanted = {topic: offsets for topic, offsets in state.offsets.items() if not topics or topic in topics}
     if not wanted or set(topics) - set(wanted):
         of = f" of {', '.join(sorted(set(topics) - set(wanted)))}" if topics else ""
@@ -127,6 +148,7 @@ def _since(with_steps: bool) -> int | None:
 
 
 def _of_history(name: str, ledger: Ledger, history: BranchHistory, with_steps: bool) -> ConsumerProgress:
+    # Of the history's reasons only a rollback changes the lag: its records have to be landed again.
     reasons = tuple(one for one in history.reasons(int(time.time() * 1000)) if one.cause is StreamCause.ROLLBACK)
     steps = []
     for record in history.recent if with_steps else ():
@@ -141,7 +163,10 @@ def _of_history(name: str, ledger: Ledger, history: BranchHistory, with_steps: b
 
 
 def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[StreamReason, ...]:
-    """Return the reasons by the driver's lease: an empty tuple for a query without a lease or with a running driver."""
+    """Return the reason for a stopped query, by the driver's lease.
+
+    The tuple has one reason. It is empty for a query without a lease or with a running driver.
+    """
     lease = read_lease(location, properties)
     if lease is None or lease.state() is LeaseState.HELD:
         return ()
@@ -156,6 +181,7 @@ def _steps(checkpoint: QueryCheckpoint) -> Iterator[PastCommit]:
     known = set(checkpoint.planned)
     for batch in reversed(checkpoint.committed[-_BATCHES:]):
         at = checkpoint.started_at(batch) if batch in known else None
+        # Without the plan of the batch before, the first offset of this batch is unknown: Spark deletes old plans.
         if at is None or (batch > 0 and batch - 1 not in known):
             return
         starts, ends = checkpoint.starts(batch), checkpoint.ends(batch)

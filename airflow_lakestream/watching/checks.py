@@ -17,7 +17,10 @@ CHECKS = {
 
 
 def make_check(name: str, arguments: Mapping[str, Any]) -> LookCheck:
-    """Make a check from a sensor's rendered arguments. Raises InvalidArgument if the arguments can't work."""
+    """Make the check with a name in `CHECKS` from a sensor's rendered arguments.
+
+    Raises UnknownValue for another name, and InvalidArgument if the arguments can't work.
+    """
     if name not in CHECKS:
         raise UnknownValue("check", name, CHECKS)
     module, _, kind = CHECKS[name].rpartition(".")

@@ -52,7 +52,8 @@ _TOTALS = {
 class TableContents:
     """A look at an Iceberg table. Raises InvalidArgument.
 
-    :param samples: rejected records shown of each reason; 0 for none.
+    :param consumer_group: the group whose rejected records are shown.
+    :param samples: most rejected records shown for each reason; 0 for no samples.
     """
 
     table: str
@@ -65,7 +66,10 @@ class TableContents:
             raise InvalidArgument("samples", f"{self.samples} are too many.", f"Take at most {MOST_SAMPLES}.")
 
     def look(self, catalog: Catalog) -> dict[str, Any]:
-        """Return the document. Raises TableMissing, UnreadableLedger, UndecidedLedger."""
+        """Return the document about files, snapshots and rejected records.
+
+        Raises TableMissing, UnreadableLedger, UndecidedLedger.
+        """
         main, rejects = load_both(catalog, self.table)
         document = {
             "table": self.table,
@@ -80,7 +84,11 @@ class TableContents:
         return _cut_to_size(document)
 
     def _rejects(self, main: Table, rejects: Table | None) -> dict[str, Any]:
-        """Return the number of rejected records that count, and the reasons of the newest records, with samples."""
+        """Return the number of the group's rejected records, and the newest records' reasons with samples.
+
+        `count` is the number in the ledger. At most READ_BYTES of the reject table are read: `looked_at` is the number
+        of records read, and `kinds` the number of their reasons. At most MOST_REASONS reasons are returned.
+        """
         ledger = ledger_store.read_ledger(main, self.consumer_group)
         count = sum(entry.counts.rejected for entry in ledger.topics.values())
         reasons: list[RejectReason] = []
@@ -104,7 +112,10 @@ class TableContents:
 
 
 def _files(table: Table) -> dict[str, int | None]:
-    """Return the sums in the head's summary; a missing sum is None."""
+    """Return the numbers of data files, delete files, bytes and rows, from the head's summary.
+
+    A number that the summary does not have is None.
+    """
     snapshot = table.metadata.current_snapshot()
     summary = {} if snapshot is None else ledger_store.summary_of(snapshot)
     totals = {name: summary.get(key, "") for name, key in _TOTALS.items()}
@@ -144,7 +155,10 @@ def _without_secrets(error: str) -> str:
 
 
 def _cut_to_size(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document of bounded size: the last samples are left out first."""
+    """Return the document with fewer samples, if larger than MOST_BYTES: the last samples go first.
+
+    The document is changed in place. If no samples are left, it is returned at any size.
+    """
     samples = [one["samples"] for one in document["rejects"]["reasons"]]
     while len(json.dumps(document)) > MOST_BYTES and any(samples):
         next(filter(None, reversed(samples))).pop()

@@ -40,9 +40,11 @@ class ChangeProposal:
 
 @dataclass(frozen=True)
 class Proposing:
-    """A change of a topic's records in an Iceberg table. Raises InvalidArgument.
+    """A change of a topic's records in an Iceberg table.
 
-    :param start: begin of the time whose landed records are replaced; with `end`, for `"replace"` alone.
+    :param change: `"loss"` or `"replace"`, see `ProposedChange`.
+    :param start: begin of the time whose landed records are replaced. `"replace"` needs `start` and `end`; `"loss"`
+        ignores both.
     """
 
     change: str
@@ -55,9 +57,11 @@ class Proposing:
     iceberg_conn_id: str = "iceberg_default"
 
     def propose(self, connections: LookConnections) -> ChangeProposal:
-        """Look at the ledger and at Kafka without a change.
+        """Return the proposal, by a look at the ledger and at Kafka without a change.
 
-        Raises NotThere, RangesGone if Kafka no longer has records to be replaced, and the errors of a look.
+        The proposal has no ranges if no record is lost, or no record of the time is landed. Raises InvalidArgument for
+        arguments that can't work, RangesGone if Kafka no longer has records to be replaced, NotThere, and the errors of
+        a look.
         """
         step = (
             self._propose_loss

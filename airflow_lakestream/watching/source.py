@@ -24,7 +24,12 @@ OPENED = 600.0
 
 @dataclass(frozen=True)
 class ConsumerSource:
-    """Exactly one of `checkpoint_location`, `table` and `group_id`, as given to the sensors."""
+    """The consumer of a sensor: exactly `checkpoint_location`, `table` or `group_id` is given.
+
+    The fields are the sensor's arguments. `topic` is a topic or several; None: all topics of the consumer. A table
+    needs `consumer_group`, the name of its ledger. `storage_conn_id` opens the store of a checkpoint or a Delta table.
+    Raises InvalidArgument for any other combination.
+    """
 
     topic: Any = None
     checkpoint_location: str | None = None
@@ -64,7 +69,12 @@ class ConsumerSource:
         return " ".join(str(one) for one in (self.kafka_conn_id, *named) if is_given(one))
 
     def read_progress(self, connections: LookConnections, *, with_steps: bool = False) -> Asking:
-        """Find the progress of the consumer. Returns `ConsumerProgress`; raises the errors of `books.of_...`."""
+        """Find the progress of the consumer. Returns `ConsumerProgress`.
+
+        :param with_steps: whether the progress has the last commits, too.
+
+        Raises the errors of `books.of_streams`, `books.of_checkpoint` or `books.of_group`.
+        """
         if is_given(self.checkpoint_location):
             where = str(self.checkpoint_location)
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
@@ -94,9 +104,9 @@ class ConsumerSource:
         return (yield LookQuestion(key, lambda: books.of_streams(look(), name, group, with_steps)))
 
     def unread(self, connections: LookConnections, progress: ConsumerProgress) -> Asking:
-        """Find the unread offsets. Returns a list of `UnreadOffsets`, by topic, with the first unread records.
+        """Find the unread offsets and the first unread record of each partition.
 
-        Raises TopicMissing, TopicReplaced, LogTruncated, KafkaUnavailable, KafkaRefused.
+        Returns a list of `UnreadOffsets`, one for each topic. Raises the errors of `unread_ranges`.
         """
         answers = []
         for topic_look, ranges, lost in (yield from self.unread_ranges(connections, progress)):
@@ -104,7 +114,12 @@ class ConsumerSource:
         return answers
 
     def unread_ranges(self, connections: LookConnections, progress: ConsumerProgress) -> Asking:
-        """Find the unread ranges. Returns a list of (`waiting.TopicLook`, unread, lost)."""
+        """Find the unread ranges. Returns a list of (`waiting.TopicLook`, unread, lost), by topic.
+
+        `unread` are the unread offsets that can be read, `lost` the unread offsets that Kafka no longer has. Raises
+        NotThere if the consumer has no progress in a given topic, TopicMissing, TopicReplaced, LogTruncated,
+        KafkaUnavailable, KafkaRefused.
+        """
         watch = yield ask_kafka(connections, self.kafka_conn_id)
         answers = []
         for topic in self.topics or progress.topics:

@@ -11,7 +11,10 @@ SITES = [(f"s{number:02d}", f"Site {number}", LANGUAGES[number % 3]) for number 
 
 
 def with_sites(batch: DataFrame, spark: SparkSession) -> DataFrame:
-    """Add the site's name and language to each event, and the section of the page: row by row."""
+    """Return the events with the site's name and language, and the section of the page.
+
+    Each event stays a single row. A site that is not in the list gives NULL.
+    """
     sites = spark.createDataFrame(SITES, "site_id string, site_name string, language string")
     return batch.join(sf.broadcast(sites), "site_id", "left").withColumn(
         "section", sf.regexp_extract("url", r"^https://[^/]+/([a-z]+)/", 1)

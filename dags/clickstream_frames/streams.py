@@ -1,4 +1,4 @@
-"""Functions of a stream for dags/clickstream_windows.py: Spark keeps open windows, and returns final rows."""
+"""Functions of a stream for dags/clickstream_windows.py: Spark keeps open windows, and returns final ones as rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ LATEST = "10 minutes"
 
 
 def five_minutes(events: DataFrame, spark: SparkSession) -> DataFrame:
-    """Count events and visitors of each site in windows of five minutes."""
+    """Return the numbers of events and visitors of each site in windows of five minutes."""
     windows = events.withWatermark("timestamp", LATEST).groupBy(sf.window("timestamp", "5 minutes"), "site_id")
     counted = windows.agg(sf.count("*").alias("events"), sf.approx_count_distinct("user_id").alias("visitors"))
     return counted.select("window.start", "window.end", "site_id", "events", "visitors")
 
 
 def sessions(events: DataFrame, spark: SparkSession) -> DataFrame:
-    """Group the events of each user into sessions, with less than half an hour between events."""
+    """Return a row for each session of a user: events with less than half an hour between them."""
     by_user = events.withWatermark("timestamp", LATEST).groupBy(sf.session_window("timestamp", "30 minutes"), "user_id")
     counted = by_user.agg(
         sf.count("*").alias("events"),

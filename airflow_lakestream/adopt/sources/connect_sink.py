@@ -40,7 +40,7 @@ class SinkConnector:
         return found
 
     def group(self, config: Mapping[str, str]) -> str:
-        """Return the consumer group of the tasks."""
+        """Return the consumer group of the tasks: the connector's own setting, or Connect's default."""
         return config.get("consumer.override.group.id") or f"connect-{self.name}"
 
     def check_stopped(self, config: Mapping[str, str]) -> None:
@@ -99,6 +99,7 @@ class ConnectSinkPosition:
         )
 
     def _check_config(self, config: Mapping[str, str], topic: str) -> None:
+        # A connector with `topics.regex` has no list of topics.
         topics = [one.strip() for one in config.get("topics", "").split(",") if one.strip()]
         if topics and topic not in topics:
             raise CannotAdopt(f"{self.connector.text} reads {', '.join(topics)}, not {topic}.")
@@ -110,6 +111,7 @@ class ConnectSinkPosition:
             )
 
     def _by_events(self, config: Mapping[str, str], topic: str) -> dict[int, int] | None:
+        # The ends that the sink has reported in its control topic, or None if these events do not prove the position.
         control = config.get("iceberg.control.topic") or _CONTROL
         group = config.get("iceberg.connect.group-id") or f"connect-{self.connector.name}"
         key = f"{_OFFSETS}{control}.{group}"
@@ -129,7 +131,7 @@ class ConnectSinkPosition:
 
 @dataclass(frozen=True)
 class ConnectorTarget:
-    """`adopt.hand_over.Takes` of a stopped sink."""
+    """`adopt.hand_over.PositionTarget` of a stopped sink."""
 
     connector: SinkConnector
 

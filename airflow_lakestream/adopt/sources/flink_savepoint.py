@@ -24,7 +24,10 @@ class FlinkSavepoint:
     has_sign_of_life: bool = False
 
     def read(self, topic: str) -> PositionClaim:
-        """Return the position of the job's sources. Raises StillRunning, CannotAdopt and SavepointUnreadable."""
+        """Return the position of the job's sources. Raises StillRunning, CannotAdopt and SavepointUnreadable.
+
+        The table's last snapshot of Flink must be of the same job, and not newer than the savepoint.
+        """
         source = f"flink-savepoint {self.location}"
         found = read_savepoint(self.location, topic, self.properties)
         if not found.ends:

@@ -30,7 +30,10 @@ class SparkCheckpoint:
     has_sign_of_life: bool = False
 
     def read(self, topic: str) -> PositionClaim:
-        """Return the end of the query's rows. Raises StillRunning, CannotAdopt, and a checkpoint's read errors."""
+        """Return the end of the query's rows: by the table's own commits, or else by the checkpoint.
+
+        Raises StillRunning, CannotAdopt, and a checkpoint's read errors.
+        """
         lease = read_lease(self.location, self.properties)
         if lease is not None and lease.state() is LeaseState.HELD:
             raise StillRunning(self._source, f"it is in use by {lease}")
@@ -67,6 +70,7 @@ class SparkCheckpoint:
         )
 
     def _by_checkpoint(self, checkpoint: QueryCheckpoint, topic: str) -> PositionClaim:
+        # A batch that was begun and not ended leaves the end open.
         replayed = checkpoint.replayed
         if not checkpoint.committed:
             ends: Mapping[int, int] = _of(topic, checkpoint.starts(checkpoint.planned[-1]))

@@ -14,7 +14,10 @@ _RANGE = re.compile(r"([A-Za-z0-9._-]+)\[(\d+)\]:(\d+)-(\d+)")
 
 
 def parse_ranges(texts: Sequence[str], argument: str) -> RangeSet:
-    """Read ranges such as orders[0]:100-250. Raises InvalidArgument."""
+    """Parse ranges like orders[0]:100-250, without the end offset. Raises InvalidArgument.
+
+    :param argument: the argument's name, for the error.
+    """
     ranges = []
     for text in texts:
         match = _RANGE.fullmatch(text.strip())
@@ -26,12 +29,12 @@ def parse_ranges(texts: Sequence[str], argument: str) -> RangeSet:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """`adopt.claim.ToolPosition` of rows with positions."""
+    """`adopt.claim.ToolPosition` of rows with positions, for any tool."""
 
     has_sign_of_life: bool = False
 
     def read(self, topic: str) -> PositionClaim:
-        """Return a claim without offsets: the rows decide."""
+        """Return a claim without offsets, since the rows decide; `topic` is not used."""
         return PositionClaim(
             source="rows", trusted=("that no other tool still writes: the table did not change for a while",)
         )
@@ -39,7 +42,10 @@ class OwnRows:
 
 @dataclass(frozen=True)
 class GivenRanges:
-    """`adopt.claim.ToolPosition` of ranges given by a person."""
+    """`adopt.claim.ToolPosition` of ranges given by a person.
+
+    :param texts: ranges such as orders[0]:100-250.
+    """
 
     texts: Sequence[str]
     has_sign_of_life: bool = False

@@ -53,7 +53,10 @@ class ValuesApart(Exception):
 
 @dataclass(frozen=True)
 class EventNumbers:
-    """Row numbers of events, in any order, with versions if different from the events' own versions."""
+    """Numbers of events among all events of a batch's files, in any order.
+
+    :param versions: the versions that the rows get; None if the events keep the versions in the files.
+    """
 
     numbers: npt.NDArray[np.int32]
     versions: pa.Table | None
@@ -64,6 +67,8 @@ class EventRowReader:
     """Reader of rows of a batch's events. Each process caches the events of a single batch, for several tasks.
 
     :param open_file: opens a file, given the outline.
+    :param outline: the outline of the staging table.
+    :param files: all files of the batch.
     :param columns: the row's own columns, and the columns of its version.
     """
 
@@ -75,7 +80,7 @@ class EventRowReader:
     _batch: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self, wanted: EventNumbers) -> pa.Table:
-        """Return the rows in the order of the numbers."""
+        """Return the rows in the order of the numbers, with new versions if `wanted` has versions."""
         rows = _held.of(self._batch, self._read).take(pa.array(wanted.numbers))
         if wanted.versions is None:
             return rows
@@ -118,8 +123,9 @@ forget = _held.forget
 class StagedEvents:
     """Events with the values of rows in executors' files.
 
-    :param columns: all of the events.
-    :param versions: of all events, as the files have them.
+    :param files: reads the rows.
+    :param columns: the events' columns in the files.
+    :param versions: the versions of all events, as the files have them.
     :param row_bytes: how much memory a row takes, on average.
     """
 
@@ -129,7 +135,9 @@ class StagedEvents:
     row_bytes: int
 
     def needed(self, rows: pa.Table, key: Sequence[str]) -> pa.Table:
-        """Return the columns of events for sorting by key and for numbering.
+        """Return the columns of events for sorting by key and for numbering: the key, `PLACE`, and maybe the versions.
+
+        The versions are left out if no event has another version than in its file.
 
         :param rows: with place and version.
         """
@@ -138,7 +146,7 @@ class StagedEvents:
         return rows.select([*key, PLACE, *(VERSION if changed else ())])
 
     def numbered(self, needed: pa.Table) -> EventNumbers:
-        """Return the numbers and versions of events for executors, from the columns of `needed`."""
+        """Return the numbers of events for executors, with versions if needed, from the columns of `needed`."""
         has_versions = VERSION[0] in needed.column_names
         return EventNumbers(needed[PLACE].to_numpy(), needed.select(VERSION).combine_chunks() if has_versions else None)
 
@@ -146,9 +154,13 @@ class StagedEvents:
 def read_bare(
     open_file: OpenFile, outline: Any, files: Sequence[Mapping[str, Any]], key: Sequence[str]
 ) -> tuple[StagedEvents, pa.Table]:
-    """Return the events in files, and the columns of each event for decisions, including `PLACE`.
+    """Read the events in executors' files, without the values of rows.
 
-    Raises ValuesApart. At least one file must be given.
+    Return the files with what a reader of values needs, and a table of all events with the columns for decisions, among
+    them `PLACE`, the number of each event. Raises ValuesApart if a decision needs values, or if the rows take too much
+    memory. At least one file must be given.
+
+    :param key: the columns of the mirror's key.
     """
 
     def read(file: Mapping[str, Any]) -> tuple[pa.Schema, pa.Table]:
@@ -161,7 +173,8 @@ def read_bare(
             if any(one.startswith(BEFORE) for one in columns.names):
                 raise ValuesApart("a key was changed")
             wanted += [OLD] if OLD in columns.names else []
-            # A prefix of another column's name reads that column, too.
+            # Parquet also reads columns whose names begin with a wanted name and a dot: select the wanted columns
+            # again.
             return columns, bare(parquet.read(columns=wanted).select(wanted))
 
     schema: pa.Schema | None = None
@@ -184,7 +197,7 @@ def read_bare(
 
 
 def _check_notes(events: pa.Table) -> None:
-    """Raise ValuesApart if, by the notes, decisions about the events need values."""
+    """Raise ValuesApart if decisions about the events need values of rows, according to the notes of `with_notes`."""
     if any(events[name].null_count for name in NOTES):
         raise ValuesApart("nothing is noted of some events")
     if pc.any(events[LEAVES_OUT]).as_py():
@@ -201,7 +214,10 @@ def whole_events(open_file: OpenFile, outline: Any, file: Mapping[str, Any]) -> 
 
 
 def each(read: Callable[[Any], Read], files: Sequence[Any]) -> Iterator[Read]:
-    """Yield the result of `read` for each file, in order. Raises the error of the first unreadable file."""
+    """Yield the result of `read` for each file, in order; `FILES_AT_ONCE` files are read at the same time.
+
+    Raises the error of the first unreadable file.
+    """
     pool = ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-events")
     try:
         yield from pool.map(read, files)
@@ -221,7 +237,7 @@ def check_values(rows: pa.Table, need: str) -> None:
 
 
 def bare(rows: pa.Table) -> pa.Table:
-    """Return events with common types, independent of the writer."""
+    """Return events with nullable columns and without metadata of fields, in a common form for all writers."""
     fields = [one.with_nullable(True) for one in rows.schema]
     # Arrow can't cast a null struct with a null in a required field.
     columns = [with_required(rows[one.name], one) for one in fields]

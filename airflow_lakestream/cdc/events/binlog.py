@@ -41,7 +41,8 @@ def without_place(source: pa.Array) -> int | None:
 def log_columns(source: pa.Array) -> Sequence[pa.Array]:
     """Return GTID, server id, and time in milliseconds of each event; null for events of another kind of log.
 
-    Null also for rows of an incremental snapshot: they have the stream's position, but were read later.
+    The time is -1 if the source has no time. All three are null also for rows of an incremental snapshot: they have the
+    stream's position, but were read later.
     """
     is_incremental = pc.equal(_member(source, "snapshot", pa.string()), "incremental").fill_null(False)
     has_place = pc.and_(places(source).is_valid(), pc.invert(is_incremental))

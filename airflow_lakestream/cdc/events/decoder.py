@@ -54,7 +54,7 @@ Row = Sequence[pa.Field]
 class RecordSchemas:
     """Finder of a row's columns in the schemas of records. Thread-safe.
 
-    :param format: of the values, see `core.policies.Format`.
+    :param format: of the values, see `core.formats.ValueFormat`.
     :param finder: finds schemas that records name.
     :param table: the mirror's name.
     """
@@ -99,13 +99,16 @@ class RecordSchemas:
         return row or ()
 
     def _attached(self, text: str) -> Row:
+        # The schema next to a JSON value, from Connect's JsonConverter.
         shape = connect_schema.parse(text)
+        # Only the row's images and the operation, by which an event is recognized.
         members = (
             {} if shape is None else {name: shape.fields[name] for name in (*IMAGES, "op") if name in shape.fields}
         )
         return _row_of(pa.schema([connect_schema.arrow_field(name, inner, name) for name, inner in members.items()]))
 
     def _named(self, head: bytes) -> Row:
+        # The schema whose id a value begins with.
         found = self.finder.by_head(self.format, head)
         return () if found is None else _row_of(FORMATS[self.format].columns_of(found))
 
@@ -181,7 +184,10 @@ class EventPayload(PayloadFormats):
         return bool(self._keyless_events(first))
 
     def _keyless_events(self, first: RawBatch) -> list[int] | None:
-        """Return the indices of possible events, or None if an event has a key, unlike a truncation."""
+        """Return the indices of the possible events, or None if an event has a key.
+
+        All records may be events except tombstones and Debezium's own records. A truncation never has a key.
+        """
         has_key = [False] * len(first) if first.keys is None else first.keys.is_valid().to_pylist()
         found = []
         for place, value in enumerate(first.values.to_pylist()):
@@ -192,7 +198,7 @@ class EventPayload(PayloadFormats):
         return found
 
     def _are_truncations(self, first: RawBatch, places: Sequence[int]) -> bool:
-        """Return whether the events at these indices are truncations only."""
+        """Return whether the events at these indices are truncations only. Raises the errors of decoding."""
         for place in places:
             op = op_in_json(first.values[place].as_py())
             if op is None:
@@ -204,7 +210,10 @@ class EventPayload(PayloadFormats):
         return True
 
     def decoder(self, schema: pa.Schema) -> Any:
-        """Return the decoder of events for the columns of a row, with or without the columns of its event."""
+        """Return the decoder of events for the columns of a row.
+
+        :param schema: may also have the columns of an event, which are added otherwise.
+        """
         events = _EventDecoder(self, event_columns(schema))
         return BadEventExplainer(events, self.columns, self.names.table, self.out_of_range, self.stops)
 
@@ -239,15 +248,18 @@ class EventPayload(PayloadFormats):
         return self.names.naming
 
     def documents(self, schema: pa.Schema, unknown_fields: str) -> ColumnDecoder:
-        """Return the decoder of plain JSON. While decoding, WithoutColumn is raised for unknown fields."""
+        """Return the decoder of plain JSON. While decoding, WithoutColumn is raised for an unknown field.
+
+        `unknown_fields` is not used: in a mirror, each field of the row gets a column.
+        """
         policy = OutOfRange(self.out_of_range)
         return WatchingDecoder(schema, IMAGES, out_of_range=policy, finer=self.finer)
 
 
 class _EventDecoder:
-    """Decoder of events with log positions, which adds new columns of the database.
+    """Decoder of events with log positions. New columns of the database are added while decoding.
 
-    Each thread and process decodes with its own columns, which are joined together with the rows.
+    Each thread and process decodes with its own columns. Columns and rows of all are joined for the commit.
     """
 
     def __init__(self, payload: EventPayload, schema: pa.Schema) -> None:
@@ -264,9 +276,11 @@ class _EventDecoder:
     def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch.
 
-        Raises MirrorStopped for columns that the mirror can't have, SchemaRefused, and the registry's errors.
+        A column of the database that the mirror does not have becomes a column of the rows. Raises MirrorStopped for
+        columns that the mirror can't have, SchemaRefused, and the registry's errors.
         """
         schema = self._with(self._schema, self._schemas.row(batch))
+        # Decode again with more columns, until each field of the rows has a column.
         while True:
             decoder, columns = self._decoder, with_image(schema, self._payload.key)
             if decoder.schema != columns:
@@ -291,7 +305,7 @@ class _EventDecoder:
             raise place_unknown(self._payload.names.table, batch.topic, batch.partition, batch.offsets[place])
 
     def _key_names(self, batch: RawBatch, decoded: DecoderResult) -> pa.Array:
-        """Return the columns of each event record's key."""
+        """Return the columns of each record's key, see `record_keys.names_in`, without the bad records."""
         keys = pa.nulls(len(batch), pa.binary()) if batch.keys is None else batch.keys
         if decoded.bad:
             keys = keys.take(pa.array(np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])))
@@ -302,14 +316,21 @@ class _EventDecoder:
         return grown(schema, pa.schema(self._payload.names.columns(row, _own(schema).names)))
 
     def _with_fields(self, schema: pa.Schema, leftovers: Sequence[Json]) -> pa.Schema:
-        """Return the schema with columns for unknown fields of JSON without schemas. Raises MirrorStopped."""
+        """Return the schema with columns for unknown fields of JSON without schemas.
+
+        Raises MirrorStopped for a name that the mirror can't have.
+
+        :param leftovers: the unknown fields of each event, by image.
+        """
         names = self._payload.names
         row = [one.with_name(names.naming.source(one.name)) for one in _own(schema)]
         images = [{"row": left[image]} for left in leftovers for image in IMAGES if image in left]
         found = grow(pa.schema([("row", pa.struct(row))]), images, self._payload.name_rules)
+        # `grow` sees the row as a column named "row": its path comes first in the path of a field.
         for path, reason in found.refused.items():
             raise name_not_free(names.table, path.removeprefix("row."), reason)
         wider = self._with(schema, list(found.schema.field("row").type))
+        # Otherwise the caller would decode the same batch for ever.
         if wider == schema:
             raise AssertionError(f"no column came of {leftovers[0]}")
         return wider
@@ -327,7 +348,10 @@ def _own(schema: pa.Schema) -> pa.Schema:
 
 
 def placed(rows: pa.Table) -> pa.Table:
-    """Return decoded events with log positions in place of the source's fields."""
+    """Return decoded events with log positions in place of the source's fields.
+
+    The last row of a table in a snapshot gets the operation `READ_LAST`, if the row has a log position.
+    """
     source, ops = rows[SOURCE].combine_chunks(), rows[OP].combine_chunks()
     commit, position = _places(_member(source, "sequence"), _member(source, "lsn"), _member(source, "ts_ms"), ops)
     in_binlog = binlog.places(source)
@@ -345,10 +369,15 @@ def placed(rows: pa.Table) -> pa.Table:
 
 
 def _places(sequence: pa.Array, lsn: pa.Array, millis: pa.Array, ops: pa.Array) -> Sequence[pa.Array]:
-    """Return for each event the commit before the event's transaction, and the position after that commit.
+    """Return for each event the commit before the event's transaction, and the position after this commit.
 
     The place in the log alone is not enough: of two concurrent transactions, the one that commits later may have begun
     earlier. A snapshot's rows come before all later events of the stream.
+
+    :param sequence: of Debezium's source: last commit and position, as text in JSON.
+    :param lsn: the position in the log; null for a log of another kind.
+    :param millis: the time of the change, used in place of a missing position.
+    :param ops: the operations.
     """
     parts = pc.extract_regex(sequence, _SEQUENCE)
     after, own = (_integers(parts, name) for name in ("commit", "lsn"))

@@ -57,10 +57,12 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class GtidState:
-    """State of a source of GTIDs in a partition.
+    """State of a source of GTIDs in a partition; -1 if nothing was seen.
 
-    :param number: the greatest number; its transaction begins at the place `begin`.
-    :param millis: the greatest time; the first number with it is `since`.
+    :param number: the greatest number.
+    :param begin: the place of the first event with this number; -1 also if the event is in an earlier era.
+    :param millis: the greatest time of a transaction.
+    :param since: the first number with this time.
     :param servers: the greatest number of each server, for MariaDB.
     """
 
@@ -73,11 +75,16 @@ class GtidState:
 
 @dataclass(frozen=True)
 class LogState:
-    """State of a table's binary log in a partition, after the last event read.
+    """State of a table's binary log in a partition, after the last event read; -1 if nothing was seen.
 
-    :param place: the greatest place of the era; `millis` the greatest time, and `since` the first place with it.
-    :param read: the place of the era's last snapshot, and `read_millis` its time.
+    :param era: the number of the log: each log that continues another one has the next number.
+    :param place: the greatest place of a streamed event in the era.
+    :param millis: the greatest time of a streamed event.
+    :param since: the first place with this time.
+    :param read: the greatest place of a row read by a snapshot in the era.
+    :param read_millis: the time of this row.
     :param server: the server of the last event without a GTID; 0 before the first such event.
+    :param gtids: by source of GTIDs.
     """
 
     era: int = 0
@@ -90,17 +97,24 @@ class LogState:
     gtids: Mapping[str, GtidState] = field(default_factory=dict)
 
     def in_era(self, era: int) -> LogState:
-        """Return the state at the beginning of another log."""
+        """Return the state at the beginning of another log: places begin again, numbers of GTIDs and times continue."""
         gtids = {name: replace(one, begin=-1) for name, one in self.gtids.items()}
         return replace(self, era=era, place=-1, since=-1, read=-1, read_millis=-1, gtids=gtids)
 
 
 @dataclass(frozen=True)
 class EventPlaces:
-    """Places of events in the binary log, as columns; -1 for events without a place.
+    """Places of events in the binary log, as columns; -1 for missing numbers, None for missing texts.
 
-    `has_place` is true for events with a place. Rows of an incremental snapshot have none: the place in their source is
-    the stream's.
+    :param place: the log position, see `binlog.places`.
+    :param millis: the time of the transaction.
+    :param server: the id of the server.
+    :param number: the number in the GTID.
+    :param source: the source of the GTID: MariaDB's domain, or MySQL's UUID of a server.
+    :param of_server: the server in MariaDB's GTID; empty for MySQL.
+    :param is_read: whether a snapshot has read the row.
+    :param has_place: whether the event has a place. Rows of an incremental snapshot have none: the place in their
+        source is the stream's.
     """
 
     place: Ints
@@ -143,7 +157,10 @@ def _ints(column: pa.Array | pa.ChunkedArray) -> Ints:
 
 
 class _RunningMaximum:
-    """Running maximum of values: before each event and after the last event, with a second value at each rise."""
+    """Running maximum of values: `most` has the maximum before each event, and after the last event.
+
+    :param start: the maximum before the first event.
+    """
 
     def __init__(self, values: Ints, start: int) -> None:
         self.values = values
@@ -154,13 +171,18 @@ class _RunningMaximum:
         return self.most[:-1]
 
     def at_rise(self, other: Ints, start: int) -> Ints:
+        # The item of `other` at the last rise before each event, and after the last event; `start` without a rise.
         rise_indices = np.where(self.values > self.before, np.arange(len(self.values)), -1)
         last = np.maximum.accumulate(np.concatenate([[-1], rise_indices]))
         return np.where(last < 0, start, np.concatenate([other, [0]])[last])
 
 
 class _GtidHistory:
-    """State of a source of GTIDs before each event."""
+    """State of a source of GTIDs before each event.
+
+    :param name: the source.
+    :param seen: the state before the first event.
+    """
 
     def __init__(self, places: EventPlaces, name: str, seen: GtidState) -> None:
         self.name, self.own = name, places.source == name
@@ -177,6 +199,7 @@ class _GtidHistory:
             one: _RunningMaximum(np.where(own, places.number, -1), seen.servers.get(one, -1))
             for one, own in of_server.items()
         }
+        # Strange: the source has shown the number or a later one, but this server has shown only earlier numbers.
         self.is_strange = np.zeros(len(self.own), np.bool_)
         for one, own in of_server.items():
             shown = places.number <= self.numbers.before
@@ -189,7 +212,11 @@ class _GtidHistory:
 
 
 class LogComparison:
-    """Comparison of each event with the state of the log before the event."""
+    """Comparison of each event with the state of the log before the event.
+
+    :param seen: the state before the first event.
+    :param starts: see `BinaryLogs`.
+    """
 
     def __init__(self, places: EventPlaces, seen: LogState, starts: Sequence[Mapping[str, int]]) -> None:
         self._events, self._seen, self._starts = places, seen, starts
@@ -208,6 +235,7 @@ class LogComparison:
         self._last_server = np.where(last < 0, seen.server, np.concatenate([places.server, [0]])[last])
 
     def _of_sources(self, of: Callable[[_GtidHistory], npt.NDArray[Any]]) -> Mask:
+        # A mask of the events for which `of` is true, given the event's own source.
         found = np.zeros(len(self._streamed), np.bool_)
         for one in self._sources.values():
             found |= one.own & of(one)
@@ -227,6 +255,7 @@ class LogComparison:
     def _is_later(self) -> Mask:
         """Events committed after all earlier events, by the server's clock: not copies."""
         places, latest = self._events, self._times.before
+        # At the latest time itself, a copy has a number or a place from the first one of this time on.
         same = places.millis == latest
         by_number = self._of_sources(lambda one: (one.millis.before == latest) & (places.number < one.since[:-1]))
         by_place = self._bare & (places.place < self._since[:-1])
@@ -241,10 +270,12 @@ class LogComparison:
 
     @cached_property
     def turns(self) -> Mask:
-        """First events of another log with continued GTIDs."""
+        """Events of another log with continued GTIDs: the first of these events ends the present log."""
+        # The last transaction goes on at a place before its beginning: the other log has it, too.
         goes_on = self._of_sources(
             lambda one: (self._events.number == one.numbers.before) & (self._events.place < one.begin[:-1])
         )
+        # Another partition has shown that a later log has this number.
         later = np.zeros(len(self._streamed), np.bool_)
         for era in range(self._seen.era + 1, len(self._starts)):
             later |= self._has_begun(era)
@@ -286,8 +317,10 @@ class LogComparison:
         began = ((self._falls & ~self._is_new) | (self._streamed & behind)) & self._is_later
         began |= self._precedes_snapshot & ~self._is_new
         strange = self._of_sources(lambda one: one.is_strange)
+        # An event without a GTID does not show whether it belongs to the later log of another partition.
         is_left = several and self._seen.era + 1 < len(self._starts)
         alone = self._events.has_place & (self._events.number < 0) & np.bool_(is_left)
+        # In the order of `PROBLEMS`, from 1.
         found = (began, strange, self._other_server(), self.is_behind_read & np.bool_(several), alone)
         return np.select(found, [np.int64(number) for number in range(1, len(PROBLEMS))], np.int64(0))
 
@@ -321,8 +354,9 @@ Stop = Callable[[int, str], Exception]
 class BinaryLogs:
     """Binary logs of a mirror's source, as noted in the table.
 
-    :param seen: by table and partition.
-    :param starts: of each era, the first number that was seen by source of GTIDs.
+    :param seen: the state of the log, by table and partition.
+    :param starts: for each era the first number of each source of GTIDs; empty for the first era, and for unknown
+        starts.
     """
 
     seen: Mapping[str, LogState] = field(default_factory=dict)
@@ -330,7 +364,7 @@ class BinaryLogs:
 
     @property
     def top(self) -> int:
-        """The greatest place of all."""
+        """The greatest place of all logs: a later log's places are above all places of an earlier log."""
         return max((one.era * ERA + max(one.place, one.read) for one in self.seen.values()), default=-1)
 
     def to_note(self) -> dict[str, Any] | None:
@@ -352,13 +386,18 @@ class BinaryLogs:
 def order_by_log(events: pa.Table, logs: BinaryLogs, stop: Stop) -> tuple[pa.Table, BinaryLogs]:
     """Return the events with growing places across logs, without copies, and the logs after the events.
 
-    Raises the error of `stop` if the order of the logs is unknown.
+    Events are returned unchanged unless all are from logs of sequential transactions. Raises the error of `stop` if the
+    order of the logs is unknown.
+
+    :param logs: the logs before the events.
+    :param stop: makes the error for an event, from the event's index and the reason.
     """
     if not is_serial(events):
         return events, logs
     places, parts = EventPlaces.of(events), dict(_parts(events))
     several = len({*parts, *logs.seen}) > 1
     starts, before, new = [dict(one) for one in logs.starts], "", LogState(era=len(logs.starts) - 1)
+    # Walks add to `starts` in place: the text shows whether the last round has changed anything.
     while before != (before := repr(starts)):
         # A partition may have events of an era that a later partition has shown: walk again until nothing changes.
         walks = [
@@ -389,7 +428,15 @@ def _parts(events: pa.Table) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
 
 @dataclass
 class _LogWalk:
-    """Walk through the events of a table in a partition."""
+    """Walk through the events of a table in a partition. The results are `eras`, `again` and `seen`.
+
+    :param places: the places of these events, in the order of offsets.
+    :param at: the index of each event in the batch.
+    :param seen: the state before the events, and after `go` the state after the events.
+    :param starts: see `BinaryLogs`; shared by all walks, which add to it.
+    :param several: whether there are several partitions.
+    :param stop: makes the error for an event, from the event's index in the batch and the reason.
+    """
 
     places: EventPlaces
     at: npt.NDArray[np.intp]
@@ -401,15 +448,17 @@ class _LogWalk:
     again: Mask = field(init=False)
 
     def go(self) -> None:
-        """Set the era of each event, and mark copies. Raises the error of `stop`."""
+        """Set the era of each event in `eras`, and mark copies in `again`. Raises the error of `stop`."""
         count, done = len(self.at), 0
         self.eras, self.again = np.zeros(count, np.int64), np.zeros(count, np.bool_)
+        # One round for each log: up to the first event of the next log.
         while True:
             look = LogComparison(self.places.take(slice(done, None)), self.seen, self.starts)
             problem = look.problem(several=self.several)
             turn = look.turns | (problem > 0) | (look.is_behind_read & ~np.bool_(self.several))
             length = int(np.argmax(turn)) if turn.any() else count - done
             here = slice(done, done + length)
+            # In the first era, numbers need no start: no earlier log could have them.
             self.eras[here], self.again[here] = self.seen.era, look.is_again[:length]
             if self.seen.era:
                 self._note_starts(look.first_new(length))
@@ -422,7 +471,11 @@ class _LogWalk:
             self._turn(done, look.later_era(length))
 
     def _turn(self, at: int, era: int | None) -> None:
-        """Begin another era: `era`, or the next."""
+        """Begin another era, in the state before an event. Raises the error of `stop` for too many eras.
+
+        :param at: the number of the event, the first one of the other log.
+        :param era: the era to begin, or None for the next one.
+        """
         source, place = self.places.source[at], int(self.places.place[at])
         if era is None:
             era = self.seen.era + 1
@@ -439,5 +492,6 @@ class _LogWalk:
             self.seen = replace(self.seen, gtids={**self.seen.gtids, source: counted})
 
     def _note_starts(self, numbers: Mapping[str, int]) -> None:
+        # Another partition may have shown an earlier start.
         own = self.starts[self.seen.era]
         own |= {name: min(number, own.get(name, number)) for name, number in numbers.items()}

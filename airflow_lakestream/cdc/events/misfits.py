@@ -30,6 +30,8 @@ class BadEventExplainer:
 
     :param columns: finds the columns of an event in its content.
     :param table: the mirror's name.
+    :param policy: the value of the argument `out_of_range`, for the error.
+    :param stops: whether a bad record ends the run.
     """
 
     inner: Any
@@ -45,13 +47,18 @@ class BadEventExplainer:
         return held
 
     def decode(self, batch: RawBatch) -> DecoderResult:
-        """Return the rows and the bad records of a batch. Raises MirrorStopped."""
+        """Return the rows and the bad records of a batch.
+
+        If bad records end the run, and the first one shows a changed type or a value out of range, MirrorStopped is
+        raised.
+        """
         decoded: DecoderResult = self.inner.decode(batch)
         if self.stops and decoded.bad and (stop := self._stop(batch, decoded)) is not None:
             raise stop
         return decoded
 
     def _stop(self, batch: RawBatch, decoded: DecoderResult) -> MirrorStopped | None:
+        # The error for the first bad record, or None if the record does not show a change of the database.
         bad = decoded.bad[0]
         name = _column(bad, decoded.rows.schema.names)
         # NULL has no type.
@@ -77,6 +84,7 @@ class BadEventExplainer:
         return MirrorStopped(self.table, StopReason.VALUE_OUT_OF_RANGE, problem, remedy.format(column=name))
 
     def _event_type(self, batch: RawBatch, at: int, name: str) -> pa.DataType | None:
+        # The column's type in the event itself, by a batch of this single record; None if unknown.
         cut = slice(at, at + 1)
         optional = {side: part[cut] for side in ("keys", "headers") if (part := getattr(batch, side)) is not None}
         one = replace(
@@ -91,6 +99,8 @@ class BadEventExplainer:
 
 def _column(bad: BadRow, names: Sequence[str]) -> str | None:
     """Return the column with the bad value, or None if the record is bad as a whole."""
+    # The reason begins with the path of the value: the image, then the column, then maybe a field or an item. A
+    # longer name of a column may begin with a shorter one.
     for image in IMAGES:
         path = bad.reason.removeprefix(f"{image}.")
         if path != bad.reason:

@@ -51,7 +51,7 @@ class ColumnNames:
         return frozenset([*names, *self.lake.columns_taken])
 
     def check_argument(self) -> None:
-        """Refuse invalid new names. Raises InvalidArgument."""
+        """Refuse new names that are reserved, unfit for the table's format, or given twice. Raises InvalidArgument."""
         taken = Counter(name.lower() for name in self.renamed.values())
         for source, name in self.renamed.items():
             problem = self._problem(name) or ("two columns get it" if taken[name.lower()] > 1 else None)
@@ -59,7 +59,10 @@ class ColumnNames:
                 raise InvalidArgument("rename_columns", f"{source!r} can't become {name!r}: {problem}.")
 
     def in_keys(self, names: pa.Array) -> pa.Array:
-        """Return the mirror's names for the columns of records' keys, as lists in JSON."""
+        """Return the mirror's names for the columns of records' keys, as lists in JSON.
+
+        :param names: the names in the keys, see `record_keys.names_in`.
+        """
         if not self.renamed:
             return names
         found = names.dictionary_encode()

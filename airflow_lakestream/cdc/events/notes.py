@@ -28,7 +28,9 @@ def note_columns() -> pa.Schema:
 
 
 def with_notes(events: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return events with the same notes in each row: true if true for any event; bytes on average.
+    """Return events with the same notes in each row: `LEAVES_OUT`, `DELETES_HAVE_VALUES` and `ROW_BYTES`.
+
+    The first two are true if true for any of the events; the third is the average.
 
     :param key: the columns of the mirror's key, if the user names them.
     """

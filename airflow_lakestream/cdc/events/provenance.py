@@ -29,7 +29,12 @@ class OldKeyState(StrEnum):
 
 
 def with_image(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """Return the columns to decode events with, including the row before the change if the key may differ."""
+    """Return the columns to decode events with: also the row before the change, if the user names the mirror's key.
+
+    The database does not send a change of this key as a deletion and a new row, unless it is the database's key, too.
+
+    :param key: the columns of the key; empty if the user does not name them.
+    """
     row = [field for field in schema if field.name not in OF_EVENTS]
     if not key or not {field.name for field in row}.issuperset(key):
         return schema
@@ -37,7 +42,7 @@ def with_image(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
 
 
 def with_origin(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table:
-    """Return decoded events with the origin in separate columns.
+    """Return decoded events with the origin in separate columns, and with the old key's state in place of `IMAGE`.
 
     :param key: the columns of the mirror's key, if the user names them.
     :param names: the columns of the records' keys, see `record_keys.names_in`.
@@ -57,14 +62,17 @@ def with_origin(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table
 
 
 def is_serial(rows: pa.Table) -> bool:
-    """Return whether events come from a log of sequential transactions; see `binlog`."""
+    """Return whether all events come from a log of sequential transactions, see `binlog`; false without events."""
     if TRANSACTION not in rows.column_names or not len(rows):
         return False
     return bool(pc.all(pc.equal(pc.fill_null(rows[TRANSACTION], 0), binlog.SERIAL)).as_py())
 
 
 def expanded(rows: pa.Table) -> pa.Table:
-    """Return events with a deletion of the old row, at the same position, before each change of a key."""
+    """Return events with a deletion of the old row, at the same position, before each change of a key.
+
+    Changes of a key are the updates with `OldKeyState.OTHER`: these become creations of the new row.
+    """
     old_columns = [name for name in rows.column_names if name.startswith(BEFORE)]
     if not old_columns:
         return rows
@@ -80,6 +88,7 @@ def expanded(rows: pa.Table) -> pa.Table:
 
 
 def _with_old(rows: pa.Table, image: pa.Array, key: Sequence[str]) -> pa.Table:
+    # Only updates may change a key unnoticed. `there`: the row before has the whole key; `moved`: it is another key.
     is_update = pc.equal(rows[OP], "u").fill_null(False).combine_chunks().to_numpy(zero_copy_only=False)
     there = is_update & image.is_valid().to_numpy(zero_copy_only=False)
     moved = np.zeros(len(rows), np.bool_)
@@ -91,9 +100,11 @@ def _with_old(rows: pa.Table, image: pa.Array, key: Sequence[str]) -> pa.Table:
         moved |= there & ~same
         there &= old.is_valid().to_numpy(zero_copy_only=False)
     moved &= there
+    # Without the row before, an update may have changed columns that the record's key does not have.
     unknown = is_update & ~there & _may_hide_a_change(rows[KEY_NAMES].combine_chunks(), key)
     marks = pc.if_else(pa.array(moved), str(OldKeyState.OTHER), pa.scalar(None, pa.string()))
     rows = rows.append_column(OLD, pc.if_else(pa.array(unknown), str(OldKeyState.UNKNOWN), marks))
+    # The row before is needed only for a changed key.
     if not moved.any():
         return rows
     for field in image.type:

@@ -25,9 +25,9 @@ _VALUE = r'(?:"(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^",{}\[\]]+)'
 
 
 def names_in(keys: pa.Array, registry: RegistryClient | None, prefixes: dict[bytes, str]) -> pa.Array:
-    """Return the columns of each key, as a list in JSON; null for an unreadable key.
+    """Return the columns of each key, as a list in JSON; `NO_KEY` without a key, null for an unreadable key.
 
-    :param registry: has the schemas of keys that name one.
+    :param registry: has the schemas of keys that name one; without a registry, such keys are unreadable.
     :param prefixes: a cache of the schemas next to keys, which is filled.
     """
     found = np.full(len(keys), None, object)
@@ -49,7 +49,10 @@ def as_list(names: str | None) -> list[str] | None:
 
 
 def _by_form(keys: pa.Array, places: np.ndarray, found: np.ndarray) -> None:
-    """Note the columns of JSON keys; parse a single key of each form."""
+    """Note the columns of JSON keys in `found`; parse a single key of each form.
+
+    :param places: the index of each key in `found`.
+    """
     # Text, such as StringConverter makes of keys, has as many forms as values.
     no_object = pc.match_substring_regex(keys, _NO_OBJECT).fill_null(False).to_numpy(zero_copy_only=False)
     found[places[no_object]] = None
@@ -62,6 +65,7 @@ def _by_form(keys: pa.Array, places: np.ndarray, found: np.ndarray) -> None:
         if names:
             some = keys.take(pa.array(todo))
             like = pc.match_substring_regex(some, _form(names)).fill_null(False).to_numpy(zero_copy_only=False).copy()
+        # The parsed key itself, also if it has no form.
         like[0] = True
         found[places[todo[like]]] = None if names is None else json.dumps(names)
         todo = todo[~like]
@@ -71,6 +75,7 @@ def _by_form(keys: pa.Array, places: np.ndarray, found: np.ndarray) -> None:
 
 
 def _form(names: Sequence[str]) -> str:
+    # A pattern for objects with exactly these members, in this order.
     members = r"\s*,\s*".join(rf"{re.escape(json.dumps(name, ensure_ascii=False))}\s*:\s*{_VALUE}" for name in names)
     return rf"(?s)^\s*\{{\s*{members}\s*\}}\s*$"
 
@@ -86,7 +91,10 @@ def _names(key: bytes | None) -> list[str] | None:
 
 
 def _by_schema(keys: pa.Array, places: np.ndarray, registry: RegistryClient, found: np.ndarray) -> None:
-    """Note the columns of keys in Avro or JSON Schema, from the registered schemas."""
+    """Note the columns of keys in Avro or JSON Schema in `found`, from the registered schemas.
+
+    :param places: the indices of these keys, in `keys` and in `found`.
+    """
     headers = pc.binary_slice(keys.take(pa.array(places)), 0, _HEADER).dictionary_encode()
     for number, header in enumerate(headers.dictionary.to_pylist()):
         names = _registered(registry, int.from_bytes(header[1:], "big"))

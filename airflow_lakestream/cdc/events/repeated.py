@@ -14,12 +14,13 @@ from airflow_lakestream.cdc.keys.identity import keys_of
 
 
 def without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array) -> pa.Array:
-    """Return the indices of the events without repeated events.
+    """Return the indices of all events except repeated events.
 
     A repeated event is known: this batch has it twice, or an earlier batch had it. Events between it and the next event
     of its key may be missing here, so with it a key might seem to have had two rows at once.
 
     :param rows: in the order of their versions.
+    :param transactions: the transaction of each event.
     """
     some = _behind_a_later_one(rows)
     if not some.any():
@@ -31,6 +32,8 @@ def without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array)
     kept = np.ones(len(rows), np.bool_)
     lowest: dict[Any, int] = {}
     numbered = list(enumerate(zip(keys_of(part, key), places, strict=True), first))
+    # Backwards: an event is repeated if a later event of its key and transaction has a smaller offset. Rows of a
+    # snapshot, with position 0, are kept.
     for number, (own, (partition, offset, position, transaction)) in reversed(numbered):
         group = (own, partition, transaction)
         kept[number] = not position or offset < lowest.get(group, offset + 1)
@@ -39,7 +42,10 @@ def without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array)
 
 
 def _behind_a_later_one(rows: pa.Table) -> np.ndarray:
-    """Return a mask of the events behind a later event of the source in the same partition."""
+    """Return a mask of the events at an offset above the offset of a later event, in the same partition.
+
+    :param rows: in the order of their versions.
+    """
     partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
     found = np.zeros(len(rows), np.bool_)
     for partition in pc.unique(rows[PARTITION]).to_pylist():

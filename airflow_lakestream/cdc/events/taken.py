@@ -42,6 +42,7 @@ class CommitEvents:
     def joined(self, read: Callable[[Any], pa.Table], columns: pa.Schema, table: str) -> pa.Table:
         """Return all events, or an empty table with `columns`. Raises MirrorStopped without a common type.
 
+        :param read: returns the events of a file.
         :param table: the mirror's name.
         """
         parts = [bare(expanded(part)) for part in (*self.rows, *each(read, self.files))] or [no_rows(columns)]

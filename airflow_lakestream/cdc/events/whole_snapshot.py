@@ -48,7 +48,11 @@ class ConnectorTable:
 
 @dataclass
 class DebeziumSnapshot:
-    """Rows read by a single transaction of Debezium: the number, and start and end offsets by partition."""
+    """Rows read by a single transaction of Debezium: the number, and start and end offsets by partition.
+
+    :param key: the columns of the last row's key, or None if unknown.
+    :param has_first: whether the row with the mark of the first row was seen; `has_last` likewise.
+    """
 
     rows: int = 0
     starts: dict[int, int] = field(default_factory=dict)
@@ -67,7 +71,9 @@ class DebeziumSnapshot:
 class SnapshotSearch:
     """Search through a topic, reading each offset once.
 
-    :param payload: the format of its values; not `EventPayload`, which would look for columns in them.
+    :param payload: the format of the values; not `EventPayload`, which would look for columns in the rows.
+    :param found: the snapshots seen until now, by log position and transaction.
+    :param origin: the sender of the last event seen, or None if no event shows it.
     """
 
     payload: PayloadFormats
@@ -78,7 +84,10 @@ class SnapshotSearch:
     origin: ConnectorTable | None = None
 
     def look(self, state: TopicState, stop: threading.Event) -> DebeziumSnapshot | None:
-        """Search up to the topic's current end; return the last complete snapshot, or None."""
+        """Search up to the topic's current end; return the last complete snapshot of all searches, or None.
+
+        :param stop: ends the reading.
+        """
         topic = state.identity.topic
         starts = {p: max(self.at.get(p, 0), marks.low) for p, marks in state.marks.items()}
         ranges = RangeSet(
@@ -121,7 +130,10 @@ class SnapshotSearch:
 
 
 def origin_of_topic(topic: str) -> ConnectorTable:
-    """Return prefix.schema.table from a topic's name, if the topic was not renamed."""
+    """Return prefix.schema.table from a topic's name, if the topic was not renamed.
+
+    Raises InvalidArgument for a name with fewer than three parts.
+    """
     parts = topic.split(".")
     if len(parts) < 3:
         raise InvalidArgument(

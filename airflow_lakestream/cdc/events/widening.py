@@ -11,7 +11,13 @@ _WIDER = {(pa.int32(), pa.int64()): pa.int64(), (pa.float32(), pa.float64()): pa
 
 
 def joined_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type for all values of both types, or None without a common type."""
+    """Return the common type of two types, or None without a common type.
+
+    A common type holds all values of both. The common type of int32 and int64 is int64, of float32 and float64 it is
+    float64, of two decimals with the same scale it is the one with the greater precision. A struct gets the fields of
+    both. Lists, and maps with the same type of keys, are joined by their items. All other types have a common type only
+    if they are equal.
+    """
     if one == other:
         return one
     if t.is_decimal(one) and t.is_decimal(other):
@@ -29,7 +35,7 @@ def joined_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def joined_fields(one: Iterable[pa.Field], other: Iterable[pa.Field]) -> list[pa.Field] | None:
-    """Return the fields of both, in the order of the first; None if a field has no common type."""
+    """Return the fields of two structs, in the order of the first; None if a field of both has no common type."""
     fields = {field.name: field for field in one}
     for field in other:
         there = fields.get(field.name)
@@ -46,7 +52,12 @@ def _joined_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
 
 
 def grown(schema: pa.Schema, new: pa.Schema) -> pa.Schema:
-    """Return the schema with missing columns added, and with wider types."""
+    """Return the schema with missing columns added, and with wider types.
+
+    A column, or a field in it, whose types have no common type keeps its type in `schema`.
+
+    :param new: the columns to add.
+    """
     fields = [
         field.with_type(_grown_type(field.type, new.field(field.name).type)) if field.name in new.names else field
         for field in schema

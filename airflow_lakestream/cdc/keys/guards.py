@@ -28,10 +28,12 @@ class GuardKind(StrEnum):
 
 @dataclass(frozen=True)
 class DeletionGuard:
-    """Check for the table's row of a key, if the row's place is before `since`.
+    """Check for the table's row of a key, if the row's last event is before `since`.
 
-    `image` are the values of the deletion. `before` is the version of the key's event before the transaction, if the
-    batch has one with a row.
+    :param since: the place of the deletion, or of the first event of the key in the transaction.
+    :param partition: the partition of the guarded event, and `offset` its offset, for errors.
+    :param image: the values of the deletion, with the kind `SENT`.
+    :param before: the version of the key's event before the transaction, if the batch has one with a row.
     """
 
     kind: GuardKind
@@ -44,7 +46,12 @@ class DeletionGuard:
 
 @dataclass
 class GuardCheck:
-    """Judge of guards by the table's rows; `done` has the ids of guards answered by a row."""
+    """Judge of guards by the table's rows.
+
+    :param table: the mirror's name, and `topic` the topic's, for errors.
+    :param key: the columns of the mirror's key.
+    :param done: the ids of guards of the kind `SENT` that a row has answered.
+    """
 
     table: str
     topic: str
@@ -52,8 +59,12 @@ class GuardCheck:
     done: set[int] = field(default_factory=set)
 
     def keeps(self, guards: Iterable[DeletionGuard], place: Place, row: Image) -> bool:
-        """Return whether an existing row stays in spite of the deletion. Raises MirrorStopped.
+        """Return whether an existing row stays in spite of the deletion.
 
+        Raises MirrorStopped if neither events nor row can decide. Guards of the kind `SENT` are noted as done, and
+        never keep a row.
+
+        :param guards: the guards of the key's last event.
         :param place: the place of the row's last event in the source.
         :param row: its values, for the columns of the guards' images.
         """
@@ -72,7 +83,13 @@ class GuardCheck:
         return kept
 
     def is_gone(self, guards: Iterable[DeletionGuard], place: Place) -> None:
-        """Mark guards as done if a row is already marked as deleted: a repeated deletion means the same row."""
+        """Note guards of the kind `SENT` as done, for a row already marked as deleted.
+
+        Only guards of a deletion at or before the row's place are noted: the deletion is a repeated one, and means the
+        same row.
+
+        :param place: the place of the row's last event in the source.
+        """
         self.done.update(id(guard) for guard in guards if guard.kind is GuardKind.SENT and place >= guard.since)
 
     def check_before(self, guards: Iterable[DeletionGuard], truncated: Version | None) -> None:
@@ -98,7 +115,10 @@ class GuardCheck:
 
 
 def fits(row: Mapping[str, object], image: Image) -> bool:
-    """Return whether a row may be the deleted row, with equal values in all sent columns."""
+    """Return whether a row may be the deleted row, with equal values in all sent columns.
+
+    Values of the image that may be placeholders are not compared, nor are columns without a value in the row.
+    """
     sent = {name: value for name, value in image.items() if not is_placeholder(value)}
     return all(row.get(name) is None or row[name] == value for name, value in sent.items())
 

@@ -24,7 +24,12 @@ _ALL_BUT_SIGN = np.int64(2**63 - 1)
 
 
 def check_key(columns: pa.Schema, policy: OutOfRange) -> None:
-    """Refuse columns unfit for a key. Raises InvalidArgument."""
+    """Refuse columns unfit for a key. Raises InvalidArgument.
+
+    :param columns: the columns of the key.
+    :param policy: the policy for values out of range; only "reject" is fit for times, since other policies would give
+        several rows the same key.
+    """
     for column in columns:
         if t.is_temporal(column.type) and policy is not OutOfRange.REJECT:
             raise InvalidArgument(
@@ -85,7 +90,13 @@ def in_order(keys: pa.Table) -> Numbers:
 
 
 def greatest_of_each(keys: pa.Table, *numbers: Numbers) -> list[Numbers]:
-    """Return for each key from `by_place` the greatest of each of these numbers."""
+    """Return for each key the greatest of each of these numbers: an array for each argument, with an item for each key.
+
+    The keys are in the same, arbitrary order in all arrays.
+
+    :param keys: from `by_place`.
+    :param numbers: arrays with a number for each of the keys.
+    """
     if len(keys) and (integers := _integers_of(keys)) is not None:
         # Sorting: hashing in Arrow takes three times as long.
         order = np.argsort(integers)
@@ -113,6 +124,7 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _as_integers(doubles: pa.Array) -> pa.Array:
     """Return integers in the order of the doubles, NaN last."""
     bits = doubles.view(pa.int64())
+    # The bits of a negative double grow as the value falls: invert all bits except the sign.
     values = bits.fill_null(0).to_numpy()
     return pa.array(values ^ ((values >> 63) & _ALL_BUT_SIGN), mask=bits.is_null().to_numpy(zero_copy_only=False))
 
@@ -201,6 +213,7 @@ def _looked_up(column: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _numbers_in(column: pa.Array | pa.ChunkedArray, values: pa.Array | pa.ChunkedArray) -> Numbers:
+    # The numbers of the items of `column` that are among `values`, in a common type.
     kind = _common(pa.schema([("key", column.type)]), pa.schema([("key", values.type)])).field(0).type
     is_in = pc.is_in(column.cast(kind), value_set=values.cast(kind))
     found: Numbers = np.flatnonzero(is_in.to_numpy(zero_copy_only=False))
@@ -213,7 +226,10 @@ def _common(one: pa.Schema, other: pa.Schema) -> pa.Schema:
 
 
 def places(rows: pa.Table, table: pa.Table, key: Sequence[str]) -> Numbers:
-    """Return the index of each row's key in `table`, with unique keys; -1 for a missing key."""
+    """Return the index of each row's key in `table`; -1 if `table` does not have the key.
+
+    :param table: rows with the columns of the key, each key once.
+    """
     found = np.full(len(rows), -1, np.int64)
     if not len(rows) or not len(table):
         return found

@@ -33,7 +33,7 @@ def image_columns(rows: pa.Table, key: Sequence[str]) -> list[str]:
 
 
 def images(rows: pa.Table, columns: Sequence[str]) -> list[Image]:
-    """Return comparable values of rows, except left-out values."""
+    """Return an image of each row: comparable values by column, without left-out values."""
     found: list[Image] = [{} for _ in range(len(rows))]
     for name in columns:
         lacking = left_out(rows[name])
@@ -66,7 +66,10 @@ def _comparable(value: Any) -> Any:
 
 
 def is_placeholder(value: Any) -> bool:
-    """Return whether an image's value may be a placeholder for a value not sent, with any column default."""
+    """Return whether an image's value may be a placeholder for a value not sent: zero, empty, or the start of 1970.
+
+    Placeholders by a column's own default are not recognized.
+    """
     if isinstance(value, bytes):
         return not value.strip(b"\x00")
     if isinstance(value, str):
@@ -97,7 +100,11 @@ def zero_keys(rows: pa.Table, key: Sequence[str]) -> Mask:
 
 
 class PreviousEvents:
-    """Index from an event to the previous event of the same key."""
+    """Index from an event to the previous event of the same key.
+
+    :param rows: in the order of their versions.
+    :param wanted: the indices of the events that `of` will be asked for.
+    """
 
     def __init__(self, rows: pa.Table, key: Sequence[str], wanted: Sequence[int]) -> None:
         first = plain(rows[key[0]])
@@ -113,7 +120,7 @@ class PreviousEvents:
             last[own] = number
 
     def of(self, at: int) -> int | None:
-        """Return the previous event of the same key, or None for a first event."""
+        """Return the index of the previous event of the same key, or None for a first event."""
         return self._before.get(at)
 
 

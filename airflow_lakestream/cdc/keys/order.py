@@ -39,9 +39,9 @@ _NUMBER, _GROUP = "_cdc_number", "_cdc_group"
 
 @dataclass
 class OrderedEvents:
-    """Events with each key's last event deciding about the row; `guards` are checks against the table.
+    """Events with each key's last event deciding about the row.
 
-    `guards` are by the place of an event.
+    :param guards: checks against the table, by the index of an event in `rows`.
     """
 
     rows: pa.Table
@@ -49,20 +49,30 @@ class OrderedEvents:
 
 
 def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> OrderedEvents:
-    """Return events with each key's last event deciding about the row. Raises ValuesApart.
+    """Settle transactions with several rows of one key: then each key's last event decides about the row.
+
+    Within a transaction, a row may be created under a key before the old row of the key is deleted. Then the events of
+    the row that is deleted are left out, and the creation gets the version of the transaction's last event of the key.
+    If only the table's row can decide, the event gets a guard. Repeated events are left out. Events of a log of
+    sequential transactions are returned unchanged. Raises ValuesApart if a decision needs values that only files have.
 
     :param rows: in the order of their versions.
-    :param not_in: columns of the database's key, which every deletion carries.
+    :param key: the columns of the mirror's key.
+    :param not_in: columns of the database's key. Every deletion has them, so they do not show which row is meant.
     """
     if TRANSACTION not in rows.column_names or not len(rows) or is_serial(rows):
         return OrderedEvents(rows)
+    # 1. Leave out events that were sent again.
     kept = without_repeated(rows, key, _transactions(rows))
     if len(kept) < len(rows):
         rows = rows.take(kept).combine_chunks()
+    # 2. Find the keys to decide about: with a row and a final deletion in one transaction, or with a new row in a
+    # transaction that may go on in the next batch.
     groups = sorted(_suspects(rows, key), key=lambda group: int(group[0]))
     unfinished = sorted(_unfinished(rows, key), key=lambda group: int(group[0]))
     if not groups and not unfinished:
         return OrderedEvents(rows)
+    # 3. Find the columns whose values show which row a deletion means.
     columns = [name for name in image_columns(rows, key) if name not in not_in]
     deleted_values = _DeletedValues(rows, columns)
     work = _KeySettlement(
@@ -72,6 +82,7 @@ def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Ordere
         deleted_values,
         PreviousEvents(rows, key, [int(group[0]) for group in (*groups, *unfinished)]),
     )
+    # 4. Decide about the keys with a final deletion, then guard the keys in a transaction that may go on.
     for group in groups:
         work.settle(group)
     for group in unfinished:
@@ -85,7 +96,7 @@ def _transactions(rows: pa.Table) -> pa.Array:
 
 
 def _suspects(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
-    """Yield the indices of a key's events in a transaction with a row and a final deletion."""
+    """Yield the indices of a key's events in a transaction with a created or updated row and a final deletion."""
     ops, transactions = rows[OP].combine_chunks(), _transactions(rows)
     deletes = pc.equal(ops, "d").fill_null(False)
     some = pc.is_in(transactions, value_set=pc.unique(transactions.filter(deletes)))
@@ -100,7 +111,11 @@ def _suspects(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
 
 
 def _by_key(rows: pa.Table, key: Sequence[str], places: Places, transactions: pa.Array) -> pa.Table:
-    """Return, for each key and transaction, the indices of events, the last event, and the first event with a row."""
+    """Return, for each key and transaction, the indices of events, the last event, and the first event with a row.
+
+    :param places: the indices of the events to group.
+    :param transactions: the transaction of each event in `rows`.
+    """
     keys, ops = by_place(rows, key), rows[OP].take(pa.array(places)).combine_chunks()
     part = keys.take(pa.array(places)).append_column(_GROUP, transactions.take(pa.array(places)))
     is_row = pc.is_in(ops, value_set=pa.array(["c", "u"])).to_numpy(zero_copy_only=False)
@@ -111,7 +126,11 @@ def _by_key(rows: pa.Table, key: Sequence[str], places: Places, transactions: pa
 
 
 def _unfinished(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
-    """Yield the indices of each key's events in a transaction that may continue, if a row is created."""
+    """Yield the indices of each key's events in an unfinished transaction, if the events create a row.
+
+    The transaction of a partition's last event may go on in the next batch. A single event counts only if deletions
+    have values: otherwise the database's key never occurs twice.
+    """
     transactions = _transactions(rows)
     partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
     is_created = pc.equal(rows[OP], "c").fill_null(False).to_numpy()
@@ -138,9 +157,10 @@ def _deletions_have_values(rows: pa.Table, key: Sequence[str]) -> bool:
 
 @dataclass
 class _DeletedValues:
-    """Columns with surely sent values in deletions: a placeholder would be the same in all deletions.
+    """Columns of `columns` with surely sent values in deletions: a placeholder would be the same in all deletions.
 
-    `with_values` are the transactions whose deletions have such values: the replica identity may change between two.
+    :param varying: the columns with several values in the deletions.
+    :param with_values: the transactions whose deletions have values: the replica identity may change between two.
     """
 
     rows: pa.Table
@@ -158,9 +178,13 @@ class _DeletedValues:
 
 @dataclass
 class _KeyState:
-    """State after a key's events: remaining rows of the transaction, and maybe a row from before.
+    """State after a key's events in a transaction: remaining rows of the transaction, and maybe a row from before.
 
-    With `is_open`, an update may have changed either.
+    :param may_be_old: whether a row from before the transaction may remain.
+    :param is_open: an update may have changed either the row from before, or a row of the transaction.
+    :param live: the numbers of the events whose rows remain, within the key's events.
+    :param is_sure: false if a deletion did not show which row it means.
+    :param have_values: false if such a deletion has no values except the key.
     """
 
     may_be_old: bool
@@ -172,6 +196,7 @@ class _KeyState:
 
 @dataclass
 class _KeySettlement:
+    # Decisions about the keys of a batch, collected in `versions`, `dropped` and `guards`.
     rows: pa.Table
     key: Sequence[str]
     columns: Sequence[str]
@@ -183,7 +208,10 @@ class _KeySettlement:
     guards: dict[int, DeletionGuard] = field(default_factory=dict)
 
     def settle(self, group: Places) -> None:
-        """Decide the result of a key's events in a transaction."""
+        """Decide about a key's rows in a transaction with a final deletion: a row may remain in spite of the deletion.
+
+        :param group: the indices of the key's events in the transaction, rising.
+        """
         found = self._follow(group)
         if found.live or found.may_be_old:
             # The deleted row may have been the one from before, and an update of it may hide the row that remains.
@@ -191,7 +219,12 @@ class _KeySettlement:
             self._conclude(group, found.live, _kind(is_sure=is_sure, have_values=found.have_values))
 
     def watch(self, group: Places) -> None:
-        """Guard against several rows of a key, including the table's: later events would be ambiguous."""
+        """Guard against several rows of a key in an unfinished transaction: later events would be ambiguous.
+
+        The table's row of the key counts as one of them.
+
+        :param group: the indices of the key's events in the transaction, rising.
+        """
         found = self._follow(group)
         first, last = int(group[0]), int(group[-1])
         if len(found.live) > 1:
@@ -219,6 +252,8 @@ class _KeySettlement:
                     # If no row of the transaction itself matches, the row from before is updated.
                     found.may_be_old = found.may_be_old and bool(live)
                     found.is_open |= found.may_be_old and has_old_values
+                    # An update replaces the only row. Of several rows, it is unknown which one is updated, so all
+                    # stay.
                     del live[: 1 if len(live) < 2 else 0]
                 live.append(number)
                 continue
@@ -228,6 +263,7 @@ class _KeySettlement:
             elif live and self._is_of_old(found, has_old_values, live, values, number):
                 found.may_be_old = False
             elif live:
+                # No row has exactly the deleted values: the newest row is taken for deleted, but this is not sure.
                 found.is_sure, found.have_values = False, found.have_values and _has_sent_values(values[number])
                 live.pop()
             else:
@@ -237,11 +273,16 @@ class _KeySettlement:
     def _is_of_old(
         self, found: _KeyState, has_old_values: bool, live: Sequence[int], values: Sequence[Image], number: int
     ) -> bool:
-        """Return whether a deletion means the row from before: all rows of the transaction have different values."""
+        """Return whether a deletion means the row from before, since all rows of the transaction have different values.
+
+        :param live: the numbers of the remaining rows, and `number` that of the deletion; `values` has the image of
+            each.
+        """
         return found.may_be_old and has_old_values and all(self._differs(values[one], values[number]) for one in live)
 
     def _conclude(self, group: Places, live: Sequence[int], kind: GuardKind | None) -> None:
         first, last = int(group[0]), int(group[-1])
+        # Several rows remain, or it is not sure which one: no row of the table can decide.
         if len(live) > 1 or (live and kind is not GuardKind.KEEP):
             self._guard(last, first, GuardKind.UNKNOWN)
         elif live:
@@ -258,6 +299,7 @@ class _KeySettlement:
         before = self.earlier.of(first)
         # An event that was dropped from an earlier transaction has left its row in the table.
         is_there = before in self.dropped or (before is not None and self.rows[OP][before].as_py() not in ("d", "t"))
+        # An earlier event of the batch has deleted the row from before: the table will have no row of the key.
         if before is not None and not is_there and kind is not GuardKind.UNKNOWN:
             return
         if before is not None and kind is GuardKind.KEEP and group is not None:
@@ -270,7 +312,7 @@ class _KeySettlement:
         self.guards[at] = DeletionGuard(kind, since, partition, offset, before=version)
 
     def done(self) -> OrderedEvents:
-        """Return the events with new versions, without dropped events."""
+        """Return the events with new versions, without dropped events, and the guards by the indices of the result."""
         rows = self.rows
         if self.versions:
             takes = np.arange(len(rows))

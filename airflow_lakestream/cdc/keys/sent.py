@@ -19,12 +19,14 @@ Keyed = tuple[object, ...]
 
 
 def sent_guards(rows: pa.Table, key: Sequence[str], judge: GuardCheck) -> dict[Keyed, DeletionGuard]:
-    """Return guards by key, to check against the table. Raises MirrorStopped for a problem within the events.
+    """Return guards by key, to check against the table. Raises MirrorStopped if the batch itself shows another row.
 
     With REPLICA IDENTITY USING INDEX on other columns, a deletion's key has zeros, and the index's columns have the
     deleted row's values. But a row whose key is zero may really be meant: then that row has these values.
 
     :param rows: in the order of their versions.
+    :param key: the columns of the mirror's key.
+    :param judge: makes the errors.
     """
     if is_serial(rows) or is_staged(rows):
         # Such a log has the whole row; without values, each deletion is as of the default replica identity.

@@ -23,6 +23,9 @@ NOT_KEPT = (
 def look_of(auditor: RowChecker | None, table: str, landing: Landing, conform: Conform) -> Look | None:
     """Return a function that raises ChecksFailed for bad rows, or None without an auditor.
 
+    :param auditor: checks the rows.
+    :param table: the mirror's name.
+    :param landing: the landing that will commit the rows, for the error.
     :param conform: returns rows with the mirror's columns.
     """
     if auditor is None:
@@ -30,6 +33,7 @@ def look_of(auditor: RowChecker | None, table: str, landing: Landing, conform: C
     examiner = LandingExaminer(auditor, table)
 
     def look(rows: pa.Table) -> None:
+        # The auditor reads files: write the rows into a Parquet file in memory.
         rows, sink = conform(rows), pa.BufferOutputStream()
         pq.write_table(rows, sink)
         data = sink.getvalue()

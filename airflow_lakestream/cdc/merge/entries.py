@@ -104,9 +104,12 @@ class EntrySearch:
 
 
 def compacted(head: MirrorHead, key: Sequence[str], lows: Mapping[int, int]) -> list[File] | None:
-    """Compact a table's small files of entries; return the new files, or None if small files are few.
+    """Compact all files of a table of entries; return the new files, or None if few files are small.
 
-    See `condensed`.
+    All old files are then to be removed. See `condensed`.
+
+    :param key: the columns of the mirror's key.
+    :param lows: by partition, the first offset that the topic still has.
     """
     files = entry_files(head, key)
     if sum(file.rows < PART_ENTRIES // 2 for file in files) < MOST_FILES:
@@ -115,13 +118,16 @@ def compacted(head: MirrorHead, key: Sequence[str], lows: Mapping[int, int]) -> 
 
 
 def condensed(files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int, int]) -> Iterator[pa.Table]:
-    """Yield equivalent entries, sorted by key, in parts for files.
+    """Yield all entries still needed, sorted by key, in parts for files.
 
-    Deleted rows kept for the next event are left out, since that event has come. Entries of events that the topic no
-    longer has are left out, too: older events of the same row, which an entry is kept for, are gone with them.
+    Of each key, the last entry is enough. Deleted rows kept for the next event are left out, since that event has come.
+    Entries of events that the topic no longer has are left out, too: older events of the same row, which an entry is
+    kept for, are gone with them.
 
+    :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has.
     """
+    # Part by part of the keys: each part needs only its entries in memory.
     for low, high in itertools.pairwise([None, *_ends(files, key), None]):
         held = [part for file in files if _may_reach(file, low, high) for part in _between(file, key, low, high)]
         if not held:
@@ -140,7 +146,7 @@ def condensed(files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int,
 
 
 def _ends(files: Sequence[EntryFile], key: Sequence[str]) -> list[pa.Scalar]:
-    """Return the first keys of all parts except the first part."""
+    """Return the first keys of all parts except the first part, by samples of the key's first column."""
     count = sum(file.rows for file in files)
     parts = -(-count // PART_ENTRIES)
     if parts < 2:
@@ -155,6 +161,7 @@ def _ends(files: Sequence[EntryFile], key: Sequence[str]) -> list[pa.Scalar]:
 
 
 def _may_reach(file: EntryFile, low: pa.Scalar | None, high: pa.Scalar | None) -> bool:
+    # Entries without a key are in the first part, which so needs all files.
     if file.bounds is None or low is None:
         return True
     return bool(file.bounds[1] >= low.as_py() and (high is None or file.bounds[0] < high.as_py()))

@@ -75,7 +75,7 @@ class RowDeleteTask:
 class RowWriteTask:
     """Task for writing new rows into new files.
 
-    :param rows_of: returns the rows of an item.
+    :param rows_of: returns the rows of an item: unpacks the rows, or reads the rows from staged event files.
     """
 
     head: MirrorHead
@@ -97,6 +97,7 @@ def in_parts(rows: pa.Table, size: int) -> list[pa.Table]:
 class FileRewriteTask:
     """Task for rewriting files together: the remaining rows, and the new versions of changed rows.
 
+    :param truncated: the truncation that marks rows as deleted, if any.
     :param rows_of: returns the new rows of a file.
     """
 

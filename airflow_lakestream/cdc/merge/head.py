@@ -16,8 +16,8 @@ File = Any
 class MirrorHead(Protocol):
     """The rows of a mirror at a head, with the mirror's columns after the commit.
 
-    The rows of a file are numbered from 0, without rows that are deleted already. A head can be pickled, for `Hands` in
-    another process.
+    The rows of a file are numbered from 0, without rows that are deleted already. A head can be pickled, for a
+    `MergePool` in other processes.
     """
 
     @property

@@ -25,7 +25,7 @@ Place = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ValueOrigin:
-    """A row outside of the batch as a source: the table's row of a key, or a deleted row with `moved`.
+    """A row outside of the batch as a source: the table's row of a key, or with `moved` a deleted row in the memory.
 
     The table's row has the value if its last event is between `since` and `until`, both included; without `since` from
     the beginning on. `moved` is the place of a deletion in the source: the row's key was changed there.
@@ -55,7 +55,12 @@ class ValueSource:
 
 @dataclass(frozen=True, slots=True)
 class _ValueState:
-    """State of a value of a key's row within a batch: the event with the value, if any, and the version `since`."""
+    """State of a value of a key's row within a batch.
+
+    :param since: the version from which on the row has this value; None from the beginning on.
+    :param event: the index of the event with the value, or None if no event of the batch has it.
+    :param earlier: sources under earlier keys of the row.
+    """
 
     key: Key
     since: Version | None
@@ -71,7 +76,12 @@ _State = dict[str, _ValueState]
 
 @dataclass(slots=True)
 class _RowState:
-    """A row after the last followed event of the key."""
+    """A row after the last followed event of the key.
+
+    :param state: the state of each value.
+    :param gone: the version of the row's deletion, or None if the row exists.
+    :param created: the place of the row's creation, if it is in the batch.
+    """
 
     state: _State
     gone: Version | None = None
@@ -98,6 +108,7 @@ class LeftOutValues:
         there = self.events.column_names
         lacking = {name: left_out(self.events[name]) if name in there else nothing for name in self.names}
         every = zip(keys_of(self.events, self.key), versions(self.events), self.events[OP].to_pylist(), strict=True)
+        # Follow each row through its events.
         for at, (own, version, op) in enumerate(every):
             row = self._rows.setdefault(own, _RowState(self._in_table(own, None)))
             if op in ("d", "t"):
@@ -110,11 +121,18 @@ class LeftOutValues:
             row.gone = None
 
     def source(self, own: Key, name: str, until: Version) -> ValueSource:
-        """Return the source of a row's value, after the row's last event."""
+        """Return the source of a row's value, after the row's last event in the batch.
+
+        :param own: the row's key, and `name` the column.
+        :param until: the version of the row's last event.
+        """
         return self._source(self._rows[own].state[name], name, until)
 
     def before(self, version: Version) -> dict[str, ValueSource]:
-        """Return the sources of the values of a row before its deletion."""
+        """Return the sources of a deleted row's values before the deletion, by column.
+
+        :param version: the version of the deletion.
+        """
         return {name: self._source(known, name, version) for name, known in self._moved[version[:2]].items()}
 
     def _source(self, known: _ValueState, name: str, until: Version) -> ValueSource:
@@ -143,7 +161,11 @@ class LeftOutValues:
 
 
 def _created(own: Key, version: Version, moved: _ValueState | None) -> _ValueState:
-    """Return the state of a value of a row created under a key, from the state under the earlier key."""
+    """Return the state of a value of a row created under a key, from the state under the earlier key.
+
+    :param version: the version of the creation.
+    :param moved: the state under the earlier key; None if the batch has no deletion at this place.
+    """
     remembered = ValueOrigin(moved=version[:2])
     if moved is None:
         return _ValueState(own, version, None, (remembered,))
@@ -151,10 +173,15 @@ def _created(own: Key, version: Version, moved: _ValueState | None) -> _ValueSta
 
 
 def related(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> Numbers:
-    """Return the indices of the events of these keys, and of earlier keys of the same rows."""
+    """Return the indices of the events of these keys, and of earlier keys of the same rows.
+
+    :param rows: in the order of their versions.
+    """
     deletes = np.flatnonzero(pc.equal(rows[OP], "d").fill_null(False).to_numpy())
     positions, commits = (rows[name].to_numpy() for name in (POSITION, COMMIT))
     found: dict[int, Key] = {}
+    # A row created under a key may be the row that was deleted under another key at the same place. Go on with these
+    # earlier keys, until no key is new.
     while True:
         more = {at: own for at, own in find_keys(rows, key, wanted) if at not in found}
         found |= more
@@ -172,7 +199,9 @@ def sources(
 ) -> dict[tuple[int, str], ValueSource]:
     """Return the sources of left-out values, by a row's index and a column's name.
 
-    :param rows: all events, in the order of their versions; the values of `found` are from the events at `contents`.
+    :param rows: all events, in the order of their versions.
+    :param found: the newest event of each key, with the values of the events at `contents`.
+    :param contents: indices in `rows`.
     """
     lacking = dict(_lacking(found, key))
     if not lacking:
@@ -189,10 +218,13 @@ def sources(
 def befores(
     rows: pa.Table, deletes: Mapping[int, int], key: Sequence[str], columns: Iterable[pa.Field]
 ) -> dict[int, Mapping[str, ValueSource]]:
-    """Return the sources of rows' values before a deletion. Raises ValuesApart.
+    """Return the sources of rows' values before deletions, by the keys of `deletes`.
 
-    :param deletes: the indices of the deletions among the rows, by the key of each in the result.
-    :param columns: of the events.
+    The next event after the batch may create the row again under another key, and leave values out. Raises ValuesApart
+    if the values must be followed through the batch, and only files have the values.
+
+    :param deletes: the index of each deletion in `rows`; the keys are any numbers, and are the keys of the result.
+    :param columns: the columns of the events.
     """
     if not deletes:
         return {}

@@ -30,8 +30,10 @@ Narrow = npt.NDArray[np.int32]
 class LookupResult:
     """Result of a lookup in a file with `live` rows.
 
-    :param hits: the numbers of the rows whose key has an event, rising; `at` has the events' places in the batch.
-    :param rows: version and mark of these rows; None if all of the rows are older than any event.
+    :param live: the number of rows that are not deleted yet.
+    :param hits: the numbers of the rows whose key has an event, rising.
+    :param at: for each hit the index of the event in the batch.
+    :param rows: version and mark of the hits; None if all of these rows are older than any event.
     :param gone: a mask of the rows that a truncation removes, or marks; None without a truncation.
     """
 
@@ -76,7 +78,7 @@ class KeyLookup:
         return [file for file, bounds in known if may_hold(bounds, ordered)]
 
     def __call__(self, file: File) -> LookupResult:
-        """Return the result for a file."""
+        """Return the result for a file, by reading the columns of key, version and mark."""
         parts = [self._in(rows) for rows in _gathered(self.head.read(file, [*self.key, *self._columns_needed]))]
         starts = np.cumsum([0, *(part.live for part in parts)])
         hits = [part.hits + start for part, start in zip(parts, starts[:-1], strict=True)]
@@ -124,7 +126,9 @@ def may_hold(bounds: tuple[Any, Any] | None, ordered: Sequence[Any]) -> bool:
 class FileChange:
     """Change of a file: the numbers of the rows to delete, rising, and the rows to mark as deleted.
 
-    :param at: the index of the event of each deleted row; -1 if a truncation removes the row.
+    :param live: the number of rows that are not deleted yet.
+    :param out: the numbers of the rows to delete.
+    :param at: the index of the event of each row to delete; -1 if a truncation removes the row.
     :param marked: a mask over all live rows; None if no row is marked.
     """
 
@@ -149,17 +153,22 @@ def _change(file: File, live: int, out: Narrow, marked: Mask | None) -> FileChan
 
 
 def change_of(file: File, found: LookupResult, out: Mask, *, soft_delete: bool) -> FileChange:
-    """Return the change of a file.
+    """Return the change of a file, by the events and by a truncation.
 
+    :param found: the result of the lookup in the file.
     :param out: a mask of the hits that their events replace or delete.
+    :param soft_delete: whether rows removed by a truncation stay, marked.
     """
     cut = found.gone
+    # Without a truncation, only the events change rows.
     if cut is None:
         return FileChange(file, found.live, found.hits[out], found.at[out], None)
     if soft_delete:
+        # Rows from before the truncation stay, marked, except rows that an event replaces.
         marked = cut.copy()
         marked[found.hits[out]] = False
         return FileChange(file, found.live, found.hits[out], found.at[out], marked if marked.any() else None)
+    # Rows from before the truncation are deleted, too.
     events = np.full(found.live, -1, np.int64)
     events[found.hits] = found.at
     is_out = cut.copy()

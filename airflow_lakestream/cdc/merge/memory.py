@@ -63,7 +63,7 @@ class MirrorMemory:
 
     @cached_property
     def truncated(self) -> Version | None:
-        """The last known truncation or snapshot, since a snapshot counts as a truncation."""
+        """The last known truncation, or None. A snapshot counts as a truncation."""
         return max((cut_of(one) if is_mark(one) else one for one in self._without_key), default=None)
 
     @property
@@ -99,7 +99,7 @@ class MirrorMemory:
         return any(one >= mine for one in zip(own[COMMIT].to_pylist(), own[POSITION].to_pylist(), strict=True))
 
     def moved(self, place: tuple[int, ...]) -> pa.Table | None:
-        """Return the row deleted at a place of the source, or None if not kept."""
+        """Return the values of the row deleted at a place of the source, or None if not kept."""
         kept = self._kept
         if kept is None:
             return None
@@ -131,6 +131,7 @@ def design_of_entries(key: pa.Schema, mirror_id: str, evolution: SchemaEvolution
 
     :param key: the columns of the mirror's key.
     :param mirror_id: the mirror's own id.
+    :param evolution: whether the columns of the key may become wider.
     """
     payload = pa.schema([column for column in entry_schema(key) if column.name not in VERSION])
     notes = {MIRROR_ID: mirror_id}
@@ -138,7 +139,10 @@ def design_of_entries(key: pa.Schema, mirror_id: str, evolution: SchemaEvolution
 
 
 def commit_entries(table: TableSink[Any], entries: pa.Table) -> None:
-    """Add entries in a separate commit. Raises the errors of a commit."""
+    """Add entries to the table of the entries in a separate commit. Raises the errors of a commit.
+
+    After a failure, the files that were written are discarded.
+    """
     name = f"entries {uuid.uuid4().hex}"
     with table.or_discard():
         table.load(name)

@@ -48,13 +48,20 @@ from airflow_lakestream.tables.rising import Numbers, distinct
 
 @dataclass
 class GuardedRows:
-    """Check for rows to keep in spite of a deletion of the key."""
+    """Check for rows to keep in spite of a deletion of the key.
+
+    :param batch: the newest events, with the guards.
+    :param judge: judges a row by its guards.
+    """
 
     batch: NewestEvents
     judge: GuardCheck
 
     def stay(self, head: MirrorHead, file: File, found: LookupResult) -> Mask:
-        """Return a mask of a file's hits to keep. Raises MirrorStopped."""
+        """Return a mask of a file's hits to keep. Raises MirrorStopped if the events can't decide about a row.
+
+        A row stays if its deletion is a repeated one, or if its guards keep it.
+        """
         rows, at = found.rows, found.at
         if rows is None:
             # All rows are older than the events, and no event has a guard.
@@ -74,11 +81,15 @@ class GuardedRows:
         return stays
 
     def check_unanswered(self, memory: MirrorMemory) -> None:
-        """Check the guards not answered by a row. Raises MirrorStopped."""
+        """Refuse deletions of unknown rows: the table has no row of the key, and the memory no deletion.
+
+        Only guards of the kind `SENT` are checked, after `stay` was called for all files. Raises MirrorStopped.
+        """
         for place, guards in self.batch.guards.items():
             for guard in guards:
                 if guard.kind is not GuardKind.SENT or id(guard) in self.judge.done:
                     continue
+                # The key's row, as if its event were at the deletion's place.
                 row = self.batch.rows.slice(place, 1)
                 for name, value in zip((COMMIT, POSITION), guard.since, strict=True):
                     row = row.set_column(row.column_names.index(name), name, pa.array([value], pa.int64()))
@@ -101,7 +112,11 @@ class GuardedRows:
         return live if self.batch.truncated is None else live & ~is_before(rows, self.batch.truncated)
 
     def _is_repeated(self, rows: pa.Table, at: Numbers) -> Mask:
-        """Return a mask of the rows at the place of a repeated deletion, settled in an earlier batch; see `order`."""
+        """Return a mask of the rows to keep since the deletion is a repeated one, at the place of the row's last event.
+
+        An earlier batch has decided that the row remains after the transaction, and has given it the deletion's
+        version; see `cdc.keys.order`.
+        """
         same = self._gone[at]
         if not same.any():
             return same
@@ -144,7 +159,10 @@ class MergeResult:
 
 @dataclass
 class _IncomingRows:
-    """Incoming rows; `place_of` has each event's row, -1 without a row or after a file has taken the row."""
+    """Incoming rows of a merge. Each rewritten file takes its rows; `rest` has the rows for new files.
+
+    :param place_of: for each event the index of its row; -1 without a row, or after a file has taken the row.
+    """
 
     rows: pa.Table
     place_of: Numbers
@@ -166,6 +184,7 @@ class _IncomingRows:
 class BatchMerger:
     """Merge of a batch.
 
+    :param batch: the newest events. `merge` replaces them by events with later places, see `snapshots.behind`.
     :param table: the mirror's name.
     :param key: the columns of the key.
     :param soft_delete: whether deleted rows stay, marked.
@@ -188,11 +207,19 @@ class BatchMerger:
     _judged: GuardedRows = field(init=False)
 
     def merge(self, head: MirrorHead | None) -> MergeResult:
-        """Merge into a head, or into an empty table. Raises ValueMissing."""
+        """Decide about a batch's rows for a head, and write the files; return the result for the commit.
+
+        If the table does not exist yet, no file is written, and the result has the rows. Raises ValueMissing,
+        MirrorStopped, and the errors of `look`.
+
+        :param head: the head of this commit attempt, or None if the table does not exist yet.
+        """
+        # 1. Look up the keys in the table's files and in the memory. Events behind a known snapshot get later places.
         held = head.files() if head is not None else []
         memory, reached, found = self._looked_up(head, held)
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
+        # 2. Decide which events are late, and which rows of the table are replaced or deleted.
         judge = GuardCheck(self.table, self.batch.topic, self.key)
         judge.check_before(chain.from_iterable(self.batch.guards.values()), memory.truncated)
         self._judged = GuardedRows(self.batch, judge)
@@ -201,14 +228,17 @@ class BatchMerger:
         changes = self._changes(head, reached, found, late, matched) if head is not None else []
         self._judged.check_unanswered(memory)
         is_delete = is_gone(rows)
+        # An event without a row in the table is late if the memory has a later deletion of the key.
         new = np.flatnonzero(~matched & ~late & ~is_delete)
         late[new[memory.is_dead(rows.select([*self.key, *VERSION]).take(pa.array(new)))]] = True
+        # 3. Complete the incoming rows with left-out values, and check them.
         old = self._old_rows(head, changes, self._needed(is_delete, late))
         values = RowValues(self.batch, self.table, self.key, memory, old)
         deletes = np.flatnonzero(~late & is_delete)
         incoming = self._incoming(values, np.flatnonzero(~late & ~is_delete), deletes)
         if self.look is not None:
             self.look(incoming.rows)
+        # 4. Write: rewrite files, delete rows in place, and put the rows that no file has taken into new files.
         rewrites, in_place = self._ways(head, changes)
         rewrites += self._small(head, held, changes) if head is not None else []
         entries = self._entries(values, deletes)
@@ -226,7 +256,7 @@ class BatchMerger:
         return MergeResult([one.file for one in rewrites], [*rewritten, *added], emptied, no_rows(rest.schema), entries)
 
     def remember(self, merged: MergeResult) -> None:
-        """Add the new entries to the memory; call this before the commit, see `MirrorMemory`."""
+        """Add the new entries to the memory; call this before the commit, see `cdc.merge.memory`."""
         if len(merged.entries):
             self.entries.add(merged.entries)
 
@@ -258,7 +288,12 @@ class BatchMerger:
     def _changes(
         self, head: MirrorHead, files: Sequence[File], results: Sequence[LookupResult], late: Mask, matched: Mask
     ) -> list[FileChange]:
-        """Return the changes of the head's files; note the events with a row, and late events."""
+        """Return the changes of the head's files. Raises MirrorStopped.
+
+        :param results: the lookup result of each file.
+        :param late: a mask of the late events; events that change no row of their key are added.
+        :param matched: a mask of the events whose key has a row in a file, which is filled here.
+        """
         changes, too_late = [], []
         for file, found, later in zip(files, results, self._later(results), strict=True):
             # A marked row may be older than a truncation, like a late event: it stays.
@@ -314,7 +349,11 @@ class BatchMerger:
         return old
 
     def _incoming(self, values: RowValues, upserts: Numbers, deletes: Numbers) -> _IncomingRows:
-        """Return the events' complete rows, and the deleted rows to keep. Raises ValueMissing."""
+        """Return the events' complete rows, and the deleted rows to keep. Raises ValueMissing.
+
+        :param upserts: the indices of the events that create or change a row.
+        :param deletes: the indices of the deletions.
+        """
         place_of = np.full(len(self.batch.rows), -1, np.int64)
         if not self.soft_delete and not self.batch.sources and self.look is None:
             # The rows are complete, so they are copied once only: for the file that they go into.
@@ -371,7 +410,7 @@ class BatchMerger:
         return [FileChange(file, head.live_rows_in(file), none, none, None) for file in many]
 
     def _write(self, works: Sequence[MergeWork]) -> list[list[File]]:
-        """Return the files written by each work."""
+        """Do the works; return the files written by each work, and note all files in `written`."""
         made = [list(chain.from_iterable(files)) for files in self.hands.do(*works)]
         # Also the files that other processes have written.
         self.written += chain.from_iterable(made)
@@ -415,7 +454,10 @@ class BatchMerger:
             yield bundle
 
     def _entries(self, values: RowValues, deletes: Numbers) -> pa.Table:
-        """Return the new entries: a truncation, marks of snapshots, and deleted rows."""
+        """Return the new entries: a truncation, marks of snapshots, and deleted rows.
+
+        With `soft_delete` deleted rows stay in the table: only rows whose values the next event may need get an entry.
+        """
         wanted = [at for at in deletes.tolist() if not self.soft_delete or at in self.batch.befores]
         rows = self.batch.rows.select([*self.key, *VERSION]).take(pa.array(wanted, pa.int64()))
         kept = [values.row_before(at) for at in wanted]

@@ -43,13 +43,17 @@ class KeyMissing(MirrorStopped):
 class NewestEvents:
     """Each key's last event, in the order of versions, and the last truncation before these events.
 
-    A row to be marked as deleted has the values of the event before its deletion, if the batch has one;
-    `contents` has the version of the event with each row's values. A row's operation is `t` if a truncation deleted it.
-    `sources` has the source of a missing value, by a row's index and a column's name.
-    `befores` has, for a deletion that ends a partition's events, the row's values that the next event may leave out.
-    `snapshots` are the marks of snapshots that end here, see `cdc.merge.snapshots`; each counts as a truncation.
-    `guards` are, by a row's index, the checks of the table's row of its key.
-    With `staged`, executors read the values of rows: `rows` have key, operation, version and place.
+    :param rows: the last events. A row to be marked as deleted has the values of the event before its deletion, if the
+        batch has one. The operation is `t` if a truncation deleted the row.
+    :param contents: the version of the event with each row's values.
+    :param truncated: the last truncation in the batch, or None.
+    :param sources: the source of a missing value, by a row's index and a column's name.
+    :param befores: for a deletion that ends a partition's events, by the row's index, the sources of the values that
+        the next event may leave out.
+    :param snapshots: the marks of snapshots that end here, see `cdc.merge.snapshots`; each counts as a truncation.
+    :param guards: by a row's index, the checks of the table's row of its key.
+    :param topic: the topic's name, for errors.
+    :param staged: with staged events, executors read the values of rows: `rows` have key, operation, version and place.
     """
 
     rows: pa.Table
@@ -73,31 +77,42 @@ def newest(
     record_key: Sequence[str] = (),
     staged: StagedEvents | None = None,
 ) -> NewestEvents:
-    """Reduce events to their result. Raises MirrorStopped, and ValuesApart.
+    """Reduce the events of a batch to the last event of each key. Raises MirrorStopped, and ValuesApart.
+
+    ValuesApart is raised only with `staged`, if a decision needs the values of rows.
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
-    :param soft_delete: whether deleted rows stay.
-    :param record_key: the columns of the records' keys.
+    :param key: the columns of the mirror's key.
+    :param table: the mirror's name, and `topic` the topic's, for errors.
+    :param soft_delete: whether deleted rows stay: then a deletion has the values of the row before it.
+    :param record_key: the columns of the records' keys, which every deletion has.
+    :param staged: the files with the values of rows, if `events` lacks the values.
     """
+    # 1. Sort by version, with a truncation for each snapshot's end.
     events, snapshots = with_ends(events)
     rows = by_version(events.combine_chunks())
+    # 2. Only the events after the last truncation count. With `soft_delete`, a truncation deletes each row before it.
     truncated = None
     cuts = np.flatnonzero(_is(rows, "t")).tolist()
     if cuts:
         truncated = versions(rows.slice(cuts[-1], 1))[0]
         rows = _with_truncated(rows, cuts, key) if soft_delete else rows.slice(cuts[-1] + 1)
     _check_keys(rows, key, table, topic)
+    # 3. Put transactions with several rows of one key in order, and guard deletions without a key.
     judge = GuardCheck(table, topic, key)
     in_order = settled(rows, key, record_key)
     rows = in_order.rows
     sent = sent_guards(rows, key, judge)
+    # 4. Take each key's last event, and the event with the row's values.
     last, contents = _last_of_each(rows, key)
     if not soft_delete:
         contents = last
     found = _with_contents(rows, last, contents)
+    # 5. Find sources for left-out values, and for values that the next event after the batch may leave out.
     lacking = sources(rows, found, contents, key)
     deletes = {place: int(last[place]) for place in _last_deletes(rows, last)}
     before = befores(rows, deletes, key, rows.schema if staged is None else staged.columns)
+    # 6. Collect the guards, and drop the columns that only the steps above need.
     unneeded = [name for name in OF_EVENTS if name in found.column_names and name != OP]
     at = rows.select(VERSION).take(pa.array(contents))
     guards = _guards(found, last, key, sent, in_order.guards, judge)
@@ -112,7 +127,12 @@ def _guards(
     in_order: Mapping[int, DeletionGuard],
     judge: GuardCheck,
 ) -> dict[int, list[DeletionGuard]]:
-    """Return the guards by the index of each key's last event. Raises MirrorStopped if no table can help."""
+    """Return the guards by the index of each key's last event. Raises MirrorStopped if no row of the table can decide.
+
+    :param last: the index of each key's last event among the events.
+    :param sent: from `sent_guards`.
+    :param in_order: from `settled`, by the index of an event.
+    """
     guards: dict[int, list[DeletionGuard]] = {}
     places = {int(event): place for place, event in enumerate(last)} if in_order else {}
     # A guard of an earlier event is not needed: a later event of the key has the whole row.
@@ -133,7 +153,10 @@ def is_gone(rows: pa.Table) -> Mask:
 
 
 def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> pa.Table:
-    """Return the events with each truncation replaced by deletions of the rows created before."""
+    """Return the events with each truncation replaced by deletions of the rows created before, with the operation `t`.
+
+    :param cuts: the indices of the truncations.
+    """
     parts, start = [], 0
     for cut in cuts:
         part = rows.slice(start, cut - start)
@@ -148,7 +171,7 @@ def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> 
 
 
 def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
-    """Return the indices in `last` of deletions at the end of a partition."""
+    """Return the indices in `last` of deletions that are the last event of a partition in this batch."""
     ends = rows.select([PARTITION, OFFSET]).group_by(PARTITION).aggregate([(OFFSET, "max")])
     deletes = np.flatnonzero(_is(rows, "d")[last])
     partitions, offsets = (rows[name].to_numpy()[last[deletes]] for name in (PARTITION, OFFSET))
@@ -160,7 +183,7 @@ def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
 
 
 def by_version(rows: pa.Table) -> pa.Table:
-    """Return rows in the order of their versions."""
+    """Return rows in the order of `VERSION`."""
     if not is_later(rows.slice(0, max(0, len(rows) - 1)), rows.slice(1)).any():
         return rows
     return rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in VERSION]))
@@ -199,7 +222,10 @@ def _check_keys(rows: pa.Table, key: Sequence[str], table: str, topic: str) -> N
 
 
 def _last_of_each(rows: pa.Table, key: Sequence[str]) -> tuple[Numbers, Numbers]:
-    """Return for each key the last event, and the last event with a row, or else the last event again."""
+    """Return the index of each key's last event, and of each key's last event with a row.
+
+    Both are in the order of the last events. A key that only has deletions gets the last event twice.
+    """
     numbers = np.arange(len(rows))
     last, own = greatest_of_each(by_place(rows, key), numbers, np.where(is_gone(rows), -1, numbers))
     with_row = np.where(own < 0, last, own)
@@ -208,7 +234,12 @@ def _last_of_each(rows: pa.Table, key: Sequence[str]) -> tuple[Numbers, Numbers]
 
 
 def _with_contents(rows: pa.Table, last: Numbers, contents: Numbers) -> pa.Table:
-    """Return the last events with the values of `contents`."""
+    """Return the last events with the values of the events at `contents`.
+
+    Operation and version are the last events' own.
+
+    :param last: the index of each key's last event, and `contents` the index of the event with the values.
+    """
     found = rows.take(pa.array(contents))
     if (contents != last).any():
         for name in (OP, *VERSION):

@@ -50,7 +50,7 @@ def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
 
 
 def without_ends(events: pa.Table) -> pa.Table:
-    """Return events without the marks of snapshots' ends."""
+    """Return events with the operation `READ` in place of `READ_LAST`, the mark of a snapshot's end."""
     ops = pc.if_else(pc.fill_null(pc.equal(events[OP], READ_LAST), False), READ, events[OP])
     return events.set_column(events.column_names.index(OP), events.schema.field(OP), ops)
 
@@ -70,7 +70,7 @@ def behind(rows: pa.Table, marks: Iterable[Version]) -> pa.Table:
 
 
 def behind_one(version: Version, marks: Iterable[Version]) -> Version:
-    """Return the version given by `behind` to a single event."""
+    """Return the version of a single event after `behind`."""
     commit, position, partition, offset = version
     for seen, _, of_partition, mark in sorted(marks):
         if partition == of_partition and offset > -1 - mark and commit < seen and position > 0:

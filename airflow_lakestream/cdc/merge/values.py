@@ -22,7 +22,7 @@ from airflow_lakestream.tables.rising import Numbers
 
 
 class OldRows:
-    """The table's removed or changed rows, as far as still needed."""
+    """The table's removed or changed rows, as far as still needed. All rows must be added before the first lookup."""
 
     def __init__(self) -> None:
         self._rows: list[pa.Table] = []
@@ -40,7 +40,10 @@ class OldRows:
         return self._table
 
     def row_of(self, key: tuple[object, ...], names: Sequence[str]) -> pa.Table | None:
-        """Return the row of a key, or None if unknown."""
+        """Return the row of a key, or None if unknown.
+
+        :param names: the columns of the key.
+        """
         rows = self.table()
         if rows is None:
             return None
@@ -51,7 +54,10 @@ class OldRows:
 
 
 def with_values(rows: pa.Table, column: str, values: dict[int, pa.Scalar | None]) -> pa.Table:
-    """Return rows with replaced values in a column; a value None becomes NULL."""
+    """Return rows with replaced values in a column; a value None becomes NULL.
+
+    :param values: the new values, by the index of the row.
+    """
     field_, there = rows.schema.field(column), one_array(rows[column])
     # Not through Python objects, from which Arrow can't make UUID arrays.
     new = [pa.nulls(1, there.type) if one is None else pa.repeat(one, 1).cast(there.type) for one in values.values()]
@@ -71,7 +77,10 @@ def with_deleted(rows: pa.Table) -> pa.Table:
 
 
 def marked_where(rows: pa.Table, mask: Mask, version: Version | None) -> pa.Table:
-    """Return rows with the rows of a mask marked as deleted by a truncation."""
+    """Return rows with the rows of a mask marked as deleted by a truncation.
+
+    :param version: the version of the truncation, which the marked rows get.
+    """
     assert version is not None, "rows are marked by a truncation"
     values = {**dict(zip(VERSION, version, strict=True)), DELETED: True}
     for name, value in values.items():
@@ -108,6 +117,7 @@ class RowValues:
     """The values of a batch's rows, including left-out values.
 
     :param table: the mirror's name; `key` are its key's columns.
+    :param memory: has deleted rows, whose values a row with another key may need.
     :param old: the table's rows that are replaced or deleted.
     """
 
@@ -118,7 +128,10 @@ class RowValues:
     old: OldRows
 
     def complete(self, places_: Numbers) -> pa.Table:
-        """Return the events' rows with all values. Raises ValueMissing."""
+        """Return the events' rows with all values. Raises ValueMissing, except for deleted rows.
+
+        :param places_: the indices of the events in the batch.
+        """
         batch = self.batch
         rows = batch.rows.take(pa.array(places_))
         gone, rows = is_gone(rows), rows.drop_columns([OP])
@@ -138,11 +151,18 @@ class RowValues:
         return rows
 
     def marked(self, deletes: Numbers) -> Iterator[tuple[Numbers, pa.Table]]:
-        """Yield the deleted rows to keep, with the last values from the batch or the table."""
+        """Yield the deleted rows to keep, marked: first rows with values from the batch, then rows from the table.
+
+        Each part comes with the indices of its deletions.
+
+        :param deletes: the indices of all deletions in the batch.
+        """
         known, rows, key = self.old.table(), self.complete(deletes), self.key
         at = places(rows, known, key) if known is not None else np.full(len(rows), -1, np.int64)
         of_table = np.flatnonzero(at >= 0)
         if known is not None and len(of_table):
+            # The table's row is taken if the batch has no values of the row (not `own`), or if the table's row is
+            # newer than the values in the batch.
             contents = self.batch.contents.take(pa.array(deletes[of_table]))
             own = is_later(rows.take(pa.array(of_table)), contents)
             of_table = of_table[~own | is_later(known.take(pa.array(at[of_table])), contents)]
@@ -155,7 +175,12 @@ class RowValues:
             yield deletes[of_table], with_deleted(held)
 
     def row_before(self, at: int) -> bytes | None:
-        """Return a deleted row's values for the next event, if the event may leave values out; or else None."""
+        """Return a deleted row's values as an Arrow stream, or None without values for the next event.
+
+        The next event may create the row again under another key, and leave values out.
+
+        :param at: the index of the deletion in the batch.
+        """
         before = self.batch.befores.get(at)
         if not before:
             return None

@@ -42,7 +42,7 @@ from airflow_lakestream.tables.schema.columns import fits, to_schema
 
 
 class DeltaSwapSink(MirrorSwapSink):
-    """`cdc.swap.exchange.Swapping` of Delta tables."""
+    """`cdc.swap.exchange.MirrorSwapSink` of Delta tables."""
 
     def __init__(
         self, tables: DeltaTableAccess, table: str, consumer_group: str, design: MirrorDesign, aside: str
@@ -60,7 +60,16 @@ class _DeltaSwapTable(DeltaMirror):
     def exchange(
         self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
     ) -> int:
-        """Commit; return the version."""
+        """Replace all rows by the rows of the table aside, in a single version; return the version.
+
+        The entries of the mirror's deleted rows are deleted before the commit if the key or the binary log is another.
+        Raises LedgerConflict if the mirror is ahead of the new rows, and CannotSwap.
+
+        :param held: the mirror's design until now.
+        :param key: the key of the new rows.
+        :param reach: the offset ranges of the new rows.
+        :param aside_name: the location of the table aside.
+        """
         assert self._head is not None, "it was looked at, and is there"
         head, aside = self._head, self._tables.open(aside_name)
         assert aside is not None, "it was built before"
@@ -78,6 +87,7 @@ class _DeltaSwapTable(DeltaMirror):
         payload = [one for one in columns if one.name not in self._design.metadata.names]
         made = TableDesign(metadata=self._design.metadata, schema=to_schema(pa.schema(payload)))
         self._change = SchemaChange.nowhere(whole_schema(made, None))
+        # Rows deleted while the new rows were read have entries next to the table aside.
         read_again = self._entries(aside_name, aside.properties.get(MIRROR_ID, aside.table_id), schema, key)
         remember(read_again, self._entries(self._name, self._id, self.columns, key))
         read = DeltaHead(self._tables, aside, schema)
@@ -90,6 +100,7 @@ class _DeltaSwapTable(DeltaMirror):
     def _exchange(self, swap: RowSwap, landing: Landing, reach: RangeSet) -> int:
         target, committed = self._target(), list[Add]()
 
+        # Called for each commit attempt, with the head of the attempt.
         def make(head: DeltaTableHead | None) -> list[Action]:
             if head is None:
                 raise StaleFiles(self._name, "the table was dropped")
@@ -111,7 +122,11 @@ class _DeltaSwapTable(DeltaMirror):
 def changed(head: DeltaTableHead, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, DeltaTarget]:
     """Return a mirror's columns with these new rows, and the target for the next version.
 
-    Columns that no longer exist stay, NULL in all rows. Raises CannotSwap for columns that the table can't have.
+    Columns that no longer exist stay, NULL in all rows. Raises CannotSwap if the table is partitioned by a column whose
+    type changes.
+
+    :param new: the columns of the new rows.
+    :param key: the columns of the new key.
     """
     wanted, held = {one["name"]: one for one in delta_fields(new)}, to_schema(head.schema, "table")
     fields, columns, texts = list[Mapping[str, Any]](), list[pa.Field](), list[str]()

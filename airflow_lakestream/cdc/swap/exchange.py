@@ -39,10 +39,15 @@ class CannotSwap(LakestreamError, Terminal):
 class RowSwap:
     """The rows of a commit: all newly read rows, and with `soft_delete` the mirror's deleted rows.
 
-    :param table: the mirror's name; `columns` are its columns from the commit on.
+    :param table: the mirror's name.
+    :param columns: the mirror's columns from the commit on.
+    :param aside: the head of the table with the newly read rows.
     :param key: the key of the new rows.
-    :param soft_delete: whether deleted rows stay; `is_other_log` if their places are of another binary log.
+    :param soft_delete: whether deleted rows stay.
+    :param is_other_log: whether the new rows' places are of another binary log than the mirror's.
     :param write: writes rows as files of the mirror.
+    :param written: gets the files of all attempts.
+    :param rows_before: the mirror's number of rows at the last attempt, and `rows` the number of new rows.
     """
 
     table: str
@@ -57,7 +62,7 @@ class RowSwap:
     rows: int = 0
 
     def make(self, mirror: MirrorHead) -> list[File]:
-        """Write and return the files in place of all files of the mirror at a head."""
+        """Write and return the files in place of all files of the mirror at a head; count the rows before and after."""
         self.rows_before = self.rows = 0
         new: list[File] = []
         for part in _parts(self._rows(mirror)):
@@ -93,7 +98,7 @@ class RowSwap:
         return rows
 
     def _cast(self, rows: pa.Table) -> pa.Table:
-        """Return the mirror's rows with the columns' new types. Raises CannotSwap."""
+        """Return the mirror's rows with the columns' new types. Raises CannotSwap for an unfit value."""
         for at, name in enumerate(rows.column_names):
             field = self.columns.field(name)
             if rows[name].type == field.type or not len(rows):
@@ -133,8 +138,10 @@ class MirrorSwapSink(Mirror):
         return self._swap_table.swap
 
     def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Commit; return the commit's id. Raises Conflict if the mirror is ahead of the new rows.
+        """Commit; return the commit's id. Raises Conflict if the mirror is ahead of the new rows, and CannotSwap.
 
+        :param landing: a landing of all offsets that the new rows cover.
+        :param key: the key of the new rows.
         :param reach: the offset ranges of the new rows.
         """
         check_key(self.name, self.design, key)
@@ -154,7 +161,11 @@ def _parts(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def check_key(table: str, held: MirrorDesign, key: tuple[str, ...]) -> None:
-    """Refuse a changed key if deleted rows stay, without values for the new key. Raises CannotSwap."""
+    """Refuse a changed key if deleted rows stay, without values for the new key. Raises CannotSwap.
+
+    :param held: the mirror's design until now.
+    :param key: the key of the new rows.
+    """
     if held.soft_delete and held.key != key:
         problem = (
             f"its deleted rows stay, with the key {', '.join(held.key or ())}, and the key is {', '.join(key)} now."
@@ -169,7 +180,10 @@ def _zeros(count: int) -> pa.Array:
 def is_other_log(aside: Mapping[str, str], held: MirrorDesign) -> bool:
     """Return whether new rows are of another binary log, without relation to the mirror's places.
 
+    Then the mirror's greatest place is above the new rows': a log only grows, unless it begins again.
+
     :param aside: the properties of the table aside.
+    :param held: the mirror's design until now.
     """
     logs = BinaryLogs.of_note(json.loads(aside[MIRROR]).get("logs"))
     # A mirror made by an older version has not noted any log.

@@ -51,7 +51,7 @@ class SwapGuard(HeadGuard):
     reach = RangeSet()
 
     def check_ledger(self, current: Table) -> None:
-        """Check the ledger, and refuse a mirror ahead of the new rows."""
+        """Check the ledger, and refuse a mirror ahead of the new rows. Raises RefusalCarrier."""
         super().check_ledger(current)
         ledger = ledger_store.read_ledger(current, self._group)
         if more := beyond(ledger, self._landing, self.reach):
@@ -59,7 +59,7 @@ class SwapGuard(HeadGuard):
 
 
 class IcebergSwapSink(MirrorSwapSink):
-    """`cdc.swap.exchange.Swapping` of Iceberg tables."""
+    """`cdc.swap.exchange.MirrorSwapSink` of Iceberg tables."""
 
     def __init__(self, catalog: Catalog, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
         super().__init__(_IcebergSwapTable(catalog, table, consumer_group, design.table), table, design, aside)
@@ -73,7 +73,16 @@ class _IcebergSwapTable(IcebergMirror):
     def exchange(
         self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
     ) -> int:
-        """Commit; return the snapshot's id."""
+        """Replace all rows by the rows of the table aside, in a single snapshot; return the snapshot's id.
+
+        If the key or the binary log is another, the mirror gets a new id: its old entries do not count any more. Raises
+        LedgerConflict if the mirror is ahead of the new rows, and CannotSwap.
+
+        :param held: the mirror's design until now.
+        :param key: the key of the new rows.
+        :param reach: the offset ranges of the new rows.
+        :param aside_name: the name of the table aside.
+        """
         assert self._table is not None, "it was looked at, and is there"
         metadata, aside = self._table.metadata, self._catalog.load_table(aside_name)
         changes_key = _key_fields(metadata.schema(), held.key or ()) != _key_fields(aside.schema(), key)
@@ -84,11 +93,13 @@ class _IcebergSwapTable(IcebergMirror):
         notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}
         self._design = replace(design.table, notes=notes)
         target = self._change.schema
+        # Rows deleted while the new rows were read have entries next to the table aside.
         read_again = self._entries(aside_name, mirror_id(aside.metadata), aside.schema(), key)
         remember(read_again, self._entries(self._name, own, target, key))
         read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(target)
         self.swap = swap = RowSwap(self._name, columns, read, key, design.soft_delete, other_log, self._write_files)
 
+        # Called for each commit attempt, with the table of the attempt.
         def rewrite(table: Table) -> FileRewrite:
             head = IcebergHead(table.metadata, table.metadata, table.io)
             return FileRewrite(with_deletes(head.files()), swap.make(head))
@@ -103,6 +114,9 @@ def changed(table: str, metadata: TableMetadata, new: Schema, key: Collection[st
 
     Columns that no longer exist stay, NULL in all rows. Raises CannotSwap if the table is partitioned or sorted by a
     column whose type changes.
+
+    :param new: the columns of the new rows.
+    :param key: the columns of the new key.
     """
     held, ids = metadata.schema(), itertools.count(metadata.last_column_id + 1)
     wanted = {one.name: one for one in new.fields}

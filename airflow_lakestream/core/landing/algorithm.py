@@ -62,20 +62,21 @@ FIRST_OFFSETS = 10_000
 
 
 def land(job: LandingJob) -> LandingReport:
-    """Land the run's missing offsets, up to the partitions' ends at the start of the run.
+    """Land all offsets of the run's mode missing in the ledger, and report the landings.
 
     1. Load the table: its ledger, and the landings of earlier tries of this run.
-    2. Look at the topic, and let the mode plan the offset ranges to read. The plans keep the ends of one look, so
-       that the run ends although the topic grows.
-    3. If nothing is left to plan, end; with an idle timeout, first wait for new records.
-    4. Take the pieces that other workers handed over, if any. Read, decode and write the rest. Commit whenever a limit
-       is reached, rows and ledger together.
-    5. Go to 1; also on a conflict with another run, after discarding what is not committed.
+    2. Look at the topic, and let the mode plan the offset ranges to read. The plans keep the ends of the first look, so
+       that the run ends although the topic grows. An interval keeps the ends only once its time is covered.
+    3. If nothing is left to plan, end; with an idle timeout, first wait for new records, and plan up to new ends.
+    4. Take the pieces that other workers handed over, if any. Read, decode and write the plan's offsets without a
+       piece. Commit whenever a limit is reached, rows and ledger together.
+    5. Go to 1; also on a conflict with another run, after the uncommitted rows were discarded.
     6. Commit each partition's first hole as the group's offset in Kafka, for lag tools; report what was done.
 
     A job that replaces first reads the run's own landed offsets again: see `core.landing.replacing`.
 
-    Raises LakestreamError; after any error nothing uncommitted stays behind.
+    Raises LakestreamError. Commits before the error stay. Uncommitted files are deleted, except the files of handed
+    pieces.
     """
     report: LandingReport | None = None
     replaced = replace_landed(job) if job.replaces else None
@@ -92,6 +93,7 @@ def land(job: LandingJob) -> LandingReport:
             report.add(*replaced)
         report.recover(table.landed_by_run)
         report.types = table.types
+        # Pieces that overlap the ledger, or no longer fit the table, are left out: their offsets are read again.
         pieces = job.usable(now.identity, entry.held)
         report.known |= table.ledger.filled
         report.is_first = report.is_first and not entry.landed
@@ -102,12 +104,15 @@ def land(job: LandingJob) -> LandingReport:
             if not _drain(job, table, _cut(plan, job), pieces, report):
                 if _exhausted(job, report) or not _new_records_came(job, plan.state):
                     break
+                # New records came: the next look sets new ends.
                 ends = None
         except (RowsNotWritable, DamagedBatch) as error:
+            # The uncommitted rows are discarded; the changed job reads them again.
             job = job.with_loss(error)
             continue
         except Conflict as conflict:
             job.sink.discard()
+            # A commit since the last conflict is progress: the count begins again.
             got_on = len(report.snapshot_ids) > landed_before
             conflicts = 1 if got_on else conflicts + 1
             if conflicts == MAX_CONFLICTS:
@@ -132,7 +137,11 @@ def plan_of(
 ) -> Plan:
     """Return the plan of the offsets still to read, without the pieces' offsets.
 
-    Raises LandedByAnotherGroup, LandedBesideStream, RowsUnaccounted, and errors of the mode and of `check_log`.
+    Raises LandedByAnotherGroup, LandedBesideStream, RowsUnaccounted, and errors of the mode and of `check_log`. The
+    refusals count the pieces' offsets, too.
+
+    :param now: the topic at this look.
+    :param ends: the topic at the first look, whose ends the plan keeps; None for the ends in `now`.
     """
     state = now if ends is None else _with_ends(now, ends)
     handed = union(piece.ranges for piece in pieces)
@@ -149,14 +158,20 @@ def plan_of(
 
 
 def _cut(plan: Plan, job: LandingJob) -> Plan:
-    """Cut the plan to the run's bounds; the rest is left to a later run."""
+    """Cut the plan to `job.within`, the bounds of the run's own reads; a later run lands the offsets outside.
+
+    A plan in bounds adds no covered time to the ledger, since a part of the interval may be outside.
+    """
     if job.within is None:
         return plan
     return replace(plan, ranges=plan.ranges & job.within, covered=None)
 
 
 def _with_ends(state: TopicState, ends: TopicState) -> TopicState:
-    """Return the state with the ends of the first look, since the topic may grow during the run."""
+    """Return the present state with the ends of an earlier look, since the topic may grow during the run.
+
+    Partitions added since that look are left out.
+    """
     marks = {p: replace(now, end=min(now.end, ends.marks[p].end)) for p, now in state.marks.items() if p in ends.marks}
     return replace(state, marks=marks)
 
@@ -164,7 +179,9 @@ def _with_ends(state: TopicState, ends: TopicState) -> TopicState:
 def _drain(job: LandingJob, table: TableState, plan: Plan, pieces: Sequence[SharePiece], report: LandingReport) -> bool:
     """Take the pieces and read the plan, up to `max_records`; commit as the limits require.
 
-    Returns whether a commit was made. Without a table, a schema and a record no commit is possible.
+    Returns True after the work, to plan again. Returns False if nothing is to be landed, if `max_records` are read, or
+    if no record shows the columns of a new table: then `report.lacks_columns` is set, and nothing is committed. Raises
+    the errors of `_postpone`.
     """
     if pieces:
         log.info("%s pieces were handed over: %s", len(pieces), ranges_text(union(piece.ranges for piece in pieces)))
@@ -189,6 +206,7 @@ def _drain(job: LandingJob, table: TableState, plan: Plan, pieces: Sequence[Shar
     if decoder is None:
         _postpone(job, batch)
         return False
+    # The plan's last commit adds the covered time, unless `max_records` ended the reading before the plan's end.
     is_last = _records_left(job, report) is None or batch.records < (_records_left(job, report) or 0)
     if batch.changes_the_ledger or (is_last and plan.covered):
         _commit(job, batch, report, is_last=is_last)
@@ -196,7 +214,10 @@ def _drain(job: LandingJob, table: TableState, plan: Plan, pieces: Sequence[Shar
 
 
 def _use_foreseen_columns(job: LandingJob, plan: Plan) -> RecordDecoder | None:
-    """Give a new table's columns to the sink and return the decoder; None if the records decide the columns."""
+    """Return the decoder of a new table's columns, if known before any record is read.
+
+    The sink gets a table without rows: it creates the columns. None if the records decide the columns.
+    """
     foreseen = None if job.foresee is None else job.foresee(plan.state.identity.topic)
     if foreseen is None:
         return None
@@ -206,9 +227,11 @@ def _use_foreseen_columns(job: LandingJob, plan: Plan) -> RecordDecoder | None:
 
 
 def _read_first(job: LandingJob, batch: Batch, report: LandingReport) -> RecordDecoder | None:
-    """Read the first records for the columns, before child processes or executors read the rest.
+    """Read the plan's first records, until a record shows the columns of a new table; return the decoder.
 
-    Returns None if no record shows the columns.
+    Child processes or executors read the remaining records, and need the columns. The widest partition is tried first,
+    then the whole plan. The records read go into the batch, except records that wait for the columns. Returns None if
+    no record of the plan shows the columns.
     """
     planned = batch.plan.ranges
     widest = max((planned.of_partition(*key) for key in planned.partitions), key=lambda one: one.width, default=planned)
@@ -240,7 +263,7 @@ def _read_here(
 
 
 def _read_by_crew(job: LandingJob, batch: Batch, report: LandingReport) -> Batch:
-    """Read the rest of the plan by Spark's executors, for a single commit."""
+    """Read the plan's offsets missing in the batch by child processes, and commit when a limit is reached."""
     assert job.crew is not None, "`crew.can_read` was asked before"
     for piece in job.crew.read(job, batch.plan, batch.covered, _records_left_after(job, batch, report)):
         batch.take(piece)
@@ -248,7 +271,10 @@ def _read_by_crew(job: LandingJob, batch: Batch, report: LandingReport) -> Batch
 
 
 def _read_by_children(job: LandingJob, batch: Batch, report: LandingReport) -> Batch:
-    """Read the rest of the plan by child processes, and commit as the limits require."""
+    """Read the plan's offsets missing in the batch by child processes, and commit whenever a limit is reached.
+
+    Returns the batch since the last commit, for the caller to commit.
+    """
 
     def is_due(read: int, bad: BadRecords, size: int) -> bool:
         check_bad(job, batch.records + read, batch.bad + bad, report)
@@ -266,6 +292,7 @@ def _read_by_children(job: LandingJob, batch: Batch, report: LandingReport) -> B
 
 def _commit(job: LandingJob, batch: Batch, report: LandingReport, *, is_last: bool = False) -> Batch:
     identity = batch.plan.state.identity
+    # The checks of the whole batch, just before the commit.
     check_still_there(job, identity)
     counts = batch.total
     check_bad(job, counts.read, batch.bad, report, at_commit=True)
@@ -305,9 +332,11 @@ def _exhausted(job: LandingJob, report: LandingReport) -> bool:
 def _postpone(job: LandingJob, batch: Batch) -> None:
     """Leave all offsets to a later run, since no record shows the columns of a new table.
 
-    Raises InvalidArgument if a later run needs facts of this run: they can't be written without a table.
+    Raises InvalidArgument if the plan has facts for the ledger that a later run can't find by itself: losses,
+    covered time, or a beginning that moves. Without a table they can't be written down.
     """
     plan = batch.plan
+    # Where every partition begins at the log's start, a later run finds the same beginning without the ledger.
     at_low = all(plan.origin.get(p, 0) <= marks.low for p, marks in plan.state.marks.items())
     start_is_fixed = isinstance(job.mode, ResumeMode) and not job.mode.start_moves and at_low
     if plan.lost or plan.covered or (plan.origin and not start_is_fixed):
@@ -324,7 +353,10 @@ def _postpone(job: LandingJob, batch: Batch) -> None:
 
 
 def _new_records_came(job: LandingJob, ends: TopicState) -> bool:
-    """Wait for new records in the topic; return False after `idle_timeout` seconds or on a stop."""
+    """Wait until the topic has records beyond `ends`; return False after `idle_timeout` seconds or on a stop.
+
+    Returns False at once without an idle timeout.
+    """
     if not job.limits.idle_timeout:
         return False
     known: Mapping[int, int] = {p: marks.end for p, marks in ends.marks.items()}
@@ -345,5 +377,6 @@ def _finish(job: LandingJob, report: LandingReport, entry: TopicEntry, now: Topi
         report.remaining_lag = plan.ranges.width
         return report
     report.remaining_lag = resume_plan(entry, now, {}, OnDataLoss.RECORD, job.table).ranges.width
+    # Only lag tools read these offsets: the ledger decides what is landed.
     job.source.commit_offsets({p: first_hole(entry, now.identity, p) for p in now.marks})
     return report

@@ -25,7 +25,14 @@ EARLY_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """Limits for the commits and for the end of a run."""
+    """Limits for the commits and for the end of a run.
+
+    :param max_records: the most records that the run reads; None for all.
+    :param max_batch_bytes: bytes of records after which a commit is made.
+    :param checkpoint_interval: seconds after which a commit is made.
+    :param idle_timeout: seconds to wait for new records before the run ends; 0 ends the run at once.
+    :param max_rejected: the most bad records of the run.
+    """
 
     max_records: int | None = None
     max_batch_bytes: int = 256 * 2**20
@@ -38,7 +45,10 @@ class RunLimits:
 class DecodedChunk:
     """A decoded chunk without the records: the rows are as large, and may wait for the sink.
 
-    `offsets` are the records' offsets, `size` their bytes; `outcome` is None for a chunk that needed no decoder.
+    :param covers: the offset range, holes included.
+    :param offsets: the records' offsets.
+    :param size: the records' bytes.
+    :param outcome: None for a chunk that needed no decoder.
     """
 
     covers: OffsetRange
@@ -64,7 +74,7 @@ class DecodedChunk:
 
 
 def decode(decoder: RecordDecoder | None, chunk: RecordChunk) -> DecodedChunk:
-    """Decode a chunk. The outcome is None without records or without a decoder."""
+    """Decode a chunk. The outcome is None without records or without a decoder: then the records are skipped."""
     outcome = None
     if decoder is not None and len(chunk.batch):
         outcome = decoder.decode(chunk.batch)
@@ -94,7 +104,7 @@ class Batch:
         self._since = time.monotonic()
 
     def add(self, chunk: DecodedChunk) -> None:
-        """Count a chunk after the sink has taken the rows."""
+        """Count a chunk after the sink has taken the rows: offsets, outcomes, column use and bytes."""
         if chunk.counts.read != len(chunk.offsets):
             raise AssertionError(f"{len(chunk.offsets)} records of {chunk.covers} were counted as {chunk.counts}")
         self._covered.append(chunk.covers)
@@ -104,20 +114,27 @@ class Batch:
         self._bytes += chunk.size
 
     def take(self, piece: SharePiece) -> None:
-        """Count a piece of another worker after the sink has taken the files."""
+        """Count a piece of another worker after the sink has taken the files.
+
+        Its bytes do not count here, since they are in files already.
+        """
         self.pieces.append(piece)
         self.counts = add_counts(self.counts, piece.by_partition)
         self.bad += piece.bad
         self.use += piece.use
 
     def is_due(self, limits: RunLimits, more: int = 0, records: int = 0) -> bool:
-        """Return whether to commit now; `more` bytes in `records` are read but not yet handed over.
+        """Return whether to commit now: at `max_batch_bytes`, or after `checkpoint_interval` seconds.
 
-        The first commit of a run that needs several comes early.
+        The first commit of a run that needs several comes earlier, at EARLY_BYTES.
+
+        :param more: bytes that child processes have read and not handed over yet.
+        :param records: the number of records in these bytes.
         """
         size, read = self._bytes + more, self.records + records
         if self._early and read and size >= EARLY_BYTES:
             width = min(self.plan.ranges.width, limits.max_records or self.plan.ranges.width)
+            # With as many bytes per record as so far, the plan does not fit into a single commit.
             if size * width > limits.max_batch_bytes * read:
                 return True
         return size >= limits.max_batch_bytes or self.age >= limits.checkpoint_interval
@@ -161,10 +178,11 @@ class Batch:
         *,
         is_last: bool = False,
     ) -> Landing:
-        """Return the ledger change of committing this batch; the plan's last commit adds the covered time.
+        """Return the landing to commit this batch: the net change of the ledger.
 
         :param known: the columns that got values of the group before.
         :param kept: the types of the source's columns in the ledger.
+        :param is_last: this is the plan's last commit, which adds the covered time.
         """
         # Origin and loss receipts go with the first commit: they hold from there on.
         entry = TopicEntry(
@@ -193,7 +211,7 @@ class Batch:
         )
 
     def piece(self, files: Files) -> SharePiece:
-        """Return this batch, with `files`, as a piece to hand over."""
+        """Return this batch, with `files`, as a piece for the commit by another worker."""
         ranges, counts = RangeSet(self._covered), self.counts
         return SharePiece(self.plan.state.identity, ranges, counts, self.plan.epochs, files, self.bad, use=self.use)
 
@@ -211,7 +229,10 @@ class Batch:
 
 
 def at_most(chunk: RecordChunk, count: int | None) -> RecordChunk:
-    """Cut a chunk after the first `count` records."""
+    """Cut a chunk after the first `count` records; None means no cut.
+
+    A cut chunk covers the offsets up to the last record left, and keeps the size of the whole chunk.
+    """
     if count is None or len(chunk.batch) <= count:
         return chunk
     head = first_records(chunk.batch, count)

@@ -26,11 +26,14 @@ class Contention(LakestreamError, Transient):
 
 
 def give_way(job: LandingJob, conflicts: int) -> None:
-    """Wait at random: two tries of a run go in step, and the slower try would lose each time."""
+    """Wait at random after `conflicts` conflicts in a row; a stop of the job ends the wait.
+
+    Two tries of a run go in step: without the wait the slower try would lose each time.
+    """
     pause(job.stop, conflicts)
 
 
 def pause(stop: threading.Event, conflicts: int) -> None:
-    """Wait at random after `conflicts` conflicts in a row, or until `stop` is set."""
+    """Wait for a random time, from the third conflict in a row on; a set `stop` ends the wait."""
     if conflicts > 2:
         stop.wait(random.uniform(0, GIVE_WAY * conflicts))  # noqa: S311  # no secret hangs on it

@@ -65,7 +65,7 @@ class Stopped(LakestreamError, Transient):
 
 @dataclass(frozen=True, slots=True)
 class CommittedLanding:
-    """A committed landing, with the seconds of the commit."""
+    """A committed landing of a table, with the snapshot and the seconds of the commit."""
 
     table: str
     snapshot_id: int
@@ -87,9 +87,12 @@ class RemoteReaders(Protocol):
         """Return whether the executors can and should read the plan."""
 
     def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
-        """Read the plan except `done`, at most `most` records; the sink has then taken all files of the pieces.
+        """Read the plan's offsets by executors; the sink has then taken all files of the returned pieces.
 
         Raises Conflict if the log lost offsets meanwhile, and errors of reading, decoding and writing.
+
+        :param done: offsets of the plan that were read before, and are left out.
+        :param most: the most records to read; None for all.
         """
 
 
@@ -97,12 +100,22 @@ class RemoteReaders(Protocol):
 class LandingJob:
     """Source, target and settings of a landing. `run_id` is the same in every try of a task run.
 
-    `replaces`: the run's own landed offsets are read again, and replace their rows.
-    `handed` are pieces that other workers read, to be committed by this run; `within` bounds the run's own reads.
-    `children` are processes that may read in its place, `crew` are Spark's executors. `committed` is called with each
-    commit, and raises nothing. `foresee` may know a new table's columns before a record is read.
-    `careful`: the decoders try to write each row, since some rows can't be written. `engine` is the landing engine.
-    `unreadable` are offsets that are lost, since their batches are damaged.
+    :param source: the topic seen from outside the log; `reader` reads its records.
+    :param rejects: the store of rejected records; None if no record is rejected.
+    :param mode: plans the offsets of the run.
+    :param replaces: the run's own landed offsets are read again, and replace their rows.
+    :param allow_group_overlap: offsets that another group has landed may be landed again.
+    :param stop: if set, the run ends between two chunks by Stopped.
+    :param handed: pieces that other workers read, to be committed by this run.
+    :param within: the only offsets that the run may read itself, in addition to the handed pieces; None without
+        bounds.
+    :param children: processes that may read in place of this process.
+    :param crew: remote readers, Spark's executors.
+    :param committed: called with each commit; raises nothing.
+    :param foresee: may know a new table's columns before a record is read.
+    :param careful: the decoders try to write each row, since some rows can't be written.
+    :param unreadable: offsets to record as lost, since their batches are damaged.
+    :param engine: the landing engine, for the snapshot's summary.
     """
 
     run_id: str
@@ -130,11 +143,18 @@ class LandingJob:
     engine: LandingEngine = LandingEngine.EXTRACT
 
     def gives_up(self, damaged: DamagedBatch) -> bool:
-        """Return whether the offsets of a damaged batch are recorded as lost."""
+        """Return whether the offsets of a damaged batch are recorded as lost, and the run goes on.
+
+        True if the broker itself can't read the batch, and `on_data_loss` is RECORD.
+        """
         return damaged.is_refused and self.on_data_loss is OnDataLoss.RECORD
 
     def with_loss(self, error: RowsNotWritable | DamagedBatch) -> LandingJob:
-        """Return the job to go on with after an error; see `with_trials`. Raises the error if no job can."""
+        """Discard the uncommitted rows, and return the job to go on with after an error.
+
+        After RowsNotWritable, the new job tries each row: see `with_trials`. After DamagedBatch, the new job records
+        the batch's offsets as lost, if `gives_up` allows that. Otherwise the error is raised.
+        """
         if isinstance(error, RowsNotWritable):
             return self.with_trials(error)
         self.sink.discard()
@@ -144,9 +164,10 @@ class LandingJob:
         return replace(self, unreadable=self.unreadable | error.ranges)
 
     def with_trials(self, error: RowsNotWritable) -> LandingJob:
-        """Return the job with a trial of each chunk's rows before the sink. Raises the error if a trial can't help.
+        """Discard the uncommitted rows, and return the job with a trial of each chunk's rows before the sink.
 
-        The careful job reads in this process alone, since trying is slow and few records are to be tried.
+        Rows that fail the trial become bad records. The new job is `careful`: child processes do not read for it, since
+        trying is slow. Raises the error if this job is careful already, or if the error has no trial.
         """
         self.sink.discard()
         if self.careful or error.trial is None:
@@ -170,17 +191,24 @@ class LandingJob:
         return self.sink
 
     def usable(self, identity: TopicIdentity, held: RangeSet) -> Sequence[SharePiece]:
-        """Return the handed pieces still fit for a commit, for a group with `held` offsets of the topic."""
+        """Return the handed pieces still fit for a commit; the offsets of unfit pieces are read again.
+
+        :param held: the topic's offsets that the ledger has as landed or lost.
+        """
         return self.handed.usable(identity, held, lambda files: self.shared.misfit(files))
 
     def report_commit(self, snapshot_id: int, landing: Landing, seconds: float) -> None:
-        """Report a commit to `committed`."""
+        """Report a commit to `committed`, if given."""
         if self.committed is not None:
             self.committed(CommittedLanding(self.table, snapshot_id, landing, seconds))
 
 
 def entry_of(job: LandingJob, table: TableState, now: TopicState) -> TopicEntry:
-    """Return the group's ledger entry of the topic, checked against the topic's present state."""
+    """Return the group's ledger entry of the topic, checked against the topic's present state.
+
+    Raises TopicReplaced if the ledger has another incarnation of the topic, and LogTruncated if the log ends below the
+    landed offsets.
+    """
     check_identity(table.ledger, now.identity, job.table)
     entry = table.ledger.entry(now.identity)
     check_log(entry, now, job.table)
@@ -188,7 +216,7 @@ def entry_of(job: LandingJob, table: TableState, now: TopicState) -> TopicEntry:
 
 
 def take(job: LandingJob, batch: Batch, chunk: DecodedChunk) -> None:
-    """Hand a decoded chunk to the sink, and count the records."""
+    """Hand a chunk's rows to the sink and its rejected records to the reject store, and count the records."""
     if (outcome := chunk.outcome) is not None:
         job.sink.write(outcome.rows, batch.plan.state.identity)
         if outcome.rejected is not None:
@@ -201,11 +229,12 @@ def take(job: LandingJob, batch: Batch, chunk: DecodedChunk) -> None:
 def check_bad(
     job: LandingJob, read: int, bad: BadRecords, report: LandingReport | None, *, at_commit: bool = False
 ) -> None:
-    """Refuse more bad records than the limit, including committed records. Raises TooManyRejected.
+    """Refuse a run with more bad records than the limit, committed records included. Raises TooManyRejected.
 
     :param read: records read since the last commit.
-    :param bad: the bad records among them.
+    :param bad: the bad records among them; without any, nothing is checked.
     :param report: what the run has committed; None if nothing.
+    :param at_commit: a limit that is a share of the records is checked, too.
     """
     landed, before = (0, BadRecords()) if report is None else (report.counts.read, report.bad)
     # A commit without new bad records is allowed: the earlier ones were, perhaps under another limit.
@@ -223,9 +252,13 @@ def check_still_there(job: LandingJob, identity: TopicIdentity) -> None:
 def read_rows(
     job: LandingJob, plan: Plan, decoder: RecordDecoder | None, most_records: int | None
 ) -> Generator[tuple[RecordDecoder | None, DecodedChunk], None, None]:
-    """Yield the plan's decoded chunks in order, reading and decoding ahead.
+    """Yield (decoder, decoded chunk) for the plan's chunks, reading and decoding ahead. Raises Stopped.
 
-    Raises Stopped.
+    The chunks of a partition come in offset order, except chunks that wait for the columns of a new table: these come
+    behind the chunk that shows the columns, or not at all if no chunk does.
+
+    :param decoder: None to find the columns in the first records. Chunks before that have the decoder None.
+    :param most_records: the most records to read, without the waiting chunks; None for all.
     """
     with shorten_turns(), ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
         begin = _ChunkDecoding(job, plan, decoder, most_records, pool)
@@ -253,7 +286,8 @@ def read_first(
 ) -> Generator[tuple[RecordDecoder | None, DecodedChunk], None, None]:
     """Yield decoded chunks like `read_rows`, up to the first chunk with a decoder. Raises Stopped.
 
-    Chunks whose records wait for the columns are left out: they are still to be read.
+    Chunks without a decoder have skipped records. Chunks whose records wait for the columns are left out: they are
+    still to be read.
     """
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for read in chunks:
@@ -270,7 +304,8 @@ def read_first(
 def _begin(job: LandingJob, read: RecordChunk, most_records: int | None) -> tuple[RecordDecoder | None, RecordChunk]:
     """Return the decoder by a chunk's records, or None, and the chunk, cut to the limit.
 
-    Records that show no columns do not count: a run with a limit would read the same records forever.
+    If the records up to the limit show no columns, the whole chunk is tried, and returned without a cut: else a run
+    with a limit would read the same records forever.
     """
     chunk = at_most(read, most_records)
     decoder = job.decoders(None, chunk.batch) if len(chunk.batch) else None

@@ -29,7 +29,12 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class PlanningLook:
-    """Base of a plan: the group's ledger entry of the topic, and the topic's present state."""
+    """Base of a plan: the group's ledger entry of the topic, and the topic's present state.
+
+    :param table: the table's name, for errors.
+    :param state: the topic; a run with fixed ends cuts the ends here.
+    :param source: returns a new group's beginnings, and the boundaries of a time.
+    """
 
     table: str
     entry: TopicEntry
@@ -51,15 +56,22 @@ class RunMode(Protocol):
         """The interval to complete, in milliseconds since the epoch; None for modes without an interval."""
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
-        """Return whether later plans keep the ends of this look, since the topic may grow."""
+        """Return whether the run's later plans keep the ends of the first look, since the topic may grow.
+
+        :param entry: the group's ledger entry at this look; only the answer of an interval depends on the entry.
+        """
 
     def plan(self, look: PlanningLook) -> Plan:
-        """Return the plan of the remaining work; a plan without changes ends the run."""
+        """Return the plan of the remaining work; a plan without changes ends the run.
+
+        Raises DataLoss if the log has lost offsets to land and `look.on_data_loss` is FAIL, and errors of the mode.
+        """
 
     def own(self, look: PlanningLook) -> RangeSet:
-        """Return the run's own offsets, landed or not, for `replace`.
+        """Return the run's own offsets, landed or not: a replace reads the landed part again.
 
-        Raises RangesGone if landed offsets of the run can't be read again, or if offsets that can't may be the run's.
+        A mode that can't replace returns an empty set. Raises RangesGone if Kafka no longer has landed offsets that
+        are, or may be, the run's own.
         """
 
 
@@ -76,16 +88,16 @@ class ResumeMode:
     interval: Interval | None = field(default=None, init=False)
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
-        """Return True: the ends of the first look stay."""
+        """Return True for any entry: the ends of the first look stay."""
         return True
 
     def plan(self, look: PlanningLook) -> Plan:
-        """Return the plan of the group's missing offsets."""
+        """Return the plan of all missing offsets from the group's origin on. Raises DataLoss; see `resume_plan`."""
         starts = {} if look.entry.origin else look.source.starts(look.state)
         return resume_plan(look.entry, look.state, starts, look.on_data_loss, look.table)
 
     def own(self, look: PlanningLook) -> RangeSet:
-        """Return an empty set: a resuming run has no own offsets."""
+        """Return an empty set for any look: a resuming run has no own offsets, and replaces nothing."""
         return RangeSet()
 
 
@@ -97,11 +109,15 @@ class RangesMode:
     interval: Interval | None = field(default=None, init=False)
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
-        """Return True: the ranges are fixed."""
+        """Return True for any entry: the ranges are fixed."""
         return True
 
     def plan(self, look: PlanningLook) -> Plan:
-        """Return the plan of the ranges' offsets missing in the ledger."""
+        """Return the plan of the given ranges' offsets missing in the ledger.
+
+        Offsets below the log's start go into the plan's `lost`; with `on_data_loss` FAIL they raise DataLoss. Raises
+        the errors of `_given`, too.
+        """
         need = self._given(look) - look.entry.held
         lost = need & look.below_low()
         if lost and look.on_data_loss is OnDataLoss.FAIL:
@@ -109,7 +125,10 @@ class RangesMode:
         return reading_plan(look, need - lost, lost)
 
     def _given(self, look: PlanningLook) -> RangeSet:
-        """Return the ranges. Raises InvalidArgument for unknown partitions and offsets beyond the log's end."""
+        """Return the offsets of the given ranges, landed or not.
+
+        Raises InvalidArgument for unknown partitions and for offsets beyond the log's end.
+        """
         topic = look.state.identity.topic
         for partition, _, until in self.ranges:
             marks = look.state.marks.get(partition)
@@ -124,7 +143,10 @@ class RangesMode:
         return RangeSet(OffsetRange(topic, *given) for given in self.ranges)
 
     def own(self, look: PlanningLook) -> RangeSet:
-        """Return the ranges. Raises RangesGone."""
+        """Return the offsets of the given ranges, landed or not.
+
+        Raises RangesGone if landed offsets of the ranges are below the log's start, and the errors of `_given`.
+        """
         given = self._given(look)
         if gone := look.entry.landed & given & look.below_low():
             raise RangesGone(gone, look.table)
@@ -151,15 +173,28 @@ class IntervalMode:
         return self.start_ms, self.end_ms
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
-        """Return True once the interval is covered: the next look closes the seam."""
+        """Return True once the ledger's covered time contains the interval.
+
+        Before, each plan reads up to the boundaries of its own look. The commit that adds the covered time is followed
+        by one more look, which closes the seam: the ends of that look stay.
+        """
         return self._is_covered(entry)
 
     def plan(self, look: PlanningLook) -> Plan:
-        """Return the plan of the missing offsets in the covered time around the interval."""
+        """Return the plan of the missing offsets in the covered time around the interval.
+
+        The covered time around is the ledger's, joined with the interval. The plan adds the interval to the covered
+        time if the ledger lacks it and records are to be landed or may still come. The plan `completes` the interval if
+        nothing is to be landed and the boundary at the interval's end is open in no partition.
+
+        Raises BeginningLost if the log may have lost offsets of the interval and `on_data_loss` is FAIL.
+        """
         entry, state, source = look.entry, look.state, look.source
+        # The covered period around the interval: a seam with a neighbour is planned, too.
         periods = coalesce([*entry.covered, (self.start_ms, self.end_ms)])
         start, end = next(part for part in periods if part[0] <= self.start_ms < part[1])
         lows, highs = source.boundaries(state, start), source.boundaries(state, end)
+        # Whether records may still come is decided at the interval's own end; the covered time around may end later.
         own_highs = highs if end == self.end_ms else source.boundaries(state, self.end_ms)
         # Records that the log has lost were not from before 1970.
         lost = RangeSet() if end <= BEGINNING_MS else _beginning_lost(look, lows)
@@ -168,6 +203,7 @@ class IntervalMode:
         need = _between(state, lows, highs) - entry.held - lost
         is_open = any(boundary.is_open for boundary in own_highs.values())
         is_covered = self._is_covered(entry)
+        # With an open end the covered time is written even without an offset: a later run then closes the seam.
         nothing_left = not need and not lost and (is_covered or not is_open)
         return reading_plan(
             look,
@@ -178,7 +214,11 @@ class IntervalMode:
         )
 
     def own(self, look: PlanningLook) -> RangeSet:
-        """Return the interval's own offsets. Raises BeginningGone."""
+        """Return the offsets from B(start) to B(end), landed or not; an empty set for an interval before 1970.
+
+        Raises BeginningGone if the interval begins at the log's start, and landed offsets below may be its own. With
+        `on_data_loss` RECORD these are left out instead.
+        """
         if self.end_ms <= BEGINNING_MS:
             return RangeSet()
         lows = look.source.boundaries(look.state, self.start_ms)
@@ -192,7 +232,10 @@ class IntervalMode:
 
 
 def parse_ranges(value: Sequence[Sequence[int]]) -> RangesMode:
-    """Return the mode for ranges given as [[partition, from, until], ...]. Raises InvalidArgument."""
+    """Return the mode for ranges given as [[partition, from, until], ...].
+
+    Raises InvalidArgument for entries of another form, for an empty range, and without any range.
+    """
     ranges = []
     for given in value:
         if len(given) != 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in given):
@@ -212,14 +255,21 @@ def _between(state: TopicState, lows: Mapping[int, TimeBoundary], highs: Mapping
 
 
 def _beginning_lost(look: PlanningLook, lows: Mapping[int, TimeBoundary]) -> RangeSet:
-    """Return possibly lost offsets of the interval: below a boundary at the log's start, not in the ledger."""
+    """Return the possibly lost offsets of the interval.
+
+    These are the offsets below a boundary at the log's start, without offsets below the group's origin and offsets in
+    the ledger. A boundary above the log's start proves that no offset of the interval was lost.
+    """
     topic = look.state.identity.topic
     origin = union(RangeSet.of(topic, p, 0, offset) for p, offset in look.entry.origin.items())
     return _below_log_start(look, lows) - origin - look.entry.held
 
 
 def _below_log_start(look: PlanningLook, lows: Mapping[int, TimeBoundary]) -> RangeSet:
-    """Return the removed offsets of each partition with a boundary at the log's start."""
+    """Return the offsets below the log's start, of each partition with a boundary at the log's start.
+
+    Such a boundary may have been lower before the log lost its first records.
+    """
     topic = look.state.identity.topic
     at_start = {p: m.low for p, m in look.state.marks.items() if p in lows and lows[p].offset == m.low}
     return union(RangeSet.of(topic, p, 0, low) for p, low in at_start.items())
@@ -232,7 +282,12 @@ def reading_plan(
     covered: Interval | None = None,
     completes: bool = False,
 ) -> Plan:
-    """Return the plan to read these ranges."""
+    """Return the plan to read `ranges`, with the facts of the look.
+
+    :param lost: offsets to record as lost; default: none are lost.
+    :param covered: see `Plan`.
+    :param completes: see `Plan`.
+    """
     return Plan(
         state=look.state,
         ranges=ranges,

@@ -23,7 +23,10 @@ BEHIND_DAMAGE = (
 
 @dataclass(frozen=True, slots=True)
 class PartitionWatermarks:
-    """Offsets of a partition in the broker: [low, end); `end` is the last stable offset."""
+    """Offsets of a partition in the broker: [low, end); `end` is the last stable offset.
+
+    `leader_epoch` is None if the broker does not report epochs.
+    """
 
     low: int
     end: int
@@ -63,7 +66,7 @@ class Plan:
     streamed: StreamBatch | None = None
 
     def known_epoch(self, partition: int, offset: int) -> int | None:
-        """Return the ledger's leader epoch for reading from an offset on, or None if unknown."""
+        """Return the ledger's leader epoch for a read from `offset` on; None if unknown, or above the ledger's end."""
         return self.known_epochs.get(partition) if offset <= self.known_until.get(partition, -1) else None
 
     @property
@@ -184,13 +187,13 @@ class LandedByAnotherGroup(LakestreamError, Terminal):
 
 
 def check_identity(ledger: Ledger, identity: TopicIdentity, table: str) -> None:
-    """Refuse a topic with another identity in the ledger. Raises TopicReplaced."""
+    """Refuse a topic if the ledger has another incarnation of its name. Raises TopicReplaced."""
     for known in ledger.other_incarnations(identity.topic, identity):
         raise TopicReplaced(known, identity, ledger.consumer_group, table)
 
 
 def check_log(entry: TopicEntry, state: TopicState, table: str) -> None:
-    """Refuse a log with an end below the landed offsets. Raises LogTruncated.
+    """Refuse a log with an end below the landed offsets, or without a landed partition. Raises LogTruncated.
 
     :param state: the topic now, not cut to the ends of an earlier look: other runs may have landed past those.
     """
@@ -206,8 +209,11 @@ def resume_plan(
 ) -> Plan:
     """Plan all offsets not landed yet between the group's origin and the ends in `state`.
 
-    `starts` are the offsets of `Source.starts`, for a ledger without an origin. A partition that came after the origin
-    was fixed begins at 0. Raises DataLoss.
+    Offsets below the log's start go into the plan's `lost`; with `on_data_loss` FAIL they raise DataLoss. A partition
+    that came after the origin was fixed begins at 0.
+
+    :param starts: the offsets of `TopicSource.starts`. They become the origin if the ledger has no origin, and are
+        ignored otherwise.
     """
     topic = state.identity.topic
     is_first = not entry.origin
@@ -229,7 +235,7 @@ def resume_plan(
 
 
 def without(plan: Plan, unreadable: RangeSet) -> Plan:
-    """Return the plan with unreadable offsets counted as lost."""
+    """Return the plan with the unreadable offsets moved from `ranges` to `lost`."""
     lost = plan.ranges & unreadable
     return replace(plan, ranges=plan.ranges - lost, lost=plan.lost | lost) if lost else plan
 
@@ -237,8 +243,10 @@ def without(plan: Plan, unreadable: RangeSet) -> Plan:
 def first_origin(entry: TopicEntry, state: TopicState, starts: Mapping[int, int]) -> dict[int, int]:
     """Return, by partition, the beginning of a group without an origin in the ledger.
 
-    A partition that `starts` leaves out begins at the log's start, or at the first offset below it that the group has
-    already landed: what the log lost since is lost to the group.
+    A partition that `starts` leaves out begins at the log's start. If the group has landed lower offsets already,
+    the partition begins at the first of these: what the log lost since is lost to the group.
+
+    :param starts: the offsets of `TopicSource.starts`.
     """
     held, topic = entry.held, state.identity.topic
     firsts = {p: held.intervals(topic, p)[0][0] for _, p in held.partitions}
@@ -251,11 +259,11 @@ def leader_epochs(state: TopicState) -> dict[int, int]:
 
 
 def reach(entry: TopicEntry) -> dict[int, int]:
-    """Return, by partition, the end of the offsets with known leader epochs in the ledger."""
+    """Return, by partition, the end of the offsets with known leader epochs: of the held offsets, or the origin."""
     ends = {p: entry.held.intervals(topic, p)[-1][1] for topic, p in entry.held.partitions}
     return {p: max(ends.get(p, 0), entry.origin.get(p, 0)) for p in {*ends, *entry.origin}}
 
 
 def first_hole(entry: TopicEntry, identity: TopicIdentity, partition: int) -> int:
-    """Return the group's first missing offset, to be committed in Kafka."""
+    """Return the first offset missing in the ledger, at or above the group's origin, to be committed in Kafka."""
     return entry.held.first_missing(identity.topic, partition, entry.origin.get(partition, 0))

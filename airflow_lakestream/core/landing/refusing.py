@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 def refuse_doubling(job: LandingJob, table: TableState, entry: TopicEntry, plan: Plan, handed: RangeSet) -> Plan:
     """Return the plan with `foreign_rows` set. Raises RowsUnaccounted if the plan would double rows.
 
-    Checks only if the group lands or resumes the topic for the first time: later rows are in its ledger.
+    Checks only if the group lands or resumes the topic for the first time: later rows are in its ledger. Otherwise the
+    plan is returned unchanged.
+
+    :param handed: the offsets of the handed pieces, landed together with the plan's.
     """
     is_first = not entry.landed or bool(plan.origin)
     if not is_first or not (plan.changes_the_ledger or handed):
@@ -33,7 +36,11 @@ def refuse_doubling(job: LandingJob, table: TableState, entry: TopicEntry, plan:
 def what_to_ask(
     mode: RunMode, entry: TopicEntry, plan: Plan, handed: RangeSet, ledgers: Iterable[Ledger]
 ) -> ForeignRowQuery:
-    """Return the query for rows doubled by a plan. Known are all offsets of the topic's name landed by any group."""
+    """Return the query for rows doubled by a plan.
+
+    Known are all offsets of the topic's name landed by any group. A resuming group asks for rows from its beginning on,
+    other modes ask for rows at the offsets to land.
+    """
     topic = plan.state.identity.topic
     landed = (one.landed for ledger in ledgers for of, one in ledger.topics.items() if of.topic == topic)
     if not isinstance(mode, ResumeMode):
@@ -44,7 +51,10 @@ def what_to_ask(
 
 
 def look(look_for_rows: LookForRows, asked: ForeignRowQuery, table: str, consumer_group: str) -> int:
-    """Return the number of foreign rows outside the offsets to land. Raises RowsUnaccounted."""
+    """Return the number of foreign rows outside the offsets to land, and warn of them.
+
+    Raises RowsUnaccounted for foreign rows at the offsets to land.
+    """
     rows = look_for_rows(asked)
     if rows.in_the_way:
         raise RowsUnaccounted(table, consumer_group, asked.topic, rows.in_the_way)

@@ -26,6 +26,9 @@ def replace_landed(job: LandingJob) -> tuple[int, Landing] | None:
 
     Returns the snapshot and its landing, or None if no own offset is landed. A requested replace is always done: a
     cleared task and a retry look the same, and a second replace changes no row.
+
+    Raises RangesGone, ReplacedMeanwhile and CannotReplace, Contention after MAX_CONFLICTS conflicts, and the errors of
+    reading. After any error no row was changed.
     """
     for number in range(MAX_CONFLICTS):
         table = job.sink.load(job.run_id)
@@ -40,6 +43,7 @@ def replace_landed(job: LandingJob) -> tuple[int, Landing] | None:
         try:
             return _by_plan(job, table, plan)
         except RowsNotWritable as error:
+            # Once at most: the careful job raises the error.
             return replace_landed(job.with_trials(error))
         except Conflict as conflict:
             job.sink.discard()
@@ -66,6 +70,7 @@ def _by_plan(job: LandingJob, table: TableState, plan: Plan) -> tuple[int, Landi
     check_still_there(job, identity)
     landing = batch.landing(job.run_id, job.engine, known, table.types)
     read = landing.topics[identity]
+    # Each range is replaced as a whole: an offset that was not read would lose its row.
     if read.landed != plan.ranges:
         raise AssertionError(f"read {read.landed} instead of {plan.ranges}")
     change = TopicEntry(replaced=plan.ranges, counts=read.counts, epochs=read.epochs)

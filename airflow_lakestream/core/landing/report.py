@@ -24,7 +24,7 @@ class LandingReport:
     resumed, the offsets that the run left. `schema_changes` describes the changes of the table's schema. `interval` is
     in milliseconds since the epoch; `completes`: all its records are landed and no more can come. `bad` are the records
     rejected or skipped as bad. `foreign_rows` counts the rows of other tools that the first landing found and did not
-    double. `lacks_columns`: there is no table, and no record read shows its columns. `made` counts rows that a function
+    double. `lacks_columns`: no table exists, and no record read shows its columns. `made` counts rows that a function
     made of records, which count as filtered. `silent` are the columns without a value in any landing of the run that
     should have got one, see `core.column_use`; None before a landing with rows. `types` are the source's columns by the
     ledger.
@@ -63,7 +63,7 @@ class LandingReport:
         return self.counts.written + self.made
 
     def add(self, snapshot_id: int, landing: Landing) -> None:
-        """Count a landing of this run, once."""
+        """Count a landing of this run; a landing counted before is ignored."""
         if landing.landing_id in self._counted:
             return
         self._counted.add(landing.landing_id)
@@ -83,7 +83,10 @@ class LandingReport:
                 self.by_partition = add_counts(self.by_partition, landing.by_partition.get(identity, {}))
 
     def recover(self, landings: Iterable[tuple[int, Landing]]) -> None:
-        """Count landings of earlier tries of this run, except replaces: this try replaces again."""
+        """Count landings of earlier tries of this run, except replaces: this try replaces again.
+
+        Landings that this try made, or counted before, are ignored.
+        """
         for snapshot_id, landing in landings:
             if any(change.replaced for change in landing.topics.values()):
                 continue
@@ -118,7 +121,10 @@ class LandingReport:
         }
 
     def _partitions(self) -> dict[str, dict[str, int]] | None:
-        """Return the counts by partition, or None if an earlier try's counts are unknown."""
+        """Return the counts by partition, or None if the counts of an earlier try are unknown.
+
+        They are unknown if they were too long for the snapshot's summary: then the sums differ.
+        """
         if sum(self.by_partition.values(), Counts()) != self.counts:
             return None
         return {str(partition): counts_to_dict(counts) for partition, counts in self.by_partition.items()}

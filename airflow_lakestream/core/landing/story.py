@@ -22,8 +22,9 @@ _SHOWN = 16
 
 
 def log_plan(table: str, plan: Plan, interval: Interval | None, *, again: bool = False) -> None:
-    """Log the offsets to land, and the lost offsets.
+    """Log the offsets to land, and warn of lost offsets; log nothing for an empty plan.
 
+    :param interval: the run's interval, if any.
     :param again: landed offsets are read again to replace their rows.
     """
     if plan.lost:
@@ -37,7 +38,12 @@ def log_plan(table: str, plan: Plan, interval: Interval | None, *, again: bool =
 def log_commit(
     table: str, snapshot_id: int, counts: Counts, bad: BadRecords, landed: RangeSet, seconds: float, left: int = 0
 ) -> None:
-    """Log a commit. `seconds` is the duration; `left` counts the plan's offsets still to land."""
+    """Log a commit, and warn of bad records.
+
+    :param landed: the offsets of the commit.
+    :param seconds: the duration of the commit.
+    :param left: the number of the plan's offsets still to land.
+    """
     log.info(
         "Committed %s to %s in snapshot %s (%.2f s): %s.%s",
         counts_text(counts),
@@ -52,7 +58,10 @@ def log_commit(
 
 
 def log_silent_columns(table: str, silent: Mapping[str, str]) -> None:
-    """Log the columns without an expected value in a commit."""
+    """Log the columns without an expected value in a commit; a warning if a field has almost the same name.
+
+    :param silent: by column, the field of almost the same name, or an empty text.
+    """
     if not silent:
         return
     # Fields left out because of a name are lost; a column without any sent value is usual.
@@ -67,7 +76,7 @@ def log_stale_columns(table: str, changed: Mapping[str, SourceType]) -> None:
 
 
 def stale_text(columns: Sequence[str]) -> str:
-    """Return a text on stale columns, with the remedy."""
+    """Return a text on stale columns with the remedy: the first names, and the number of further columns."""
     shown = ", ".join(columns[:_SHOWN]) + (f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else "")
     return (
         f"dropped in the source and added again: {shown}; rows without an event since then keep the values from "
@@ -91,7 +100,7 @@ class ReadProgress:
         self._began = self._logged_at = time.monotonic()
 
     def add(self, covers: OffsetRange, records: int) -> None:
-        """Count offsets and records, and log at each interval."""
+        """Count offsets and records; log the progress if LOG_INTERVAL seconds have passed."""
         self._offsets += covers.until_offset - covers.from_offset
         self._records += records
         now = time.monotonic()

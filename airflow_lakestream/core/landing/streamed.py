@@ -51,8 +51,10 @@ class LandedBesideStream(LakestreamError, Terminal):
 class StreamBatchMode:
     """A batch of a streaming query, as the mode of a run.
 
+    :param streamed: the batch with the query and the watermark, as the ledger keeps it.
     :param starts: the query's first offsets, by partition.
     :param ranges: the batch's offsets; empty for a batch that only a watermark caused.
+    :param consumer_group: the group's name, for errors.
     """
 
     streamed: StreamBatch
@@ -62,13 +64,15 @@ class StreamBatchMode:
     interval: Interval | None = field(default=None, init=False)
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
-        """Return True: the batch is fixed."""
+        """Return True for any entry: the batch is fixed."""
         return True
 
     def plan(self, look: PlanningLook) -> Plan:
-        """Return the plan of the whole batch, empty if the table has the batch.
+        """Return the plan of the whole batch, or an empty plan if the table has the batch already.
 
-        Raises StreamRolledBack, StreamReplaced, LandedBesideStream.
+        Raises StreamReplaced if the table has batches of another query, or this batch or a later one with other
+        offsets. Raises StreamRolledBack if the table lacks earlier batches. Raises LandedBesideStream if the group
+        landed by another way: any offset before the first batch, or offsets of this batch.
         """
         entry, streamed = look.entry, self.streamed
         last = entry.streamed
@@ -92,12 +96,15 @@ class StreamBatchMode:
         )
 
     def own(self, look: PlanningLook) -> RangeSet:
-        """Return an empty set: a batch replaces no offsets."""
+        """Return an empty set for any look: a batch replaces no offsets."""
         return RangeSet()
 
 
 def refuse_mixture(table: str, consumer_group: str, entry: TopicEntry, plan: Plan) -> None:
-    """Refuse records from outside the streaming query of the group's rows. Raises LandedBesideStream."""
+    """Refuse records from outside the streaming query of the group's rows. Raises LandedBesideStream.
+
+    Such records would be in the table, but not in the query's state.
+    """
     if entry.streamed is not None and plan.streamed is None and (plan.ranges or plan.lost):
         problem = f"its rows are made by a streaming query ({entry.streamed}), whose state would lack what is landed."
         raise LandedBesideStream(table, consumer_group, problem)

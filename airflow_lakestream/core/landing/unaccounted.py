@@ -21,7 +21,10 @@ _BOXES_NAMED = 10
 
 
 class RowFate(Enum):
-    """Meaning of a row's position for a first landing."""
+    """Meaning of a row's position for a first landing.
+
+    `ACCOUNTED`: a ledger has the position. `IN_THE_WAY`: the landing would double the row. Else the row is outside.
+    """
 
     ACCOUNTED = auto()
     BESIDE = auto()
@@ -61,7 +64,10 @@ class ForeignRowQuery:
     ranges: RangeSet | None = None
 
     def in_the_way(self, partition: int) -> tuple[Interval, ...]:
-        """Return a partition's offsets to land, including offsets in a ledger."""
+        """Return a partition's intervals to land: the ranges, or all offsets from the beginning on.
+
+        They include offsets in a ledger: `accounted` has these.
+        """
         if self.ranges is not None:
             return self.ranges.intervals(self.topic, partition)
         return ((self.begins.get(partition, 0), OFFSETS_END),)
@@ -71,7 +77,11 @@ class ForeignRowQuery:
         return self.known.intervals(self.topic, partition)
 
     def fate(self, partitions: Interval, offsets: Interval) -> RowFate | None:
-        """Return the fate of all rows within these bounds, ends included; None if the rows have to be read."""
+        """Return the common fate of all rows within these bounds, ends included.
+
+        None if the rows have to be read: positions within the bounds differ in fate, the bounds have too many
+        partitions, or some positions are impossible.
+        """
         first, last = partitions
         low, high = offsets
         if first < 0 or low < 0 or high >= OFFSETS_END or last - first >= _MOST_PARTITIONS:
@@ -99,7 +109,7 @@ class UnaccountedRows:
 
     @classmethod
     def of(cls, boxes: Iterable[tuple[RowFate, RowBounds]]) -> UnaccountedRows:
-        """Combine the rows of several files."""
+        """Combine the rows of several files: bounds of the same fate and partitions are joined."""
         joined: dict[tuple[RowFate, Interval], RowBounds] = {}
         for fate, box in boxes:
             key = fate, box.partitions
@@ -121,7 +131,7 @@ LookForRows = Callable[[ForeignRowQuery], UnaccountedRows]
 
 
 def no_rows(asked: ForeignRowQuery) -> UnaccountedRows:
-    """Return an empty result, for a missing table, or for rows without positions."""
+    """Return an empty result for any query: for a missing table, or for rows without positions."""
     return UnaccountedRows()
 
 

@@ -17,7 +17,11 @@ from airflow_lakestream.core.records import Rows
 
 @dataclass(frozen=True, slots=True)
 class BranchSnapshot:
-    """A snapshot committed by the engine to a branch. `summary` is empty for an expired snapshot."""
+    """A snapshot committed by the engine to a branch.
+
+    :param sequence: the snapshot's sequence number.
+    :param summary: empty for an expired snapshot.
+    """
 
     snapshot_id: int
     sequence: int
@@ -58,7 +62,7 @@ class EnginePositions(Protocol):
         """
 
     def beyond(self) -> Mapping[int, int] | None:
-        """Return the same for the present branch, if more is proven than by any snapshot; else None.
+        """Return, by partition, the same ends for the present branch, if beyond every snapshot's; else None.
 
         This happens after an orderly stop: the records read last may be no rows, and then no snapshot is made.
         """
@@ -119,13 +123,19 @@ class BranchSink(Sink, Protocol):
     def new_snapshots(
         self, branch: str, marker: PublicationMarker | None, positions: EnginePositions
     ) -> NewSnapshots | None:
-        """Return the branch's new snapshots since the marker; None without a branch.
+        """Return the branch's new snapshots since the marker, as of the last `load`; None without a branch.
 
-        As of the last `load`. Raises the refusals of a branch that can't be published.
+        Raises PublicationRefused for a branch that can't be published.
+
+        :param marker: the last publication of the branch; None before the first publication.
+        :param positions: recognizes the engine's own snapshots.
         """
 
     def positions_of(self, file: BranchFile, identity: TopicIdentity) -> FileRows:
-        """Read the positions of a file's rows. Raises BranchFileGone, ColumnsMoved."""
+        """Read the positions of a file's rows. Raises BranchFileGone, ColumnsMoved.
+
+        :param identity: the topic; positions of another topic count as strange.
+        """
 
     def rows_of(self, file: BranchFile) -> Iterator[Rows]:
         """Yield a file's rows, in the table's present columns. Raises BranchFileGone, ColumnsMoved."""
@@ -145,9 +155,13 @@ class BranchSink(Sink, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """Contents of Kafka at given offsets: records with and without a value, and offsets below the log's start.
+    """Contents of Kafka at given offsets.
 
     At all other offsets there is nothing to read: ends of transactions, aborted records, compacted records.
+
+    :param values: offsets of records with a value.
+    :param tombstones: offsets of records without a value.
+    :param gone: offsets below the log's start.
     """
 
     values: RangeSet = RangeSet()
@@ -206,4 +220,10 @@ class RowProof(Protocol):
     """Second look at an engine's records, to compare the engine's rows with the rows of our decoder."""
 
     def check(self, ranges: RangeSet, written: EngineOutput, state: TopicState, stop: threading.Event) -> ProofResult:
-        """Check these offsets and the rows' offsets. Raises Stopped, and BadRecord for a record bad by our decoder."""
+        """Check these offsets and the rows' offsets against the rows of our decoder.
+
+        Differences are part of the result. Raises Stopped, and BadRecord for a record bad by our decoder.
+
+        :param ranges: the offsets that the engine has read.
+        :param written: the engine's rows of these offsets.
+        """

@@ -114,7 +114,13 @@ def begin(job: PublicationJob) -> dict[int, int]:
 
 
 def _begin(job: PublicationJob, begins_again: bool) -> dict[int, int]:
-    """Prepare the table. Offsets lost by the log are a loss at the beginning of the group or of the engine."""
+    """Write down the group's origin, and lost offsets; return the first missing offsets by partition.
+
+    Both go into a landing without rows, if the ledger lacks them. A conflict begins again.
+
+    :param begins_again: an engine without a state reads all missing offsets again, so offsets lost since the origin
+        are a loss, too.
+    """
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
@@ -140,8 +146,8 @@ def begin_again(job: PublicationJob, note: Callable[[Mapping[int, int]], None] |
     The branch begins again at main's head: what it had beyond that is read again. Raises LandedAhead if the ledger has
     offsets above the first missing offset: the engine would land them twice. Raises DataLoss, too.
 
-    :param note: writes down the beginning of another `Line`. From then on the branch's contents do not count, even if
-        we die before the branch is set back. None if no record is ever filtered.
+    :param note: writes down the beginning of another `EngineJobLine`. From then on the branch's contents do not
+        count, even if this process dies before the branch is set back. None if no record is ever filtered.
     """
     starts = _begin(job, begins_again=True)
     entry = job.sink.load(job.run_id).ledger.entry(job.source.identity())
@@ -163,10 +169,13 @@ def publish(job: PublicationJob) -> LandingReport:
 
     1. Look at the table, its ledger and its branch; look at the topic.
     2. Take the branch's new snapshots, oldest first, up to a snapshot whose position the engine proves.
-    3. Claim the offsets from the last publication to that position. Compare the files' rows with the rows that our
-       decoder makes of the same records. Read the rows' positions, and refuse contradictions to claim or ledger.
+    3. Claim the offsets from the last publication to that position: the engine has read these. Compare the files'
+       rows with the rows that our decoder makes of the same records. Read the rows' positions, and refuse
+       contradictions to claim or ledger.
     4. Look into Kafka for records at the claimed offsets without a row.
     5. Commit files and ledger together, with the marker of the snapshot. Go to 1; also on a conflict.
+
+    The end is reached if step 2 finds no snapshot, or if the commit would change neither ledger nor rows.
 
     Raises LakestreamError; after any error main has no row that the ledger lacks, and no file is deleted.
     """
@@ -201,7 +210,10 @@ def publish(job: PublicationJob) -> LandingReport:
 def _take_step(
     job: PublicationJob, table: TableState, now: TopicState, entry: TopicEntry, report: LandingReport
 ) -> bool:
-    """Publish the next snapshots; return False without further snapshots."""
+    """Publish the branch's next snapshots; return False if nothing is left to publish.
+
+    Also False for a missing branch, or if no position of the engine is known. Raises the refusals, and Conflict.
+    """
     marker = entry.published.get(job.branch)
     new_snapshots = job.sink.new_snapshots(job.branch, marker, job.positions)
     if new_snapshots is None:
@@ -238,7 +250,8 @@ def _look_again(
 ) -> ProofResult | None:
     """Compare the new rows with ours, including rows landed by another run; return None without a proof.
 
-    A bad record may have spoilt the records behind it. Raises RecordDoubted, RowsDiffer.
+    Raises RowsDiffer for different values. Raises RecordDoubted for a record that is bad by our decoder: it may
+    have spoilt the engine's rows of the records behind it.
     """
     if job.proof is None:
         return None
@@ -254,7 +267,12 @@ def _look_again(
 
 
 def _check_seen(job: PublicationJob, rows: BranchRows, seen: RangeSet) -> None:
-    """Refuse rows without a second look at the records, unless losses are recorded. Raises RowsUnseen."""
+    """Refuse rows of records that have left Kafka before the proof could read them. Raises RowsUnseen.
+
+    With `on_data_loss` RECORD the rows are taken, with a warning.
+
+    :param seen: the offsets that the proof has seen.
+    """
     if not (unseen := rows.positions - seen):
         return
     if job.on_data_loss is OnDataLoss.FAIL:
@@ -269,7 +287,9 @@ def _next_steps(
 ) -> tuple[Sequence[BranchStep], dict[int, int] | None]:
     """Return the oldest steps to publish together, and the engine's ends after the last step.
 
-    Raises PositionsUnknown if there are files and no position of the engine is known.
+    Together are all steps up to a known position, with at most `most_rows` rows, but at least to the first known
+    position. The ends are None if there is nothing to publish. Raises PositionsUnknown if there are files and no
+    position of the engine is known.
     """
     known: tuple[Sequence[BranchStep], dict[int, int]] | None = None
     rows = 0
@@ -301,11 +321,17 @@ def _entry_of(job: PublicationJob, table: TableState, now: TopicState) -> TopicE
 
 
 def _refuse_foreign_rows(job: PublicationJob, table: TableState, claim: EngineClaim, landed: RangeSet) -> None:
-    """Refuse offsets landed by another group, and rows on main without a ledger."""
+    """Refuse offsets landed by another group, and rows on main without a ledger.
+
+    Raises LandedByAnotherGroup, and RowsUnaccounted in the group's first publication.
+
+    :param landed: the offsets to be landed by this publication.
+    """
     identity = claim.state.identity
     for other, ledger in table.other_ledgers.items():
         if taken := landed & ledger.entry(identity).landed:
             raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table, table.part)
+    # Foreign rows can only be met by the group's first publication: later rows are in its ledger.
     if claim.entry.landed and claim.entry.origin:
         return
     ledgers = (table.ledger, *table.other_ledgers.values())

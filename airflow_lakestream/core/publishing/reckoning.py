@@ -73,7 +73,7 @@ class EngineClaim:
         return self.entry.held
 
     def check_ends(self, table: str, branch: str) -> None:
-        """Refuse offsets read beyond the log's end. Raises BeyondTheLog."""
+        """Refuse offsets read beyond the log's end, or in an unknown partition. Raises BeyondTheLog."""
         topic, marks = self.state.identity.topic, self.state.marks
         beyond = {p: end for p, end in self.ends.items() if p not in marks or end > marks[p].end}
         if beyond:
@@ -82,7 +82,10 @@ class EngineClaim:
             raise BeyondTheLog(table, branch, where)
 
     def marker(self, branch: str, last: BranchSnapshot | None) -> dict[str, PublicationMarker]:
-        """Return the ledger's new marker of the branch, empty without progress of the engine."""
+        """Return the ledger's new marker of the branch, empty without progress of the engine.
+
+        :param last: the last published snapshot; None if only the engine's ends moved: then the known snapshot stays.
+        """
         known = self.entry.published.get(branch)
         if last is not None:
             return {branch: PublicationMarker(last.snapshot_id, last.sequence, dict(self.ends))}
@@ -128,9 +131,12 @@ class BranchRows:
 def check_rows(
     sink: BranchSink, steps: Sequence[BranchStep], claim: EngineClaim, table: str, branch: str
 ) -> BranchRows:
-    """Read the positions of new files' rows, and refuse rows unfit to land.
+    """Read the positions of new files' rows, and refuse rows unfit to land; return the files to take.
 
-    Raises RowsWithoutPosition, RowsTwice, RowsOnMain, RowsUnproven, BranchHistoryLost, ColumnsMoved.
+    Files with all rows on main already are left out.
+
+    Raises RowsWithoutPosition, RowsTwice, RowsOnMain, RowsUnproven, BranchHistoryLost, BranchFileGone,
+    ColumnsMoved.
     """
     topic, read_in_total, held = claim.state.identity.topic, claim.read_in_total, claim.held
     positions, twice = RangeSet(), 0
@@ -157,9 +163,10 @@ def check_rows(
 
 
 def _is_on_main(step: BranchStep, file: BranchFile, found: FileRows, held: RangeSet, table: str, branch: str) -> bool:
-    """Return whether a file is on main already: older than the branch, with an expired snapshot.
+    """Return whether the ledger has all rows of a file already: the file is then left out.
 
-    Raises RowsOnMain, BranchHistoryLost.
+    That is allowed only if the file's snapshot has expired, so that the file is older than the branch. Raises
+    RowsOnMain if the snapshot is known, and BranchHistoryLost if only some of the rows are in the ledger.
     """
     taken = found.positions & held
     if not taken:
@@ -194,6 +201,10 @@ def check_left_out(
 ) -> None:
     """Refuse omissions without proof: records perhaps unread by the engine, or rows perhaps lost by the branch.
 
+    Proof is the line of the engine's jobs, with a branch that has all of the line's files. Only records at offsets
+    below the line's beginning are then refused.
+
+    :param line: the engine's jobs; None if unknown.
     :param shown: Kafka's records at the new offsets without a row.
 
     Raises LeftOutUnproven.
@@ -220,14 +231,18 @@ def reckon(
 ) -> PublicationOutcome:
     """Return the offset ranges and counts of the publication.
 
-    :param shown: Kafka's records at the new offsets without a row; None if all have a row.
-    :param line: the jobs of an engine that leaves records out on purpose; None if no records were left out.
+    An offset without a row is lost if Kafka no longer has the record. A record that Kafka shows is missing, to be
+    landed by the extract; or filtered, if the engine leaves records out on purpose. All further offsets are landed.
 
-    Raises DataLoss if records are gone without proof that they were left out.
+    :param shown: Kafka's records at the new offsets without a row; None if all have a row.
+    :param line: the jobs of an engine that leaves records out on purpose; None for any other engine.
+
+    Raises DataLoss if records are gone without proof that they were left out, and `on_data_loss` is FAIL.
     """
     shown = shown or LogContents()
     topic = claim.state.identity.topic
     filters = line is not None
+    # Records that the engine's jobs had read before they were gone are left out on purpose, not lost.
     lost = shown.gone if line is None else shown.gone - line.passed
     if lost and on_data_loss is OnDataLoss.FAIL:
         raise LostOrLeftOut(lost, table) if filters else DataLoss(lost, table)

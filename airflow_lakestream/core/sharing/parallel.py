@@ -45,7 +45,12 @@ class TableGone(LakestreamError, Transient):
 
 @dataclass(frozen=True, slots=True)
 class SharedPlan:
-    """Shares of a run, and bounds for the commit's own reads; None if the mode sets the bounds."""
+    """Shares of a run, and bounds of the commit's own reads.
+
+    :param shares: empty if nothing is to be read by workers.
+    :param within: the offsets that the commit may read itself if no usable piece has these; None if only the mode
+        sets bounds.
+    """
 
     identity: TopicIdentity
     shares: Sequence[PlanShare]
@@ -60,10 +65,12 @@ def folder_of(run_id: str) -> str:
 def plan_shares(job: LandingJob, most: int, least_width: int = LEAST_WIDTH) -> SharedPlan:
     """Plan a run, and cut the plan into at most `most` shares of nearly equal width.
 
-    If the table, or the group's origin, is not written down yet, a landing without rows does that first, so
-    that all shares are written for one table, from one beginning.
+    If the table, or the group's origin, is not written down yet, a landing without rows does that first, so that
+    all shares are written for one table, from one beginning. No shares are returned if nothing is to be read, or if
+    no record shows the columns of a new table.
 
-    Raises InvalidArgument if the job can't be shared, and the errors of `land` for a plan.
+    Raises InvalidArgument if the job can't be shared, Contention after MAX_CONFLICTS conflicts, and the errors of
+    `land` for a plan.
     """
     _refuse(job)
     conflict: Conflict | None = None
@@ -91,7 +98,8 @@ def read_share(job: LandingJob, share: PlanShare, folder: str) -> list[SharePiec
     """Read exactly a share, and write the files below `folder`, without a commit.
 
     A new piece begins whenever the limits ask for a commit. Offsets that Kafka loses meanwhile are left to the
-    commit, which decides about them.
+    commit, which decides about them; so are the offsets of a damaged batch, if the job records these as lost. The
+    share's pieces are then incomplete.
 
     Raises TopicReplaced, TableGone, and errors of reading, decoding and writing; no file is left then.
     """
@@ -113,10 +121,17 @@ def read_share(job: LandingJob, share: PlanShare, folder: str) -> list[SharePiec
 
 
 def land_pieces(job: LandingJob, pieces: Sequence[SharePiece], within: RangeSet | None, folder: str) -> LandingReport:
-    """Land the pieces in a single snapshot, with the run's missing offsets; then delete the rest below `folder`.
+    """Commit the pieces of several workers, read the offsets without a usable piece, and sweep `folder`.
 
-    Raises the errors of `land`. The files then stay, for another try; but they are deleted if too many of their
-    records are bad, or have no column, since another try would have to read these again.
+    All usable pieces are in the first commit. Then this landing itself reads the offsets of the run's plan that no
+    usable piece has. The sweep deletes all files below `folder` that are in no commit.
+
+    Raises the errors of `land`. After an error the files stay, for another try. Three errors are exceptions,
+    TooManyRejected, NoFieldHasColumn and SourceTypeChanged: the files are swept, since another try would have to
+    decode these records again.
+
+    :param within: bounds of this landing's own reads, from `SharedPlan`; None if only the mode sets bounds.
+    :param folder: the run's own folder below the table's data, from `folder_of`.
     """
     _refuse(job)
     # The plan was made with the limit on records already: the landing keeps to the plan.
@@ -154,12 +169,18 @@ def _shares(job: LandingJob, table: TableState, plan: Plan, most: int, least_wid
 
 
 def _bounds(job: LandingJob, plan_ranges: RangeSet, ranges: RangeSet) -> RangeSet | None:
-    """Return the bounds of the commit; None for a whole interval, since the commit may have to close seams."""
+    """Return the bounds of the commit's own reads: the ranges of the shares.
+
+    None for a whole interval: the commit may have to close seams, at offsets outside the shares.
+    """
     return None if isinstance(job.mode, IntervalMode) and ranges == plan_ranges else ranges
 
 
 def _found(job: LandingJob, table: TableState, plan: Plan) -> bool:
-    """Commit table and origin without rows; return False without a schema or a record to infer the schema."""
+    """Commit table and origin without rows; return False without a schema or a record to infer the schema.
+
+    Returns True after the commit. Raises Conflict, Stopped, and errors of reading and decoding.
+    """
     decoder = job.decoders(table.schema, None)
     if decoder is None:
         with closing(job.reader.read(plan, job.stop)) as chunks:
@@ -170,6 +191,7 @@ def _found(job: LandingJob, table: TableState, plan: Plan) -> bool:
         if first is None or decoder is None:
             return False
         job.sink.write(decoder.decode(first_records(first, 0)).rows, plan.state.identity)
+    # Without ranges: the shares have these. Losses and covered time belong to the commit of the pieces.
     founding = Batch(replace(plan, ranges=RangeSet(), lost=RangeSet(), covered=None))
     landing = founding.landing(f"{job.run_id}/plan", job.engine, table.ledger.filled, table.types)
     check_still_there(job, plan.state.identity)

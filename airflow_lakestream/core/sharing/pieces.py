@@ -56,7 +56,7 @@ class PlanShare:
 
     @property
     def plan(self) -> Plan:
-        """The plan for the share's reader."""
+        """The plan for the share's reader: without watermarks and ledger facts, which only the commit needs."""
         return Plan(
             TopicState(self.identity, {}),
             self.ranges,
@@ -103,7 +103,7 @@ class SharePiece:
         return sum(self.by_partition.values(), Counts())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the piece as JSON-ready values."""
+        """Return the piece as JSON-ready values, without `made`."""
         return {
             **_heading(self.identity, self.ranges),
             "counts": {str(partition): list(astuple(counts)) for partition, counts in self.by_partition.items()},
@@ -141,6 +141,8 @@ class HandedPieces:
     ) -> list[SharePiece]:
         """Return the pieces fit for a commit; the offsets of unfit pieces are read again if still missing.
 
+        Logs a warning of each unfit piece, except pieces that this run has committed itself.
+
         :param held: offsets that no longer need landing; a piece that overlaps them was landed by another run.
         :param misfit: returns the reason why files can't go into the table as it is now, or None.
         """
@@ -155,7 +157,7 @@ class HandedPieces:
         return usable_pieces
 
     def take(self, pieces: Iterable[SharePiece]) -> None:
-        """Mark pieces as committed."""
+        """Mark pieces as committed by this run: `usable` then gives no warning of their landed offsets."""
         taken = set(map(id, pieces))
         self._taken |= {number for number, piece in enumerate(self._pieces) if id(piece) in taken}
 
@@ -173,7 +175,7 @@ def split(ranges: RangeSet, most: int, least_width: int = 1) -> list[RangeSet]:
     """Cut a set of offsets into at most `most` disjoint shares of nearly equal width, at least `least_width` each.
 
     Partitions are put end to end and cut once a share is full: a large partition goes to several workers, several
-    small ones go to one.
+    small ones go to one. A set narrower than `least_width` is a single share; an empty set has no share.
     """
     width = ranges.width
     count = min(most, max(1, width // max(1, least_width))) if width else 0
@@ -182,6 +184,7 @@ def split(ranges: RangeSet, most: int, least_width: int = 1) -> list[RangeSet]:
     for r in ranges:
         start = r.from_offset
         while start < r.until_offset:
+            # Share `number` ends at this multiple of the mean width, counted over all partitions.
             until = min(r.until_offset, start + width * (number + 1) // count - at)
             shares[number].append(OffsetRange(r.topic, r.partition, start, until))
             at += until - start
@@ -191,13 +194,17 @@ def split(ranges: RangeSet, most: int, least_width: int = 1) -> list[RangeSet]:
 
 
 def at_most_offsets(ranges: RangeSet, most: int) -> RangeSet:
-    """Return the first `most` offsets in all, spread over the partitions in proportion to the widths."""
+    """Return `most` offsets: the first of each partition, in proportion to the partitions' widths.
+
+    A narrower set is returned unchanged.
+    """
     width = ranges.width
     if width <= most:
         return ranges
     sets = [ranges.of_partition(*key) for key in ranges.partitions]
     quotas = [one.width * most // width for one in sets]
     rest = most - sum(quotas)
+    # Rounding down left some offsets over: one more for each of the first partitions.
     for number, one in enumerate(sets):
         if rest and quotas[number] < one.width:
             quotas[number] += 1

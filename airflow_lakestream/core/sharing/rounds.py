@@ -37,14 +37,18 @@ class Undecided(Exception):
 
 @dataclass
 class UndecidedChunks:
-    """Chunks left by a worker in a round, and the questions, with the first place of each."""
+    """Chunks left by a worker in a round, and the questions, with the first place of each.
+
+    :param chunks: offset ranges to be read again in the next round.
+    :param brought: the questions.
+    """
 
     chunks: list[OffsetRange] = field(default_factory=list)
     brought: dict[Any, Place] = field(default_factory=dict)
     _size: int = 0
 
     def add(self, chunk: OffsetRange, undecided: Undecided) -> None:
-        """Leave a chunk."""
+        """Leave a chunk to the next round, and note its questions, each with the first place."""
         self.chunks.append(chunk)
         for number, (item, size) in enumerate(undecided.brought.items()):
             self._size += size if item not in self.brought else 0
@@ -72,8 +76,9 @@ def read_in_rounds(
 ) -> list[SharePiece]:
     """Read ranges in as many rounds as necessary, and return the pieces to cover the ranges.
 
-    :param read: reads ranges by workers.
-    :param decide: decides their questions, in order; workers of the next round know the decisions.
+    :param read: reads ranges by workers, and returns each worker's answer; some of the ranges may stay unread.
+    :param decide: decides the workers' questions, in order; workers of the next round know the decisions. The
+        returned value is ignored.
     :param first: the ranges of the first round; default: all.
     """
     pieces: list[SharePiece] = []
@@ -98,9 +103,17 @@ def read_in_rounds(
 
 
 def _in_order(brought: Mapping[Any, Place], unseen: RangeSet) -> list[Any]:
-    """Return the questions to decide now, in order: each before all unseen records of the partition."""
+    """Return the questions to decide now, in the order of their records.
+
+    A question waits if its partition has an unseen record before it, since that record may bring an earlier
+    question.
+
+    :param unseen: offsets of this round that were neither read nor left.
+    """
     ends = {partition: unseen.intervals(topic, partition)[0][0] for topic, partition in unseen.partitions}
     in_order = sorted(brought.items(), key=lambda one: one[1])
+    # In a partition without unseen records the bound is above the question itself, so that it is decided
+    # now.
     return [item for item, (partition, offset, _) in in_order if offset < ends.get(partition, offset + 1)]
 
 

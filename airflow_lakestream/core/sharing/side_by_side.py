@@ -40,7 +40,12 @@ _STOP = "stop"
 
 @dataclass(frozen=True)
 class ReadOrder:
-    """Order to a process to read a share. `target` is the outline of the table by the landing's sink."""
+    """Order to a process to read a share.
+
+    :param run_id: the run of the landing.
+    :param target: the outline of the table by the landing's sink.
+    :param folder: the folder for the files, below the table's data.
+    """
 
     run_id: str
     share: PlanShare
@@ -71,11 +76,17 @@ class _EndMessage:
 
 
 Round = tuple[list[SharePiece], bool]
+# Returns whether to commit now: from the records, the bad records and the bytes read since the last
+# commit.
 IsDue = Callable[[int, BadRecords, int], bool]
 
 
 def is_worth_sharing(job: LandingJob, plan: Plan) -> bool:
-    """Return whether child processes should read the plan."""
+    """Return whether child processes should read the plan.
+
+    False without children, after a child was killed or died, for fewer than 2 * LEAST_WIDTH offsets, and for a
+    careful job, which reads in its own process.
+    """
     if job.careful:
         return False
     return job.children is not None and not job.children.are_broken and plan.ranges.width >= 2 * LEAST_WIDTH
@@ -86,14 +97,16 @@ def read_by_children(
 ) -> Generator[Round, None, None]:
     """Read a plan by child processes; the sink has then taken all files of the pieces.
 
-    Yields pieces, and whether they are the last ones: whenever a commit is due, and when all is read. Leaving early
-    stops the processes, and waits until they have deleted what they did not hand over.
+    Yields (pieces, whether they are the last ones): whenever a commit is due, and when all is read. The caller
+    commits after each yield. Leaving early stops the processes, and waits until they have deleted what they did not
+    hand over.
 
     Raises Stopped, ProcessDied, and errors of reading, decoding and writing.
 
-    :param done: the offsets of the plan already read
-    :param most: most records to read; None for all
-    :param is_due: returns whether to commit, from the records read since the last commit, the bad records and the bytes
+    :param done: the offsets of the plan already read.
+    :param most: most records to read; None for all.
+    :param is_due: returns whether to commit, from the records read since the last commit, the bad records and the
+        bytes.
     """
     assert job.children is not None, "`is_worth_sharing` was asked before"
     ranges = plan.ranges - done
@@ -106,7 +119,10 @@ def read_by_children(
 
 @dataclass
 class _ShareReading:
-    """Shares in work; `busy` are the children still reading, `awaited` the children asked to hand over."""
+    """Shares in work; `busy` are the children still reading, `awaited` the children asked to hand over.
+
+    `pieces` are handed over and not yielded yet. `records`, `bad` and `size` count the reads since the last yield.
+    """
 
     job: LandingJob
     children: ChildProcesses
@@ -122,7 +138,7 @@ class _ShareReading:
     size: int = 0
 
     def read(self, shares: Sequence[PlanShare]) -> Generator[Round, None, None]:
-        """Yield pieces like `read_by_children`."""
+        """Yield pieces like `read_by_children`: send each child an order, and receive messages until all have ended."""
         target = self.job.shared.outline()
         progress = ReadProgress(self.topic, sum(share.ranges.width for share in shares), self.most)
         try:
@@ -133,6 +149,7 @@ class _ShareReading:
             while self.busy:
                 for number, message in self._receive():
                     self._take(number, message, progress)
+                # A limit is reached: ask all busy children to hand over, and yield once all have answered.
                 if self.awaited is None and self.is_due(self.records, self.bad, self.size):
                     self.awaited = set(self.busy)
                     for number in self.busy:
@@ -178,7 +195,10 @@ class _ShareReading:
             self.job.rejects.reject(records)
 
     def _abandon(self) -> None:
-        """Stop the busy children, and delete the files of killed children; never raises."""
+        """Stop the busy children, and delete the files of killed children; never raises.
+
+        A child that does not stop within PATIENCE seconds is killed.
+        """
         deadline = time.monotonic() + PATIENCE
         for number in self.busy:
             self.children.send(number, _STOP)
@@ -203,6 +223,7 @@ class _ShareReading:
                 self.job.shared.take_over(message.piece.files)
             if isinstance(message, _EndMessage | ChildFailure):
                 return True
+        # The time is over, and nothing came from the child.
         if patience == 0.0 and not answers:
             log.warning("Reader process %s does not stop. It is killed.", number)
             self.children.kill(number)
@@ -211,7 +232,7 @@ class _ShareReading:
 
 
 class _RejectBuffer:
-    """`core.ports.Rejects` of a child process: keeps the records until the piece is handed over."""
+    """`core.ports.RejectStore` of a child process: keeps the records until the piece is handed over."""
 
     def __init__(self) -> None:
         self.tables: list[Rows] = []
@@ -224,7 +245,7 @@ class _RejectBuffer:
         return sum(map(len, self.tables))
 
     def take(self) -> list[Rows]:
-        """Return the kept records, and clear the store."""
+        """Return the kept records, and empty the buffer."""
         tables, self.tables = self.tables, []
         return tables
 
@@ -242,7 +263,10 @@ class ReaderProcess:
         self._hand_over = threading.Event()
 
     def serve(self) -> None:
-        """Read the parent's orders until the end."""
+        """Read shares by the parent's orders, until the parent is gone or this process has to end.
+
+        An error of an order is sent to the parent, and the next order is awaited.
+        """
         for order in self._child.requests(self._hear):
             try:
                 self._read(order)
@@ -258,6 +282,7 @@ class ReaderProcess:
         if isinstance(message, ReadOrder):
             # Set here, in the listening thread: a stop may arrive before its order is begun.
             self._stop, self._hand_over = threading.Event(), threading.Event()
+            # Not heard here: the order is a request, yielded to `serve`.
             return False
         (self._hand_over if message == _HAND_OVER else self._stop).set()
         return True
@@ -291,5 +316,6 @@ class ReaderProcess:
     def _pass_on(self, job: LandingJob, batch: Batch, kept: _RejectBuffer, *, asked: bool) -> Batch:
         piece = batch.piece(job.shared.hand_over()) if batch.covers_anything else None
         self._child.send(_PieceMessage(piece, kept.take(), asked))
+        # The parent has taken the files: an error from here on must not delete them.
         job.shared.let_go()
         return batch.next()

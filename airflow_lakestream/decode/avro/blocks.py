@@ -20,9 +20,14 @@ _FEW = 256
 def read_items(
     lanes: ByteLanes, item: Callable[[ByteLanes], pa.Array | None], node: Node, path: str
 ) -> tuple[list[pa.Array], Integers, Integers]:
-    """Return the parts read by `item` from items of type `node`, the order of the items, and each lane's item count.
+    """Read the items of all arrays or maps: return their parts, the order of the items, and each lane's item count.
 
-    An `item` that returns None only skips items: the list of parts is empty then.
+    The parts are in the order of reading: the first items of all lanes come before the second items. The positions
+    `order`, taken from the concatenated parts, sort the items by lane; see `merged`.
+
+    :param item: reads one item in each lane, or returns None if the items are only skipped; then the list of parts is
+        empty.
+    :param node: type of an item.
     """
     reading = _ItemReader(item, node, path)
     rows, live = np.arange(len(lanes)), lanes.take(np.arange(len(lanes)))
@@ -39,6 +44,7 @@ def read_items(
 
 
 def _block_header(lanes: ByteLanes, empty: bool, path: str) -> Integers:
+    # Returns the number of items in the next block of each lane; 0 ends the array or the map.
     counts = lanes.zigzags(path)
     sized = np.flatnonzero((counts < 0) & (lanes.failure == 0))
     if len(sized):
@@ -48,13 +54,14 @@ def _block_header(lanes: ByteLanes, empty: bool, path: str) -> Integers:
         # The block's size in bytes, for readers that skip the block unread.
         part.zigzags(path)
         lanes.put(sized, part)
+    # Items without bytes may be more than the bytes that are left, up to a limit.
     too_many = (counts < 0) | (counts > np.maximum(lanes.end - lanes.pos, MOST_EMPTY))
     lanes.fail(too_many, f"{path}: more items than the value has bytes")
     return counts
 
 
 class _ItemReader:
-    """Reader of items, block by block, with the lane of each item."""
+    """Reader of items, block by block; `owners` has the lane of each item of `parts`."""
 
     def __init__(self, item: Callable[[ByteLanes], pa.Array | None], node: Node, path: str) -> None:
         self.parts: list[pa.Array] = []
@@ -65,7 +72,11 @@ class _ItemReader:
         self._width = width(node)
 
     def block(self, rows: Integers, live: ByteLanes, counts: Integers) -> None:
-        """Read `counts` items in each lane; `rows` are the numbers of the lanes."""
+        """Read a block of `counts` items in each lane.
+
+        :param rows: the numbers of the lanes for `owners`.
+        :param live: the lanes, which are moved behind the block.
+        """
         if self._width is not None:
             self._block_of_width(rows, live, counts, self._width)
             return
@@ -91,6 +102,7 @@ class _ItemReader:
             self.owners.append(rows)
 
     def _block_of_width(self, rows: Integers, live: ByteLanes, counts: Integers, width: int) -> None:
+        # The size of an item is known, so all items of the block are read at once.
         fits = counts * width <= live.end - live.pos
         live.fail(~fits, f"{self._path}: the value ends early")
         counts = np.where(fits, counts, 0)
@@ -99,6 +111,7 @@ class _ItemReader:
         live.skip(np.where(live.failure == 0, counts * width, 0), self._path)
 
     def _walk(self, rows: Integers, live: ByteLanes, counts: Integers) -> None:
+        # One lane after the other: first the start of each item is found, then all items are read at once.
         data = memoryview(live.data.data)
         starts: list[int] = []
         wrong, found = np.zeros(len(live), np.bool_), np.zeros(len(live), np.int64)
@@ -118,6 +131,7 @@ class _ItemReader:
         live.pos = np.where(live.failure == 0, behind, 0)
 
     def _read_at(self, rows: Integers, live: ByteLanes, counts: Integers, starts: Integers) -> None:
+        # Reads the items at `starts`, `counts` in each lane. A lane fails if one of its items fails.
         lanes = np.repeat(np.arange(len(live)), counts)
         items = live.take(lanes)
         items.pos = starts
@@ -135,13 +149,14 @@ def _within(counts: Integers) -> Integers:
 
 
 def skip_all(node: Node, lanes: ByteLanes, path: str, depth: int = 0) -> None:
-    """Move all lanes over a value of the type."""
+    """Move all lanes over a value of the type; a lane without a valid value fails."""
     size = width(node)
     if depth > DEEPEST:
         lanes.fail(np.ones(len(lanes), np.bool_), f"{path}: nested deeper than {DEEPEST} levels")
     elif size is not None:
         lanes.skip(size, path)
     elif isinstance(node, Record):
+        # The path of a failure names two levels of skipped fields at most.
         for name, kind in node.fields:
             skip_all(kind, lanes, f"{path}.{name}" if depth < 2 else path, depth + 1)
     elif isinstance(node, AvroUnion):
@@ -156,6 +171,7 @@ def skip_all(node: Node, lanes: ByteLanes, path: str, depth: int = 0) -> None:
 
 
 def _skip_union(node: AvroUnion, lanes: ByteLanes, path: str, depth: int) -> None:
+    # Skips the value of the chosen branch in each lane; the number of the branch is ahead of the value.
     chosen = lanes.zigzags(path)
     lanes.fail((chosen < 0) | (chosen >= len(node.branches)), f"{path}: a type that the union does not have")
     live = lanes.failure == 0

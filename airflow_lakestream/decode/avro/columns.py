@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -36,7 +37,13 @@ _DEEPEST = 64
 
 
 class AvroCompiler:
-    """Compiler of readers. All methods raise Unfit if no value of the schema's type fits the column."""
+    """Compiler of readers. All methods raise Unfit if no value of the schema's type fits the column.
+
+    :param naming: the rules by which fields and union branches find their columns.
+    :param ignore_unknown: a field without a column is skipped; otherwise the schema is unfit.
+    :param finer: treatment of times finer than microseconds.
+    :param ignored: names of fields of the outer record that are skipped in any case.
+    """
 
     def __init__(
         self, naming: FieldNaming, *, ignore_unknown: bool, finer: TimestampsFiner, ignored: Collection[str] = ()
@@ -48,15 +55,17 @@ class AvroCompiler:
         self._depth = 0
 
     def record(self, node: Node, fields: list[pa.Field], path: str = "") -> Callable[[ByteLanes], list[pa.Array]]:
-        """Return a reader of a record's columns, of the plain types of `fields`."""
+        """Return a reader of a record's columns, in the order of `fields`.
+
+        The columns have the plain types of `fields`, see `leaves.plain`. A column without a field is null, and unfit if
+        required.
+        """
         if not isinstance(node, Record):
             raise Unfit(f"{path or 'the schema'}: {node.name} is not a record")
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise Unfit(f"{path}: nested deeper than {_DEEPEST} levels")
         names = [(name, None) for name, _ in node.fields]
         places = self._naming.places(node.name, names, [field.name for field in fields], path)
-        steps = [self._step(name, kind, places, fields, path) for name, kind in node.fields]
+        with self._deeper(path):
+            steps = [self._step(name, kind, places, fields, path) for name, kind in node.fields]
         kinds = [leaves.plain(field.type) for field in fields]
         written = {name for name, _ in node.fields}
         absent = sorted(set(range(len(fields))).difference(places.values()))
@@ -64,9 +73,9 @@ class AvroCompiler:
             if not field.nullable:
                 inner = _inner(path, field.name)
                 raise Unfit(f"{inner}: {no_such_field(field.name, written, 'schema')}")
-        self._depth -= 1
 
         def read(lanes: ByteLanes) -> list[pa.Array]:
+            # A step fills a column, or only skips a field.
             columns: list[pa.Array] = [None] * len(kinds)
             for step in steps:
                 if isinstance(step, tuple):
@@ -79,9 +88,21 @@ class AvroCompiler:
 
         return read
 
+    @contextmanager
+    def _deeper(self, path: str) -> Iterator[None]:
+        """Count a level of nesting. Raises Unfit beyond the deepest; a union then goes on with its next branch."""
+        self._depth += 1
+        try:
+            if self._depth > _DEEPEST:
+                raise Unfit(f"{path}: nested deeper than {_DEEPEST} levels")
+            yield
+        finally:
+            self._depth -= 1
+
     def _step(
         self, name: str, node: Node, places: dict[str, int], fields: list[pa.Field], path: str
     ) -> tuple[int, Read] | Skip:
+        # Returns the place of the field's column and the reader, or a function that skips the field.
         inner = _inner(path, name)
         if name in places:
             return places[name], self.field(node, fields[places[name]], inner)
@@ -126,6 +147,7 @@ class AvroCompiler:
         return lambda lanes: pa.StructArray.from_arrays(read(lanes), fields=fields)
 
     def _list(self, node: AvroArray, kind: pa.DataType, path: str) -> Read:
+        # Returns the reader of arrays as lists.
         if not (t.is_list(kind) or t.is_large_list(kind)):
             raise Unfit(f"{path}: an array can't become {kind}")
         item = self.field(node.items, kind.value_field, f"{path}[]")
@@ -138,6 +160,7 @@ class AvroCompiler:
         return read
 
     def _map(self, node: AvroMap, kind: pa.DataType, path: str) -> Read:
+        # Returns the reader of maps. If a map has a key several times, the last entry counts.
         if not t.is_map(kind) or not t.is_string(kind.key_type):
             raise Unfit(f"{path}: a map can't become {kind}")
         key = _primitive(AvroPrimitive("string"), pa.string(), f"{path}{{}}", self._finer)
@@ -159,7 +182,9 @@ class AvroCompiler:
         branches: list[Read | Unfit | None] = [None] * len(node.branches)
         columns = [field.name for field in kind] if t.is_struct(kind) else []
         names = {index: self._branch_column(branch, columns) for index, branch in node.values}
+        # A struct with a column for each branch; otherwise all branches have to fit the same column.
         by_branch = t.is_struct(kind) and len(names) > 1 and set(columns) <= set(names.values())
+        # Branches may find columns by the type names of other schema versions: see `FieldNaming.has_gaps`.
         self._naming.has_gaps |= bool(columns) and len(names) > 1 and not by_branch
         for index, branch in node.values:
             try:
@@ -174,12 +199,15 @@ class AvroCompiler:
         return partial(_read_union, branches=branches, kind=leaves.plain(kind), path=path)
 
     def _branch_column(self, node: Node, columns: Sequence[str]) -> str:
-        """Return the column of a union's branch: the branch's name, or another name of the type."""
+        """Return the column of a union's branch: the branch's name, or another name of its type with a column."""
         own, others = branch_name(node), self._naming.type_names(node)
         return own if own in columns else next((name for name in columns if name in others), own)
 
     def _branch(self, node: Node, name: str, kind: pa.DataType, path: str) -> Read:
-        """Return the reader of a union's branch into a struct with a column for each branch."""
+        """Return the reader of a union's branch into a struct with a column for each branch.
+
+        All columns except the branch's are null. Without a column for the branch, a value of the branch fails the lane.
+        """
         if name not in [field.name for field in kind]:
             return lambda lanes: self._unwanted(node, leaves.plain(kind), lanes, f"{path}.{name}")
         fields = list(leaves.plain(kind))
@@ -205,6 +233,7 @@ def _inner(path: str, name: str) -> str:
 
 
 def _read_union(lanes: ByteLanes, branches: list[Read | Unfit | None], kind: pa.DataType, path: str) -> pa.Array:
+    # An Unfit makes each value of the branch a failure; None is the branch null.
     chosen = lanes.zigzags(path)
     problem = f"{path or 'the value'}: a type that the union does not have"
     lanes.fail((chosen < 0) | (chosen >= len(branches)), problem)
@@ -287,6 +316,7 @@ def _boolean(kind: pa.DataType, path: str) -> Read:
 
 
 def _span(node: AvroPrimitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> Read:
+    # Returns the reader of bytes and strings: a length is ahead of the bytes.
     if node.logical == "zoned-timestamp" and t.is_timestamp(kind):
         fit = leaves.instants(kind, path, finer)
     elif node.name == "string":
@@ -318,6 +348,7 @@ def _number(node: AvroPrimitive, kind: pa.DataType, path: str, finer: Timestamps
 
 
 def _number_fit(logical: str, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Fit:
+    # Returns the fit by the logical type: its unit is the last word of its name.
     if logical == "date":
         return leaves.dates(kind, path)
     unit = _NANOS.get(logical.rpartition("-")[2], 0)

@@ -31,8 +31,8 @@ class AvroDecoder(FramedDecoder):
 
     :param registry: source of the schemas of Confluent's wire format.
     :param schemas: schemas of single-object encoding, as JSON text; a record names a schema by its fingerprint.
-    :param to_end: the schema has a single column, for the value as a whole, which need not be a record.
-    :param ignored: fields of the whole record that are not unknown, though they have no column.
+    :param to_end: `schema` has a single column, which takes the value as a whole; the value need not be a record.
+    :param ignored: fields of the outer record that may lack a column even if `unknown_fields` is "fail".
     """
 
     kind = "AVRO"
@@ -81,6 +81,7 @@ class AvroDecoder(FramedDecoder):
             yield schema_id, schema_id, rows
 
     def _compile(self, key: Hashable) -> Read:
+        # Raises Unfit also for a schema that can't be parsed: every record of this schema is bad then.
         text, references = self._text(key)
         try:
             node = avro_schema.parse(text, references)
@@ -92,6 +93,7 @@ class AvroDecoder(FramedDecoder):
             compiler = AvroCompiler(naming, ignore_unknown=ignore, finer=self.finer, ignored=self._ignored)
             return self._columns(compiler, node)
 
+        # Other names come from the aliases in this schema, in `schemas`, and in further versions of the registry.
         given = [node, *avro_schema.parse_all(self._schemas)]
         read = self._by_names(columns_by, lambda versions: avro_names(given, versions))
 
@@ -111,7 +113,10 @@ class AvroDecoder(FramedDecoder):
         return compiler.record(node, list(self.schema))
 
     def _optional(self, read: Callable[[ByteLanes], pa.Array]) -> Read:
-        """Return a reader of a nullable record; null becomes a row of nulls, like a tombstone."""
+        """Return a reader of a record that may be null; null becomes a row of nulls, like a tombstone.
+
+        If a column is required, null fails the lane.
+        """
         required = [field.name for field in self.schema if not field.nullable]
 
         def columns(lanes: ByteLanes) -> list[pa.Array]:
@@ -125,6 +130,7 @@ class AvroDecoder(FramedDecoder):
         return columns
 
     def _text(self, key: Hashable) -> tuple[str, list[str]]:
+        # Returns the text of the schema, and the texts of its references, for a fingerprint or a schema id.
         if isinstance(key, tuple):
             found = self._by_fingerprint.get(key[1])
             if found is None:

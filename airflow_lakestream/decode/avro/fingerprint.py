@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_lakestream.decode.avro.schema import PRIMITIVES, document, full_name
 
+# The constants of the algorithm in Avro's specification: the fingerprint of no bytes, and a table by byte.
 _EMPTY = 0xC15D213AA4D7A795
 _TABLE = []
 for _byte in range(256):
@@ -16,7 +17,10 @@ for _byte in range(256):
 
 
 def fingerprint(text: str) -> int:
-    """Return the 64-bit Rabin fingerprint of the schema's canonical form, for single-object encoding."""
+    """Return the 64-bit Rabin fingerprint of the schema's canonical form, for single-object encoding.
+
+    Raises SchemaRefused if the text is not JSON.
+    """
     value = _EMPTY
     for byte in json.dumps(_canonical(document(text), ""), separators=(",", ":"), ensure_ascii=False).encode():
         value = (value >> 8) ^ _TABLE[(value ^ byte) & 0xFF]

@@ -28,7 +28,7 @@ def width(node: Node) -> int | None:
 
 
 def skip_one(node: Node, data: memoryview, pos: int, end: int, depth: int = 0) -> int:
-    """Return the position after the value at `pos`. Raises Malformed."""
+    """Return the position after the value at `pos`. Raises Malformed if the value does not end before `end`."""
     if depth > DEEPEST:
         raise Malformed
     size = width(node)
@@ -60,6 +60,7 @@ def _branch(node: AvroUnion, index: int) -> Node:
 def _skip_blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -> int:
     while True:
         count, pos = read_one(data, pos, end)
+        # Behind a negative count follows the size of the block in bytes.
         if count < 0:
             count = -count
             _, pos = read_one(data, pos, end)
@@ -72,8 +73,9 @@ def _skip_blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -
 
 
 def read_one(data: memoryview, pos: int, end: int) -> tuple[int, int]:
-    """Return the signed number at `pos`, and the position after the number. Raises Malformed."""
+    """Return the number at `pos`, in zigzag encoding, and the position after the number. Raises Malformed."""
     value = shift = 0
+    # Ten bytes of seven bits hold the longest number.
     while pos < end and shift < 70:
         byte = data[pos]
         pos += 1

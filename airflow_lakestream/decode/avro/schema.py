@@ -19,6 +19,9 @@ PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "str
 class AvroPrimitive:
     """Primitive type, one of Avro's eight; `logical` is a valid logical type, or None.
 
+    `connect` is Kafka Connect's name for the meaning of the field, or empty. Two types that differ only in `connect`
+    are equal.
+
     `connect` is Kafka Connect's name for the meaning of the field, or empty.
     """
 
@@ -31,7 +34,7 @@ class AvroPrimitive:
 
 @dataclass(frozen=True)
 class AvroFixed:
-    """Type of a fixed number of bytes."""
+    """Type of a fixed number of bytes; `logical` is "decimal", "uuid", "duration" or None."""
 
     name: str
     size: int
@@ -52,7 +55,7 @@ class AvroEnum:
 
 @dataclass(frozen=True)
 class AvroArray:
-    """Type of any number of items."""
+    """Type of an array; `items` is the type of each item."""
 
     items: Node
     name: str = "array"
@@ -60,7 +63,7 @@ class AvroArray:
 
 @dataclass(frozen=True)
 class AvroMap:
-    """Map from text to values."""
+    """Type of a map from text to values of the type `values`."""
 
     values: Node
     name: str = "map"
@@ -126,9 +129,9 @@ _CONNECT_DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
 def parse(text: str, references: Iterable[str] = ()) -> Node:
-    """Return the tree of a schema; each of `references` may refer only to the references before.
+    """Return the tree of a schema; `references` are schemas that define further types.
 
-    Raises SchemaRefused.
+    Each reference may use only the types of the references before. Raises SchemaRefused.
     """
     parser = _AvroParser()
     try:
@@ -142,7 +145,7 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
 
 
 def document(text: str) -> Any:
-    """Return a schema's JSON. Raises SchemaRefused."""
+    """Return a schema's JSON; a primitive type may be a bare word. Raises SchemaRefused for another text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -159,6 +162,7 @@ class _AvroParser:
         self._names: dict[str, Node] = {}
 
     def node(self, schema: Any, namespace: str) -> Node:
+        # Returns the type of a schema's JSON, and remembers the types with names on the way.
         if isinstance(schema, list):
             return self._union(schema, namespace)
         if isinstance(schema, str):
@@ -187,6 +191,7 @@ class _AvroParser:
     def _named(self, name: str, namespace: str) -> Node:
         if name in PRIMITIVES:
             return AvroPrimitive(name)
+        # From inside a namespace, a type without a namespace is found, too.
         found = self._names.get(full_name(name, namespace)) or self._names.get(name)
         if found is None:
             raise SchemaRefused(f"The Avro schema names a type that it does not define, and no reference does: {name}.")
@@ -248,10 +253,10 @@ def _logical(kind: str, schema: Any) -> AvroPrimitive:
 
 
 def _decimal(schema: Any) -> tuple[int, int] | None:
-    """Return precision and scale, or None if the schema lacks a valid precision and scale.
+    """Return precision and scale, or None if one is unusable: the value is plain bytes then.
 
-    Avro treats a decimal with a scale below 0, or above the precision, as invalid, and the value as bytes; but such
-    a value of Connect or Debezium is a number.
+    A scale below 0 or above the precision is accepted: the Avro specification calls this scale invalid, but Connect and
+    Debezium write such decimals.
     """
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int or precision < 1 or abs(scale) > MOST_SCALE:
@@ -284,16 +289,17 @@ def arrow_schema(text: str, references: Iterable[str] = ()) -> pa.Schema:
 
 
 def parse_all(texts: Iterable[str]) -> list[Node]:
-    """Return the trees of several independent schemas. Raises SchemaRefused."""
+    """Return the trees of independent schemas, which do not use each other's types. Raises SchemaRefused."""
     return [parse(text) for text in texts]
 
 
 def arrow_field(name: str, text: str, references: Iterable[str] = ()) -> pa.Field:
-    """Return the single column for whole values of this schema, not only for records."""
+    """Return the single column for whole values of this schema, which need not be records. Raises SchemaRefused."""
     return _field(name, parse(text, references), name, ())
 
 
 def _fields(record: Record, path: str, above: tuple[Record, ...]) -> list[pa.Field]:
+    # Returns the columns of a record; `above` has the records around the record.
     if record in above:
         raise SchemaRefused(f"{path}: the record {record.name} holds itself, which no table can: leave the field out.")
     if not record.fields:
@@ -305,6 +311,7 @@ def _fields(record: Record, path: str, above: tuple[Record, ...]) -> list[pa.Fie
 
 
 def _field(name: str, node: Node, path: str, above: tuple[Record, ...], *, optional: bool = False) -> pa.Field:
+    # A field with a default is nullable, since older records lack the field.
     nullable = optional or (isinstance(node, AvroUnion) and len(node.values) < len(node.branches))
     return pa.field(name, _type(node, path, above), nullable=nullable)
 
@@ -338,6 +345,7 @@ def _union_type(union: AvroUnion, path: str, above: tuple[Record, ...]) -> pa.Da
     names = {node.name for node in values if isinstance(node, AvroPrimitive) and node.logical is None}
     if len(values) == 1:
         return _type(values[0], path, above)
+    # Numbers of two sizes share a column of the larger size; other types get a struct with a column for each type.
     if len(names) == len(values):
         if names == {"int", "long"}:
             return pa.int64()

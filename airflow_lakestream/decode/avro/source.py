@@ -28,6 +28,7 @@ def shape(text: str, references: Iterable[str] = ()) -> ConnectType | None:
 
 
 def _shape(node: Node, depth: int) -> ConnectType | None:
+    # None for a type that is nested too deep. A union of null and a type has the shape of the type.
     if depth > _DEEPEST:
         return None
     if isinstance(node, AvroUnion):

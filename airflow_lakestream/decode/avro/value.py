@@ -24,6 +24,7 @@ def value_of(node: Node, data: bytes) -> Any:
 
 
 def _read(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tuple[Any, int]:
+    # Returns the value at `pos`, and the position behind the value.
     if depth > DEEPEST:
         raise Malformed
     if isinstance(node, Record):
@@ -65,6 +66,7 @@ def _leaf(node: Node, data: memoryview, pos: int, end: int) -> tuple[Any, int]:
 
 
 def _blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tuple[list[Any], int]:
+    # Returns the items of an array, and the position behind the last block, whose count is 0.
     items: list[Any] = []
     while True:
         count, pos = read_one(data, pos, end)

@@ -60,8 +60,9 @@ _HAS_ROW = ("c", "u", "r")
 class EventNaming:
     """Names of the row's columns, and of the columns for parts of the event.
 
-    :param parts: columns for parts of the event, with the event's member for each.
-    :param renamed: the row's columns by their names in the database, as far as the names differ.
+    :param parts: columns for parts of the event, with the event's member for each part.
+    :param renamed: new names of the row's columns, by their names in the database; a column that keeps its name is
+        missing here.
     """
 
     parts: Mapping[str, str] = dataclasses.field(default_factory=lambda: EVENT_COLUMNS)
@@ -72,7 +73,7 @@ class EventNaming:
         return self._sources.get(column, column)
 
     def in_source(self, columns: Iterable[pa.Field]) -> list[pa.Field]:
-        """Return columns of the row, by the database's names."""
+        """Return columns of the row under the database's names."""
         return [field.with_name(self.source(field.name)) for field in columns]
 
     @cached_property
@@ -84,12 +85,15 @@ USUAL = EventNaming()
 
 
 def is_event(record: pa.Schema) -> bool:
-    """Return whether records with these columns are change events."""
+    """Return whether records with these columns are change events, with an operation and an image of the row."""
     return "op" in record.names and bool(_images(record))
 
 
 def row_of(event: pa.Schema) -> list[pa.Field]:
-    """Return the columns of the row in events with these columns. Raises InvalidArgument if events have no row."""
+    """Return the row's columns, by the images in events with these columns, all nullable.
+
+    Raises InvalidArgument if the records are not events, are MongoDB's, or if an image differs in a column's type.
+    """
     if _MONGO in event.names and "op" in event.names:
         problem = "the change events are MongoDB's: their documents are text, and no rows with columns."
         remedy = "Let Debezium's transform ExtractNewDocumentState send documents as records, and leave envelope out."
@@ -130,7 +134,10 @@ def flattened(event: pa.Schema, notes: bool = False) -> pa.Schema:
 
 
 def _merged(groups: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
-    """Return each field once, and nullable: a delete may have only the key."""
+    """Return each field of the groups once, and nullable: a delete may have only the key.
+
+    Raises InvalidArgument if a field has several types.
+    """
     fields: dict[str, pa.Field] = {}
     for group in groups:
         for field in group:
@@ -142,7 +149,10 @@ def _merged(groups: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
 
 
 def event_schema(schema: pa.Schema, naming: EventNaming = USUAL) -> pa.Schema:
-    """Return the columns for decoding events, for a table with these columns. Raises InvalidArgument."""
+    """Return the columns for decoding events, given the columns of the table.
+
+    Raises InvalidArgument if an image's column is not a struct, or if a field has several types.
+    """
     images = [naming.in_source(field for field in schema if field.name not in naming.parts)]
     for field in schema:
         if naming.parts.get(field.name) in IMAGES:
@@ -167,7 +177,7 @@ class DebeziumDecoder:
     """Decoder of change events into rows, with the columns of `EventNaming.parts`.
 
     :param schema: the table's columns.
-    :param make: returns a decoder for the columns of the events.
+    :param make: returns a decoder for the columns of the events; see `event_schema`.
     :param unavailable: treatment of values that events leave out.
     """
 
@@ -188,7 +198,10 @@ class DebeziumDecoder:
         return type(self), (self.schema, self._make, self._naming, self._unavailable)
 
     def decode(self, batch: RawBatch) -> DecoderResult:
-        """Return the rows and the bad records of a batch; a tombstone is a row of nulls."""
+        """Return the rows and the bad records of a batch.
+
+        A tombstone is a row of nulls, and bad if a column is required.
+        """
         decoded = self._events.decode(batch)
         events = decoded.rows.combine_chunks()
         places = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])
@@ -203,7 +216,11 @@ class DebeziumDecoder:
         return decoded.refined(places, wrong, columns, self.schema)
 
     def _look_at_events(self, batch: RawBatch, events: pa.Table, places: Places, wrong: dict[int, str]) -> None:
-        """Note reasons for bad events: a document without an operation, or a change without a row."""
+        """Add reasons for bad events to `wrong`, by row.
+
+        Bad are a document without an operation, a message, a change without the row after it, and a delete without an
+        image of the row. A tombstone has no operation either, but is not bad.
+        """
         op = _member(events, "op")
         for row in _true(pc.and_(op.is_null(), batch.values.take(pa.array(places)).is_valid())):
             wrong[row] = NO_EVENT
@@ -228,7 +245,7 @@ class DebeziumDecoder:
 
 
 def _row_column(events: pa.Table, name: str) -> pa.Array:
-    """Return a column of the row, from `after` the change, or from `before` if the row was deleted."""
+    """Return a column of the row: from the image `after`, or from `before` if the row was deleted."""
     before, after = _member(events, "before"), _member(events, "after")
     deleted = pc.and_(after.is_null(), before.is_valid()).to_numpy(zero_copy_only=False)
     column = _field(after, name)
@@ -240,7 +257,7 @@ def _row_column(events: pa.Table, name: str) -> pa.Array:
 
 
 def _narrowed(image: pa.Array, kind: pa.DataType, naming: EventNaming) -> pa.Array:
-    """Return the row with only the fields of `kind`."""
+    """Return the image with only the fields of `kind`, under the table's names."""
     if image.type == kind:
         return image
     children = [_field(image, naming.source(one.name)) for one in kind]

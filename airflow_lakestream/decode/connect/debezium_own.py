@@ -24,20 +24,21 @@ _DEBEZIUMS = "io.debezium.connector."
 def own_record(value: bytes) -> str | None:
     """Return a description of a record of Debezium's own, or None if the record may be a table's event.
 
-    Judged by the whole JSON document, bare or with its schema; never by the topic's name, which users choose.
+    The whole JSON document decides, with or without a schema around it. The topic's name does not: users choose the
+    name.
     """
     document = _document(value)
     return None if document is None else _kind(document)
 
 
 def op_in_json(value: bytes) -> str | None:
-    """Return the operation of an event in JSON, bare or with a schema, or None for another value."""
+    """Return the operation of an event in JSON, with or without a schema around it, or None for another value."""
     op = (_document(value) or {}).get("op")
     return op if isinstance(op, str) else None
 
 
 def _document(value: bytes) -> dict[str, Any] | None:
-    """Return a JSON object without the schema, or None for another value."""
+    """Return a JSON object, taken out of Connect's wrapper of schema and payload, or None for another value."""
     try:
         document = json.loads(value)
     except (ValueError, RecursionError):
@@ -48,7 +49,10 @@ def _document(value: bytes) -> dict[str, Any] | None:
 
 
 def own_schema(text: str) -> str | None:
-    """Return a description of Debezium's own records with this schema, by Avro's full name or JSON Schema's title."""
+    """Return a description of Debezium's own records with this schema, or None for another schema.
+
+    The name decides: Avro's full name, or the title in JSON Schema.
+    """
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError):
@@ -63,6 +67,7 @@ def _kind(payload: Mapping[str, Any]) -> str | None:
     names = set(payload)
     if payload.get("op") == "m" and names >= {"message", "source"} and not names & {"before", "after"}:
         return _NAMES["MessageValue"]
+    # An event has at least one of these members.
     if names & {"op", "before", "after"}:
         return None
     if names == {"ts_ms"} and isinstance(payload["ts_ms"], int):

@@ -1,6 +1,7 @@
 """JSON of Kafka Connect's converter: each record contains a schema and a payload, {"schema": ..., "payload": ...}.
 
-All records have the same schema, byte for byte: once found, it is a prefix to search for and to cut off.
+Records with the same schema begin with the same bytes, up to the payload: once found, these bytes are a prefix to
+search for and to cut off.
 """
 
 from __future__ import annotations
@@ -49,14 +50,19 @@ class PayloadPart:
         return self._cut_out()
 
     def take(self, indices: Integers) -> PayloadPart:
-        """Return a part with a selection of the payloads, by number in this part."""
+        """Return a part with a selection of the payloads.
+
+        :param indices: numbers of the payloads in this part.
+        """
         return PayloadPart(self.schema, self.places[indices], lambda: self.payloads.take(pa.array(indices)))
 
 
 def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Iterator[PayloadPart]:
-    """Yield the payloads of the values by schema; a value without a wrapper is a payload.
+    """Yield the payloads of the values by schema; a value without a wrapper, or null, is a payload without a schema.
 
-    :param prefixes: prefixes of earlier values with their schemas; new ones are added.
+    A schema may be yielded several times, for values that begin differently.
+
+    :param prefixes: for each known prefix of a value, the schema in it; new prefixes are added, up to a limit.
     """
     prefixes = {} if prefixes is None else prefixes
     looks_wrapped = pc.fill_null(pc.match_substring_regex(values, _BEGINS_WRAPPED), False)
@@ -68,10 +74,12 @@ def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Ite
             plain[found] = False
             yield PayloadPart(schema, found, cut_out)
             todo = np.setdiff1d(todo, found, assume_unique=True)
+    # Values whose payload is not the last member, or whose prefix is beyond the limit: by schema, position and payload.
     odd: dict[str | None, list[tuple[int, bytes | None]]] = {}
     while len(todo):
         first = int(todo[0])
         split = _split(values[first].as_py())
+        # All values with this prefix are found at once, this one included.
         if split is not None and split.is_last and len(prefixes) < _MOST_SCHEMAS:
             prefixes[split.before] = split.schema
             found, cut_out = _behind(values, split.before, todo)
@@ -91,7 +99,12 @@ def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Ite
 
 
 def _behind(values: pa.Array, prefix: bytes, among: Integers) -> tuple[Integers, Callable[[], pa.Array]]:
-    """Return the values with prefix, payload and closing brace, and a function for cutting out the payloads."""
+    """Return the positions of values with this prefix, and a function for cutting out the payloads.
+
+    Behind its payload such a value has only the closing brace.
+
+    :param among: positions of the values to search.
+    """
     some = values if len(among) == len(values) else values.take(pa.array(among))
     fits = pc.and_(pc.starts_with(some, prefix), pc.ends_with(some, b"}"))
     # The brace must not be the prefix's own.
@@ -108,6 +121,7 @@ def _without_null(payloads: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class _WrappedValue:
+    # `before` has the bytes ahead of the payload; `is_last`: behind the payload is nothing except the closing brace.
     schema: str
     payload: bytes
     before: bytes
@@ -119,7 +133,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def _split(value: bytes) -> _WrappedValue | None:
-    """Return the parts of a wrapped value, or None for another value."""
+    """Return the parts of a wrapped value, or None for an invalid document or a value without a wrapper."""
     try:
         text = value.decode()
         spans = dict(_members(text))
@@ -134,7 +148,10 @@ def _split(value: bytes) -> _WrappedValue | None:
 
 
 def _members(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield an object's member names with the positions of the values. Raises ValueError, IndexError."""
+    """Yield an object's member names with the positions of the values.
+
+    Raises ValueError or IndexError for another text, also for an empty object.
+    """
     at = _after_space(text, 0)
     while True:
         if text[at] not in "{,":
@@ -158,7 +175,11 @@ def _after_space(text: str, at: int) -> int:
 
 
 def columns_of_connect(first: RawBatch, rules: NameRules, alike: tuple[str, ...] = ()) -> pa.Schema:
-    """Return the columns for records of the converter, by the last schema in the records, or else inferred.
+    """Return the columns for records of the converter: of the last schema in the records, or else inferred.
+
+    The columns are inferred if no record has a valid schema of a struct.
+
+    :param alike: fields of the same type, see `infer_schema`.
 
     Raises SchemaRefused, and the errors of `infer_schema`.
     """
@@ -169,7 +190,13 @@ def columns_of_connect(first: RawBatch, rules: NameRules, alike: tuple[str, ...]
 
 
 def key_type(first: RawBatch, rules: NameRules, *, wrapped: bool) -> pa.DataType:
-    """Return the type of a column for JSON keys, given as values, by the schema in the keys or else inferred."""
+    """Return the type of a column for JSON keys, by the last schema in the keys, or else inferred.
+
+    :param first: a batch whose values are the keys.
+    :param wrapped: keys may contain a schema.
+
+    Raises SchemaRefused.
+    """
     shape, keys = _of_batch(first) if wrapped else (None, first)
     if shape is not None:
         return connect_schema.arrow_type(shape, "the key")
@@ -177,7 +204,7 @@ def key_type(first: RawBatch, rules: NameRules, *, wrapped: bool) -> pa.DataType
 
 
 def _of_batch(batch: RawBatch) -> tuple[ConnectType | None, RawBatch]:
-    """Return the shape of the last record with a schema, and the payloads without schemas."""
+    """Return the shape of the last record with a valid schema, or None, and a batch of the payloads without schemas."""
     parts = list(unwrapped(batch.values))
     places = np.concatenate([part.places for part in parts])
     payloads = pa.concat_arrays([part.payloads for part in parts]).take(pa.array(np.argsort(places)))
@@ -192,7 +219,8 @@ class ConnectJsonDecoder:
     :param schema: columns and their types.
     :param unknown_fields: see `JsonDecoder`.
     :param out_of_range: treatment of values outside a column's range.
-    :param bare: returns a decoder for payloads without a schema, given a schema and a policy for unknown fields.
+    :param bare: returns a decoder for payloads without a schema, given columns and a policy for unknown fields; by
+        default a `JsonDecoder`.
     :param is_event: see `JsonDecoder`.
     :param finer: see `JsonDecoder`.
     """
@@ -230,7 +258,7 @@ class ConnectJsonDecoder:
                 decoded = reader.decode(batch, part)
                 failed = np.array([row.index for row in decoded.bad], np.int64)
                 reasons = {int(part.places[row.index]): row.reason for row in decoded.bad}
-                # Keep the reasons of the reader that fits the records.
+                # A reader without any row does not fit the records: then the reasons of the reader before it are kept.
                 left = reasons if decoded.rows.num_rows or not left else {at: left[at] for at in reasons}
                 tables.append(decoded.rows)
                 places.append(np.delete(part.places, failed))
@@ -246,7 +274,11 @@ class ConnectJsonDecoder:
         return DecoderResult(table, sorted(bad, key=lambda row: row.index))
 
     def _readers_of(self, schema: str | None) -> Sequence[_PayloadReader]:
-        """Return the readers of payloads of a schema; the second reader is for payloads refused by the first."""
+        """Return the readers of payloads of a schema, to be tried in this order.
+
+        The second reader, for decimals written as numbers, decodes the payloads refused by the first. A schema that is
+        null or invalid has the reader of plain records.
+        """
         readers = self._readers.get(schema)
         if readers is None:
             shape = None if schema is None else connect_schema.parse(schema)
@@ -276,12 +308,15 @@ class ConnectJsonDecoder:
 
 
 def _written_by(shape: ConnectType, schema: pa.Schema) -> pa.Schema:
-    """Return the columns for decoding payloads of this shape into these columns."""
+    """Return the columns for decoding payloads of this shape, for a table with the columns `schema`; see `written`."""
     return pa.schema([written_field(shape.fields.get(field.name), field) for field in schema])
 
 
 class _PayloadReader:
-    """Reader of payloads of a schema; `documents` decodes the written types, see `_written_by`."""
+    """Reader of payloads of a schema; `documents` returns columns of the written types, see `_written_by`.
+
+    Without a shape, the documents are decoded to the columns at once.
+    """
 
     def __init__(
         self,
@@ -299,6 +334,7 @@ class _PayloadReader:
     def decode(self, batch: RawBatch, part: PayloadPart) -> DecoderResult:
         count = len(part.places)
         inner = RawBatch(batch.topic, batch.partition, range(count), [-1] * count, part.payloads)
+        # The decoder of documents needs no timestamps.
         decoded: DecoderResult = self._documents.decode(inner)
         if self._shape is None or self._documents.schema == self._schema:
             return DecoderResult(decoded.rows, decoded.bad)
@@ -312,6 +348,7 @@ class _PayloadReader:
         shape = self._shape.fields.get(field.name) if self._shape is not None else None
         try:
             return fitted(values, shape, field.type, field.name, rows.all, rows)
+        # No value of the field fits the column: all rows are bad.
         except Unfit as unfit:
             for row in rows.all.tolist():
                 rows.reasons.setdefault(row, str(unfit))

@@ -21,15 +21,19 @@ NOTE = "_unavailable"
 class UnavailablePolicy:
     """Policy for values left out of change events.
 
-    :param placeholder: the text or bytes in place of a value.
-    :param policy: None for a mirror, whose merge finds the old value by the default placeholder.
+    :param placeholder: the text or bytes that the connector writes in place of a value.
+    :param policy: REJECT: the event is bad. NULL: the value is null, and its column's name is noted in the column
+        `NOTE`. None: for a mirror, whose merge puts in the old value; the merge knows only the default placeholder.
     """
 
     placeholder: ValuePlaceholder = USUAL
     policy: UnavailableValues | None = UnavailableValues.REJECT
 
     def without_note(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns except the note, not a part of events. Raises InvalidArgument for a note of wrong type."""
+        """Return the columns except `NOTE`, which no event has. Raises InvalidArgument if `NOTE` is not a list of text.
+
+        For a mirror, `NOTE` is a column like others, and stays.
+        """
         if self.policy is None or NOTE not in schema.names:
             return schema
         kind = schema.field(NOTE).type
@@ -40,13 +44,21 @@ class UnavailablePolicy:
     def settled(
         self, schema: pa.Schema, columns: Sequence[pa.Array], parts: Mapping[str, str], wrong: dict[int, str]
     ) -> list[pa.Array]:
-        """Return all columns with left-out values replaced by the policy, and note the bad events.
+        """Return all columns of `schema`, with left-out values replaced; add the reasons for bad events to `wrong`.
 
-        :param columns: the columns of `without_note`.
-        :param parts: columns for parts of the event, with the event's member for each.
-        :param wrong: reasons by row; new reasons are added.
+        A left-out value becomes null, or the default placeholder for a mirror. The column `NOTE`, if the schema has it,
+        gets the names of each event's columns with left-out values.
+
+        An event with a left-out value is bad if the policy is REJECT; or if the policy is NULL and the schema lacks
+        `NOTE`, except for a value in an image. For a mirror, an event is bad if a value is the default placeholder and
+        the connector has another one.
+
+        :param columns: the columns of `without_note(schema)`.
+        :param parts: columns for parts of the event, with the event's member for each part.
+        :param wrong: reasons by row.
         """
         found: dict[str, pa.Array] = {}
+        # By row: the names of the row's columns whose values were left out.
         named: dict[int, list[str]] = {}
         for field, column in zip(self.without_note(schema), columns, strict=True):
             if (member := parts.get(field.name)) is None:
@@ -65,12 +77,13 @@ class UnavailablePolicy:
         return [found[field.name] for field in schema]
 
     def _image(self, name: str, image: pa.Array, wrong: dict[int, str]) -> pa.Array:
-        """Apply the policy to the whole row."""
+        """Return an image of the row with left-out values replaced, as in columns; `NOTE` does not name the fields."""
         parts = zip(image.type, map(image.field, range(image.type.num_fields)), strict=True)
         found = [self._settled(f"{name}.{one.name}", column, {}, wrong) for one, column in parts]
         return pa.StructArray.from_arrays(found, fields=list(image.type), mask=image.is_null())
 
     def _settled(self, name: str, column: pa.Array, named: dict[int, list[str]], wrong: dict[int, str]) -> pa.Array:
+        # Returns a column with left-out values replaced; `named` gets the name for each row, `wrong` the reason.
         if not may_be_left_out(column.type):
             return column
         if self.policy is None:
@@ -83,6 +96,7 @@ class UnavailablePolicy:
         return column.take(pa.array(np.arange(len(column)), mask=mask)) if mask.any() else column
 
     def _for_merge(self, name: str, column: pa.Array, wrong: dict[int, str]) -> pa.Array:
+        # Any text may be the connector's value: only with the default placeholder are both the same.
         if self.placeholder == USUAL:
             return column
         for row in np.flatnonzero(left_out(column)).tolist():

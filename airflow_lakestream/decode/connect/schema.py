@@ -16,9 +16,10 @@ _DEEPEST = 64
 
 @dataclass(frozen=True)
 class ConnectType:
-    """Type of Connect: `kind` is Connect's word, `name` the logical type on top, for example Decimal's.
+    """Type of Connect: `kind` is Connect's word, `name` the logical type's full name, for example Decimal's, or empty.
 
-    `nanos` is the unit of a time or a timestamp, `zoned` distinguishes an instant from a wall-clock time.
+    `scale` and `precision` belong to decimals, `fields` to structs, `items` to arrays and to the values of maps, `keys`
+    to maps.
     """
 
     kind: str
@@ -37,7 +38,10 @@ class ConnectType:
 
     @property
     def with_numbers(self) -> ConnectType:
-        """Shape with decimals as JSON's numbers, as written with `decimal.format=NUMERIC`."""
+        """Shape with each decimal as a JSON number, as written with `decimal.format=NUMERIC`.
+
+        The shape is equal to this one if it has no decimals.
+        """
         if self.logical is not None and self.logical.meaning == "decimal":
             return replace(self, kind=NUMBER, name="")
         inner = {name: one.with_numbers for name, one in self.fields.items()}
@@ -46,14 +50,18 @@ class ConnectType:
 
 @dataclass(frozen=True)
 class LogicalType:
-    """Logical type of a number: "date", "time", "timestamp" or "decimal", with the unit."""
+    """Logical type of numbers or bytes: `meaning` is "date", "time", "timestamp" or "decimal".
+
+    `nanos` is the unit of a time or a timestamp in nanoseconds; a `zoned` timestamp is an instant, another a wall-clock
+    time.
+    """
 
     meaning: str
     nanos: int = 0
     zoned: bool = False
 
 
-# A decimal by its digits. No schema of Connect has this word.
+# A decimal written as digits, see `ConnectType.with_numbers`. No schema of Connect has this word.
 NUMBER = "number"
 
 _CONNECT = "org.apache.kafka.connect.data."
@@ -90,6 +98,7 @@ def parse(text: str) -> ConnectType | None:
 
 def _shape(schema: Any, depth: int) -> ConnectType | None:
     if schema is None or depth > _DEEPEST:
+        # A type that is nested too deep is left out: its column is decoded by the column's type alone.
         return None
     parameters = schema.get("parameters") or {}
     scale, precision = int(parameters.get("scale", 0)), int(parameters.get("connect.decimal.precision", DECIMAL_DIGITS))

@@ -35,13 +35,17 @@ _MINUS = -9_223_372_036_832_400_000
 
 
 def infinite(values: Integers, logical: LogicalType) -> tuple[Mask, Mask]:
-    """Return masks of the numbers for infinity (also after an overflow), and of the numbers for -infinity."""
+    """Return masks of the numbers for infinity (also after an overflow), and of the numbers for -infinity.
+
+    Only dates and timestamps have such numbers.
+    """
     if logical.meaning == "date":
         plus, minus = (np.isin(values, list(numbers)) for numbers in _DATES)
         return plus, minus
     if logical.meaning != "timestamp":
         nothing = np.zeros(len(values), np.bool_)
         return nothing, nothing
+    # The constants are microseconds; the scale is the number of the type's units in a millisecond.
     scale = 1000 // max(logical.nanos // 1000, 1) if logical.nanos >= 1000 else 1000 * 1000
     earliest, minus_one, plus_one = (one // 1000 * scale for one in (_EARLIEST, _MINUS, -_MINUS - 7_200_000_000))
     minus = values == minus_one
@@ -49,7 +53,10 @@ def infinite(values: Integers, logical: LogicalType) -> tuple[Mask, Mask]:
 
 
 def settled(values: Integers, logical: LogicalType, policy: OutOfRange) -> Integers:
-    """Return numbers inside the range, unless the policy is to reject."""
+    """Return numbers moved into the range of dates or times, or unchanged numbers if the policy is to reject.
+
+    Infinity becomes the last value of the range, -infinity the first.
+    """
     if policy is OutOfRange.REJECT:
         return values
     low, high = _bounds(logical)
@@ -60,7 +67,12 @@ def settled(values: Integers, logical: LogicalType, policy: OutOfRange) -> Integ
 def replaced(
     column: pa.Array, values: Integers, settled: Integers, logical: LogicalType, policy: OutOfRange
 ) -> pa.Array:
-    """Return the column of clipped numbers, with the policy's values for numbers out of range."""
+    """Return a column with the policy's values for the numbers that were out of range.
+
+    :param column: made of the numbers in `settled`.
+    :param values: the numbers as written.
+    :param settled: the numbers moved into the range, see the function `settled`.
+    """
     moved = settled != values
     if policy is OutOfRange.NULL:
         return pc.if_else(pa.array(moved), pa.scalar(None, column.type), column)
@@ -88,7 +100,8 @@ VARIABLE = pa.struct([("scale", pa.int32()), ("value", pa.binary())])
 def fitted(
     values: pa.Array, shape: ConnectType, kind: pa.DataType, path: str, owners: Integers, reasons: dict[int, str]
 ) -> pa.Array:
-    """Return values of a logical type as text, or as decimals. Raises Unfit if no value can fit."""
+    """Return values of a logical type as text; a decimal with a scale of its own may become a decimal instead."""
+    # Raises Unfit if no value can fit; a value that does not fit is null, and `reasons` gets the reason for its row.
     if shape.name == VARIABLE_DECIMAL:
         texts = [None if one is None else decimal_text(one["value"], one["scale"]) for one in values.to_pylist()]
         return pa.array(texts, kind) if t.is_string(kind) else _decimals(texts, kind, path, owners, reasons)
@@ -100,7 +113,12 @@ def fitted(
 
 
 def plain(numbers: pa.Array, kind: pa.DataType, path: str, owners: Integers, reasons: dict[int, str]) -> pa.Array:
-    """Return JSON's numbers as decimal text: all digits, without an exponent."""
+    """Return JSON's numbers as decimal text: all digits, without an exponent.
+
+    A text that is not a decimal, or has a huge exponent, is null; `reasons` gets the reason for its row.
+
+    :param owners: the row of each number.
+    """
     made: list[str | None] = []
     for text, owner in zip(numbers.to_pylist(), owners.tolist(), strict=True):
         is_number = text is None or _NUMBER.fullmatch(text)
@@ -113,6 +131,7 @@ def plain(numbers: pa.Array, kind: pa.DataType, path: str, owners: Integers, rea
 def _decimals(
     texts: list[str | None], kind: pa.DataType, path: str, owners: Integers, reasons: dict[int, str]
 ) -> pa.Array:
+    # A text that the column can't represent exactly is null, and its row gets a reason.
     if not t.is_decimal128(kind):
         raise Unfit(f"{path}: a decimal can't become {kind}")
     coerce, made = field_coercer(pa.field(path, kind), fail_unknown=False), list[Any]()
@@ -126,7 +145,10 @@ def _decimals(
 
 
 def times(values: pa.Array, logical: LogicalType) -> Any:
-    """Return dates, times or timestamps in ISO 8601; a time may be 24:00, and a timestamp infinite."""
+    """Return dates, times or timestamps in ISO 8601; a time may be 24:00, and a timestamp or a date infinite.
+
+    The text for a null has no meaning.
+    """
     numbers = values.fill_null(0).to_numpy()
     if logical.meaning == "date":
         texts = np.datetime_as_string(numbers.astype("M8[D]")).astype(object)

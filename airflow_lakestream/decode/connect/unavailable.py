@@ -25,6 +25,7 @@ from airflow_lakestream.core.formats import UNAVAILABLE, octets_of
 from airflow_lakestream.tables.no_rows import one_array
 
 Mask = npt.NDArray[np.bool_]
+# No signed byte is this number: a null in an array differs from each byte of a placeholder.
 _NO_BYTE = 1 << 9
 
 
@@ -71,7 +72,10 @@ class ValuePlaceholder:
         )
 
     def of(self, kind: pa.DataType) -> pa.Array:
-        """Return the placeholder as an array of length 1, of a type accepted by `may_be_left_out`."""
+        """Return the placeholder as an array of length 1.
+
+        :param kind: a type accepted by `may_be_left_out`.
+        """
         if t.is_map(kind):
             pairs = [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
             items = [self.of(one.type) if may_be_left_out(one.type) else pa.nulls(1, one.type) for one in pairs]
@@ -94,14 +98,14 @@ USUAL = ValuePlaceholder()
 
 
 def may_be_left_out(kind: pa.DataType) -> bool:
-    """Return whether a placeholder of this type can be distinguished from a value."""
+    """Return whether a column of this type can have a placeholder that differs from all usual values."""
     if t.is_list(kind) or t.is_large_list(kind):
         return _is_whole(kind.value_type) or may_be_left_out(kind.value_type)
     return t.is_map(kind) or _is_text(kind) or _is_bytes(kind) or _is_uuid(kind)
 
 
 def left_out(column: pa.Array | pa.ChunkedArray, placeholder: ValuePlaceholder = USUAL) -> Mask:
-    """Return a mask of the left-out values of a column."""
+    """Return a mask of the left-out values of a column; no value of a type without a placeholder is left out."""
     array = one_array(column) if isinstance(column, pa.ChunkedArray) else column
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -118,7 +122,10 @@ def left_out(column: pa.Array | pa.ChunkedArray, placeholder: ValuePlaceholder =
 
 
 def _left_out_of_many(column: pa.Array, placeholder: ValuePlaceholder) -> Mask:
-    """Return a mask of the left-out arrays or maps: a placeholder as the only element, or the bytes as numbers."""
+    """Return a mask of the left-out arrays or maps: a placeholder as the only element, or its bytes as numbers.
+
+    Of a map, the only key is compared.
+    """
     of_bytes = not t.is_map(column.type) and _is_whole(column.type.value_type)
     lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(column.offsets.to_numpy()), 0)
     found = np.zeros(len(column), np.bool_)

@@ -17,12 +17,13 @@ from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, list_array, map_array
 from airflow_lakestream.tables.schema.value_ranges import is_time_out_of_range
 
+# The lanes here only collect failures: the values are numbers already, and no bytes are read.
 _NO_BYTES = np.zeros(64, np.uint8)
 _SINGLE = ("float", "float32")
 
 
 class BatchRows:
-    """Rows of a batch, with reasons for the bad rows."""
+    """Rows of a batch: `reasons` of the bad rows, the numbers of `all` rows, and the policies for times."""
 
     def __init__(self, count: int, out_of_range: OutOfRange, finer: TimestampsFiner) -> None:
         self.out_of_range, self.finer = out_of_range, finer
@@ -31,7 +32,12 @@ class BatchRows:
 
 
 def written(shape: ConnectType | None, kind: pa.DataType) -> pa.DataType:
-    """Return the type for decoding JSON, for a column of type `kind`."""
+    """Return the type for decoding JSON, for a column of type `kind`; values of this type go into `fitted`.
+
+    The type is `kind` itself if JSON has the column's values in the usual form.
+
+    :param shape: type of the values in the schema; None if unknown.
+    """
     if shape is None:
         return kind
     if (logical := shape.logical) is not None:
@@ -60,6 +66,7 @@ def written_field(shape: ConnectType | None, field: pa.Field) -> pa.Field:
 
 
 def _written_as(logical: LogicalType, kind: pa.DataType) -> pa.DataType:
+    # Returns the type for base64 or for numbers; or `kind`, if the column is of another type than the values' meaning.
     if logical.meaning == "decimal" and (t.is_decimal128(kind) or t.is_string(kind)):
         return pa.binary()
     if t.is_string(kind):
@@ -71,9 +78,13 @@ def _written_as(logical: LogicalType, kind: pa.DataType) -> pa.DataType:
 def fitted(
     values: pa.Array, shape: ConnectType | None, kind: pa.DataType, path: str, owners: Integers, rows: BatchRows
 ) -> pa.Array:
-    """Return values of the type `written(shape, kind)` as values of `kind`; a misfit makes the row bad.
+    """Return values of the type `written(shape, kind)` as values of `kind`.
 
+    A value that does not fit makes its row bad, unless the policy for values out of range replaces the value.
+
+    :param path: the field's path, for the reasons.
     :param owners: the row of each value.
+    :param rows: the policies; the reasons of bad rows are added.
 
     Raises Unfit if no value can fit.
     """
@@ -98,6 +109,7 @@ def fitted(
 def _fitted_items(
     values: pa.Array, shape: ConnectType, kind: pa.DataType, path: str, owners: Integers, rows: BatchRows
 ) -> pa.Array:
+    # Only arrays and maps that are not null have items; `inside` has the row of each item.
     there = values.is_valid().to_numpy(zero_copy_only=False)
     dense = values.filter(pa.array(there))
     lengths = np.diff(dense.offsets.to_numpy().astype(np.int64))
@@ -116,6 +128,7 @@ def _fitted_items(
 def _fitted_leaf(
     values: pa.Array, shape: ConnectType, kind: pa.DataType, path: str, owners: Integers, rows: BatchRows
 ) -> pa.Array:
+    # Unless the policy is to reject, numbers out of range are moved into the range before the fit.
     if (logical := shape.logical) is None:
         return values.cast(kind)
     there = values.is_valid().to_numpy(zero_copy_only=False)
@@ -148,7 +161,7 @@ def _fit(logical: LogicalType, shape: ConnectType, kind: pa.DataType, path: str,
 
 
 def _spread(dense: pa.Array, there: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Array:
-    """Return the values at the positions of the mask, and null elsewhere."""
+    """Return the values of `dense` at the positions of the mask, and null elsewhere."""
     if there.all():
         return dense
     return dense.take(pa.array(np.cumsum(there) - 1, mask=~there))

@@ -36,9 +36,10 @@ _AHEAD[list(b":,[ \t\r\n")] = True
 
 @dataclass(frozen=True)
 class SmallNumbers:
-    """Search for numbers with a negative exponent of `digits` digits, or with `zeros` zeros in a row.
+    """Search for numbers that a column's type may turn into 0 or round.
 
-    Other numbers are at least 1e-199, or 1e-39 for 32 bits; any number with such an exponent counts as small.
+    The search finds numbers with a negative exponent of `digits` digits, or with `zeros` zeros in a row. Other numbers
+    are at least 1e-199, or 1e-39 for 32 bits; any number with such an exponent counts as small.
 
     :param any_digits: all digits count as zeros, and all exponents as negative exponents.
     """
@@ -48,7 +49,7 @@ class SmallNumbers:
     any_digits: bool = False
 
     def may_be_in(self, joined: pa.Buffer) -> bool:
-        """Return whether documents may contain a small number."""
+        """Return whether documents may contain a small number; some documents without one are found, too."""
         text, zeros = np.frombuffer(joined, np.uint8), b"0" * self.zeros
         found = []
         for start in range(0, len(text), _PIECE):
@@ -123,7 +124,9 @@ class NotInBulk(Exception):
 class BulkParser:
     """Parser of pieces of a batch into tables of a schema. Raises NotInBulk.
 
-    :param within: the members that may not have unknown fields; other members may have any fields.
+    :param ignore_unknown: fields without a column are skipped; otherwise they raise NotInBulk.
+    :param within: the members in which fields without a column have to be null; other members may have any fields. By
+        default, `ignore_unknown` alone decides.
     :param finer: treatment of times finer than microseconds.
     """
 
@@ -187,7 +190,7 @@ class BulkParser:
         return joined
 
     def _check_zeros(self, table: pa.Table, values: pa.Array, small: SmallNumbers) -> None:
-        """Check zeros in floating point columns against the documents. Raises NotInBulk."""
+        """Check that documents contain no small number if a floating point column has a zero. Raises NotInBulk."""
         has_zero = np.zeros(len(table), np.bool_)
         for field in self._schema:
             has_zero |= _zeros(_one_chunk(table.column(field.name)))
@@ -219,7 +222,7 @@ class BulkParser:
 
 
 def _check_known(column: pa.ChunkedArray, kind: pa.DataType) -> None:
-    """Check unknown fields in a column, as inferred by the reader: all have to be null. Raises NotInBulk."""
+    """Check that unknown fields in a column are all null, as read by inference. Raises NotInBulk."""
     if t.is_struct(kind):
         known = set(kind.names)
         for at, field in enumerate(column.type):
@@ -246,7 +249,7 @@ def _zeros(array: pa.Array) -> Mask:
 
 
 def _as_lines(lines: pa.Array) -> pa.Buffer | None:
-    """Return the lines joined, or None if a line is not an object, or has a newline or a NUL."""
+    """Return the lines joined by newlines, or None if a line is not an object, or has a newline or a NUL."""
     if not pc.all(pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))).as_py():
         return None
     # The reader may cut its input at any newline, and a NUL ends the input early, with the rest unread.
@@ -292,7 +295,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def transport_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type for reading a column, before the conversion by `fit`. Raises NotInBulk."""
+    """Return the type for reading a column; `fit` makes the column's own type of it. Raises NotInBulk."""
     if t.is_struct(kind):
         # Nullable throughout: the reader fails on a missing required field even if the struct around it is null.
         return pa.struct([pa.field(field.name, transport_type(field.type)) for field in kind])
@@ -308,7 +311,12 @@ def transport_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _fit_field(array: pa.Array, field: pa.Field, finer: TimestampsFiner, parent: pa.Array | None = None) -> pa.Array:
-    """Return a column in the schema's type, after checks of all rules unknown to the reader."""
+    """Return a column in the schema's type, after checks of all rules unknown to the reader.
+
+    :param parent: the structs around the column; null inside a null struct is not a missing value.
+
+    Raises the errors of `fit`.
+    """
     if not field.nullable and array.null_count:
         missing = array.is_null() if parent is None else pc.and_(array.is_null(), parent.is_valid())
         if pc.any(missing).as_py():
@@ -317,7 +325,7 @@ def _fit_field(array: pa.Array, field: pa.Field, finer: TimestampsFiner, parent:
 
 
 def fit(array: pa.Array, kind: pa.DataType, finer: TimestampsFiner = TimestampsFiner.REJECT) -> pa.Array:
-    """Return an array of `transport_type(kind)` as `kind`. Raises NotInBulk, Misfit and pyarrow's errors."""
+    """Return an array of `transport_type(kind)` as `kind`, exactly. Raises NotInBulk, Misfit and pyarrow's errors."""
     if t.is_struct(kind):
         children = [_fit_field(array.field(i), kind.field(i), finer, array) for i in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
@@ -357,7 +365,7 @@ def _fit_time(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def exact_up_to(kind: pa.DataType) -> float:
-    """Return the bound of integers represented exactly by a floating point type."""
+    """Return the bound below which a floating point type represents all integers exactly."""
     return 2.0**24 if t.is_float32(kind) else 2.0**53
 
 

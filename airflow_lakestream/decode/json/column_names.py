@@ -28,7 +28,7 @@ class FieldRefused(Exception):
 class NameRules:
     """Rules for names of columns, and for text as times.
 
-    :param reserved: names of columns that are filled otherwise, in lower case.
+    :param reserved: names of columns with values from elsewhere, in lower case.
     :param characters: characters that no name may have.
     :param taken: names of columns reserved by readers of the table, in lower case.
     :param renamed: names of fields with renamed columns; the new names are checked separately.
@@ -47,7 +47,10 @@ class NameRules:
         return self.finer is TimestampsFiner.TRUNCATE
 
     def problem(self, name: str, *, top: bool) -> str | None:
-        """Return the reason against a column for a field of this name, or None."""
+        """Return the reason against a column for a field of this name, or None if the name is possible.
+
+        :param top: the field belongs to the document itself, not to an inner object.
+        """
         if top and name in self.renamed:
             return None
         if not name:
@@ -73,7 +76,7 @@ USUAL = NameRules()
 
 @dataclass
 class NewColumnNames:
-    """Paths of the columns; `refused` has the reasons against further fields, by path."""
+    """Paths of the columns, in lower case; `refused` has the reasons against further fields, by path."""
 
     rules: NameRules
     taken: set[str] = field(default_factory=set)
@@ -85,10 +88,10 @@ class NewColumnNames:
         return cls(rules, set(_paths(schema, "")))
 
     def take(self, name: str, path: tuple[str, ...], siblings: dict[str, str]) -> None:
-        """Add a field as a column. Raises Refused.
+        """Add a field as a column. Raises FieldRefused if the rules, a sibling or another column exclude the field.
 
-        :param path: path to the field, without its name, lists and maps included.
-        :param siblings: the names next to it, by their names in lower case.
+        :param path: path to the field, without the field's name, lists and maps included.
+        :param siblings: the names of the columns next to the field, by the same names in lower case.
         """
         own = ".".join((*path, name))
         if (problem := self.rules.problem(name, top=not path)) is not None:
@@ -101,7 +104,7 @@ class NewColumnNames:
         self.taken.add(own.lower())
 
     def inside(self, path: tuple[str, ...]) -> None:
-        """Check the depth of the path and the number of columns. Raises Refused."""
+        """Check the depth of the path and the number of columns. Raises FieldRefused."""
         if len(path) > DEEPEST:
             raise FieldRefused(f"it would be nested deeper than {DEEPEST} levels")
         if len(self.taken) >= MOST_COLUMNS:

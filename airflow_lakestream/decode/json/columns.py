@@ -36,9 +36,9 @@ _ROWS = 12_500
 
 
 class LayoutParser:
-    """Parser of the documents of a batch with a common layout.
+    """Parser of the documents of a batch that share a layout.
 
-    :param within: the members in which fields can be unknown; empty for the whole document.
+    :param within: the members in which fields count as unknown; empty for the whole document.
     :param finer: treatment of times finer than microseconds.
     """
 
@@ -56,7 +56,10 @@ class LayoutParser:
         self._shapes = LayoutSorter()
 
     def parse(self, values: pa.Array) -> tuple[list[pa.Table], list[Integers]]:
-        """Return tables, with the row numbers of each table; a row in no table could not be proven right."""
+        """Return tables, and for each table the positions of its records.
+
+        A record in no table could not be proven right: another parser decodes it.
+        """
         tables, rows = [], []
         for first in range(0, len(values), _ROWS):
             for part in self._shapes.sort(values[first : first + _ROWS]):
@@ -67,6 +70,7 @@ class LayoutParser:
         return tables, rows
 
     def _parse(self, part: LayoutDocuments) -> tuple[pa.Table, Integers] | None:
+        # None if the columns as a whole do not fit the layout; single rows that do not fit are left out.
         columns = _LayoutColumns(part, self._unknown_fields, self._within, self._finer)
         try:
             table = columns.table(self._schema)
@@ -97,6 +101,7 @@ class _LayoutColumns:
         self._unused = set(self._slots)
 
     def table(self, schema: pa.Schema) -> pa.Table:
+        # Slots without a column are checked, too: a document with an invalid scalar is left out.
         columns = self._members(list(schema), ())
         for path in self._unused:
             self._skip(path)
@@ -109,6 +114,7 @@ class _LayoutColumns:
         return table
 
     def _members(self, fields: list[pa.Field], path: Path) -> list[pa.Array]:
+        # Notes the unknown fields of an object, or refuses them, and returns the columns of the known fields.
         if self._unknown_fields is not UnknownFields.IGNORE and (not self._roots or path[:1] in self._roots):
             names = {field.name for field in fields}
             depth = len(path)
@@ -126,6 +132,7 @@ class _LayoutColumns:
         return array
 
     def _any(self, kind: pa.DataType, path: Path) -> pa.Array:
+        # Returns the values at a path: of an object, of a slot, or null if the layout lacks the path.
         if path in self._part.layout.objects:
             if not t.is_struct(kind):
                 raise NotInBulk("an object for a column that is none")
@@ -143,7 +150,7 @@ class _LayoutColumns:
         return self._converted(from_literals, self._part.texts(index), kind)
 
     def _strings(self, index: int) -> pa.Array:
-        """Return the texts of a slot, with null for texts not allowed between quotes."""
+        """Return the texts of a slot, with null for texts not allowed between quotes; their rows are left out."""
         texts = self._part.texts(index)
         odd = None if self._part.is_plain else odd_texts(texts)
         if odd is None:
@@ -156,6 +163,7 @@ class _LayoutColumns:
         values, good = _READERS[kind](self._part.text, *self._part.spans[index])
         if good.all():
             return pa.array(values)
+        # Two passes take longer than the cast of all texts.
         if good.sum() * 2 < len(good):
             return self._converted(from_literals, self._part.texts(index), kind)
         rest = self._converted(from_literals, self._part.texts(index, ~good), kind, np.flatnonzero(~good))
@@ -168,13 +176,18 @@ class _LayoutColumns:
         kind: pa.DataType,
         rows: Integers | None = None,
     ) -> pa.Array:
-        """Return the texts of all rows, or of `rows`, in a column's type, with null for misfits."""
+        """Return texts in a column's type, with null for misfits; their rows are left out.
+
+        :param convert: raises OddRows for texts that prevent the conversion of all.
+        :param rows: the rows of the texts; by default the texts of all rows.
+        """
         for _ in range(_MOST_REPAIRS):
             try:
                 return convert(texts, kind)
             except OddRows as found:
                 texts = without(texts, found.odd)
                 self._leave_out(found.odd, rows)
+        # Each try found further misfits.
         raise NotInBulk("ever more that is odd")
 
     def _leave_out(self, odd: Mask, rows: Integers | None = None) -> None:
@@ -192,7 +205,10 @@ class _LayoutColumns:
         self._leave_out(~mask_of(pc.equal(self._part.texts(self._slots[path]), "null")))
 
     def _rescued(self) -> pa.Array:
-        """Return the fields without a column as the text of an object, scalars as written, or null without any."""
+        """Return the fields without a column as the text of an object, or null if all fields have columns.
+
+        Scalars are as written in the document.
+        """
         if not self._unknown:
             return pa.nulls(len(self._part.rows), pa.string())
         tree: dict[str, Any] = {}
@@ -226,7 +242,10 @@ class _ObjectTexts:
         self._literal = ""
 
     def add(self, value: Any) -> None:
-        """Add an object of objects and the paths of slots."""
+        """Add the text of an object.
+
+        :param value: a tree of objects; a leaf is the path of a slot.
+        """
         if isinstance(value, dict):
             for index, (name, item) in enumerate(value.items()):
                 self._literal += ("," if index else "{") + json.dumps(name, ensure_ascii=False) + ":"
@@ -239,7 +258,7 @@ class _ObjectTexts:
         self._literal = quote
 
     def joined(self) -> pa.Array:
-        """Return a text for each document."""
+        """Return the text of the object for each document."""
         count = len(self._part.rows)
         if not self._pieces:
             return pa.repeat(pa.scalar(self._literal), count)

@@ -33,7 +33,11 @@ _LATE = re.compile(r"infinity|\+?\d{5,}-\d\d-\d\d(?:T.*)?", re.ASCII)
 
 
 def scalars_of(policy: OutOfRange | None, finer: TimestampsFiner) -> Scalars:
-    """Return the coercions of types with special values, for these policies."""
+    """Return the coercions of types with special values, for these policies.
+
+    :param policy: policy for dates and timestamps out of range, as Debezium writes them; special texts of numbers are
+        then read, too. None: no such values are expected.
+    """
     if policy is None:
         return scalars_for(finer)
     return (
@@ -45,7 +49,7 @@ def scalars_of(policy: OutOfRange | None, finer: TimestampsFiner) -> Scalars:
 
 
 def scalars_before(policy: OutOfRange | None, finer: TimestampsFiner) -> Scalars:
-    """Return the coercions for a row before a change, for these policies."""
+    """Return the coercions for a row before a change; with a policy, an empty text in place of a UUID is null."""
     usual = scalars_of(policy, finer)
     return usual if policy is None else ((is_uuid, _uuid), *usual)
 
@@ -66,6 +70,7 @@ def _timestamp(policy: OutOfRange, finer: TimestampsFiner, kind: pa.DataType) ->
 
 
 def _date(policy: OutOfRange, kind: pa.DataType) -> Coerce:
+    # Returns the coercion of a date's text, or of a number of days, which Debezium writes, too.
     from_text = partial(_from_text, iso8601.days, policy, (MIN_DAY, MAX_DAY))
 
     def coerce(value: Json) -> Any:
@@ -94,15 +99,16 @@ def _beyond(policy: OutOfRange, bound: int, value: str) -> int | None:
     return bound if policy is OutOfRange.CLAMP else None
 
 
-# None: no leftovers; inside an array, no leftovers of the item at this position.
+# The result None means: no leftovers; in a list, None means no leftovers of the item at this position.
 Leftovers = Callable[[Json], Any]
 
 
 def leftovers_of(fields: Iterable[pa.Field], *, keep_nulls: bool) -> Leftovers:
-    """Return a function for the part of an object without a place in these fields.
+    """Return a function for the part of an object without a place in these fields; the function's result may be None.
 
     The nesting stays: objects and arrays with a column surround their unknown parts. In an array with partly known
-    items, each fully known item is null. An unknown field that is null matters little: it is kept only by `keep_nulls`.
+    items, each fully known item is null. An unknown field that is null has no value to lose: the field is kept only
+    with `keep_nulls`.
     """
     parts = {field.name: _inside(field.type, keep_nulls) for field in fields}
 
@@ -167,10 +173,11 @@ class JsonDecoder(SchemaDecoder):
     :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record, "rescue" puts them into
         the column RESCUED as the text of one object; "evolve" rejects the record and returns its unknown fields.
     :param out_of_range: treatment of values outside the range of a column's type, in the forms that Debezium
-        writes; see `json.beyond`. None for JSON without these forms.
+        writes; see `scalars_of`. None for JSON without these forms.
     :param finer: treatment of times finer than microseconds.
     :param is_event: documents are change events of Debezium, whose member `before` is a row before a change.
-    :param within: with "evolve" the members in which a field without a column counts; by default it does everywhere.
+    :param within: with "evolve", the members of the document in which fields need a column; by default the whole
+        document.
     """
 
     def __init__(
@@ -225,7 +232,10 @@ class JsonDecoder(SchemaDecoder):
         return self.decode_and_find(batch)[0]
 
     def decode_and_find(self, batch: RawBatch) -> tuple[DecoderResult, Mapping[int, Json]]:
-        """Return rows, bad records, and with "evolve" the unknown fields of records without any further problem."""
+        """Return rows and bad records; with "evolve" also the unknown fields of records without any further problem.
+
+        The unknown fields are by position in the batch. Their records are bad records, too.
+        """
         # Layouts first: Arrow's reader takes more than twice their time.
         tables, rows = self._shapes.parse(batch.values) if self._shapes else ([], [])
         tables = [self._in_order(table) for table in tables]
@@ -257,7 +267,7 @@ class JsonDecoder(SchemaDecoder):
         return DecoderResult(table, bad)
 
     def _nothing_rescued(self, table: pa.Table) -> pa.Table:
-        """Return the table with an empty column for rescued fields, if the schema has the column."""
+        """Return the table with an empty column for rescued fields, if the decoder rescues fields."""
         if not self._rescues:
             return table
         column = self.schema.field(RESCUED)
@@ -272,7 +282,11 @@ class JsonDecoder(SchemaDecoder):
     def _pieces(
         self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], found: _BadDocuments
     ) -> Iterator[pa.Table]:
-        """Yield tables with the rows of values [start, stop), from left to right; add bad records to `found`."""
+        """Yield tables with the rows of values [start, stop), from left to right; add bad records to `found`.
+
+        :param sizes: sizes of pieces for Arrow's reader, the largest first; a piece that can't be proven right is tried
+            again with the next size, and at last its records are decoded one by one.
+        """
         if self._bulk is None or not sizes:
             yield from self._one_by_one(values, start, stop, found)
             return
@@ -311,7 +325,7 @@ class JsonDecoder(SchemaDecoder):
         return {name: document[name] for name in self._within if name in document} if self._within else document
 
     def _row(self, value: bytes | None) -> tuple[dict[str, Any], Json]:
-        """Return a row; and, with "evolve", the fields without a column. Raises Misfit."""
+        """Return a row; and, with "evolve", the fields without a column or None. Raises Misfit."""
         if value is not None:
             document = parse_object(value)
             row: dict[str, Any] = self._coerce(document)
@@ -329,13 +343,16 @@ class JsonDecoder(SchemaDecoder):
 
 @dataclass
 class _BadDocuments:
-    """Bad records with reasons, and the unknown fields of records without any further problem."""
+    """Bad records with reasons, and the unknown fields of records without any further problem, by position."""
 
     bad: list[BadRow] = field(default_factory=list)
     unknown: dict[int, Json] = field(default_factory=dict)
 
     def placed(self, rows: npt.NDArray[np.int64]) -> _BadDocuments:
-        """Return a copy for a batch with the records at the positions `rows`."""
+        """Return a copy for the whole batch.
+
+        :param rows: positions in the batch of the records that were decoded.
+        """
         return _BadDocuments(
             [BadRow(int(rows[row.index]), row.reason) for row in self.bad],
             {int(rows[index]): rest for index, rest in self.unknown.items()},
@@ -343,7 +360,7 @@ class _BadDocuments:
 
 
 class WithoutColumn(Exception):
-    """Signal: documents have fields without a column; see `json.leftovers`."""
+    """Signal: documents have fields without a column; `leftovers` has these fields by position, see `leftovers_of`."""
 
     def __init__(self, leftovers: Mapping[int, Json]) -> None:
         super().__init__("documents hold fields that have no column")

@@ -27,7 +27,7 @@ class JsonNumber(str):
 
 
 def parse_object(value: bytes) -> dict[str, Json]:
-    """Return the JSON object in `value`. Raises Misfit."""
+    """Return the JSON object in `value`. Raises Misfit for another value, or a value that is not strict JSON."""
     document = parse_document(value)
     if not isinstance(document, dict):
         raise Misfit(f"the document is {describe(document)}, not an object")
@@ -35,7 +35,10 @@ def parse_object(value: bytes) -> dict[str, Json]:
 
 
 def parse_document(value: bytes) -> Json:
-    """Return the JSON value in `value`. Raises Misfit."""
+    """Return the JSON value in `value`, with numbers as JsonNumber.
+
+    Raises Misfit for another text: invalid UTF-8 or JSON, a lone surrogate, or a document nested too deeply.
+    """
     text = _text(value)
     if nested_too_deep(value):
         raise Misfit(f"nested deeper than {MAX_DEPTH} levels")
@@ -89,7 +92,10 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def nested_too_deep(value: bytes) -> bool:
-    """Return whether a document nests deeper than MAX_DEPTH; cheap for short documents and for few brackets."""
+    """Return whether a document is nested deeper than MAX_DEPTH levels.
+
+    The check is cheap for short documents and for few brackets.
+    """
     # A document this deep and this short is not closed, and fails as truncated.
     if len(value) <= 2 * MAX_DEPTH or value.count(b"{") + value.count(b"[") <= MAX_DEPTH:
         return False
@@ -113,7 +119,7 @@ def to_text(value: Json) -> str:
 
 
 def describe(value: Json) -> str:
-    """Return the kind of a JSON value, with a short excerpt of a scalar."""
+    """Return words for a JSON value, for a reason: the kind, and a short excerpt of a scalar."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -27,7 +27,7 @@ from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misf
 
 @dataclass(frozen=True)
 class SchemaGrowth:
-    """The larger schema, and the reasons against further columns, by path."""
+    """A larger schema, and the reasons against further columns, by path."""
 
     schema: pa.Schema
     refused: dict[str, str] = field(default_factory=dict)
@@ -36,7 +36,8 @@ class SchemaGrowth:
 class MissingFields:
     """Fields of documents missing from a schema: the facts for a decision on columns, not the values.
 
-    It can be pickled; the objects of several workers can be united.
+    `new` has the fields without a column, `inside` the missing fields inside known fields, by name. The object can be
+    pickled; the objects of several workers can be united.
     """
 
     def __init__(self, cuts: bool = False) -> None:
@@ -55,12 +56,12 @@ class MissingFields:
 
     @property
     def size(self) -> int:
-        """Number of characters in all names."""
+        """Number of characters in all names of fields."""
         inner = sum(len(name) + one.size for name, one in self.inside.items())
         return self.new.size + inner + (0 if self.item is None else self.item.size)
 
     def condense(self) -> MissingFields:
-        """Forget the values without effect on types, and return the object."""
+        """Forget the values without effect on types, and return this object."""
         self.new.condense()
         for one in (*self.inside.values(), *([] if self.item is None else [self.item])):
             one.condense()
@@ -95,7 +96,7 @@ class MissingFields:
 
 
 def grow(schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules = USUAL) -> SchemaGrowth:
-    """Return the schema with a column for each field of the leftovers, by the rules for inferred types.
+    """Return the schema with a column for each field of the leftovers, as far as the rules for inferred types allow.
 
     :param leftovers: results of `leftovers_of` for documents and this schema.
     """
@@ -103,7 +104,7 @@ def grow(schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules = USUAL)
 
 
 def grow_by(schema: pa.Schema, lacking: MissingFields, rules: NameRules = USUAL) -> SchemaGrowth:
-    """Return the schema with a column for each missing field."""
+    """Return the schema with a column for each missing field, as far as possible, and the reasons for other fields."""
     names = NewColumnNames.of(rules, schema)
     return SchemaGrowth(pa.schema(_fields(list(schema), lacking, (), names)), names.refused)
 
@@ -111,7 +112,10 @@ def grow_by(schema: pa.Schema, lacking: MissingFields, rules: NameRules = USUAL)
 def _fields(
     fields: list[pa.Field], lacking: MissingFields, path: tuple[str, ...], names: NewColumnNames
 ) -> list[pa.Field]:
-    """Return the fields, with inner fields added, and the new fields."""
+    """Return the fields, with missing inner fields added, and the new fields.
+
+    :param path: path to the fields; `names` collects the names and the reasons against fields.
+    """
     inside = lacking.inside
     known = {one.name for one in fields}
     fields = [
@@ -160,7 +164,11 @@ class GrowingJsonDecoder:
         return type(self), (self.schema, self._rules)
 
     def decode(self, batch: RawBatch) -> DecoderResult:
-        """Return the rows and the bad records of a batch."""
+        """Return the rows and the bad records of a batch, after new columns for its unknown fields.
+
+        A record with a field that can't become a column is bad.
+        """
+        # The whole batch is decoded again after each growth, also a growth by another thread.
         while True:
             decoder = self._decoder
             decoded, unknown = decoder.decode_and_find(batch)
@@ -171,8 +179,13 @@ class GrowingJsonDecoder:
                 return _explained(decoded, unknown, refused)
 
     def _grow(self, used: JsonDecoder, unknown: Mapping[int, Json]) -> Mapping[str, str] | None:
-        """Grow the schema; return None if the schema has grown, else the reasons by path."""
+        """Replace the decoder by one with more columns; return None if the batch is to be decoded again.
+
+        That is so if the schema has grown, in this call or in another thread since `used` was read. If no unknown field
+        can become a column, return the reasons against columns, by path.
+        """
         with self._lock:
+            # Another thread has replaced the decoder, perhaps with columns for these very fields.
             if self._decoder is not used:
                 return None
             grown = grow(used.schema, unknown.values(), self._rules)
@@ -185,7 +198,7 @@ class GrowingJsonDecoder:
 
 
 class SharedJsonDecoder:
-    """Decoder of JSON documents for a worker; another process decides on new columns.
+    """Decoder of JSON documents for one of several workers; another process decides on new columns.
 
     :param schema: columns and their types.
     :param rules: rules for the names of new columns.
@@ -197,7 +210,7 @@ class SharedJsonDecoder:
         self._documents = JsonDecoder(schema, UnknownFields.EVOLVE, finer=rules.finer)
 
     def decode(self, batch: RawBatch) -> DecoderResult:
-        """Return the rows and the bad records of a batch. Raises Undecided if a field might get a column."""
+        """Return the rows and the bad records of a batch. Raises Undecided with the missing fields if not decided."""
         decoded, unknown = self._documents.decode_and_find(batch)
         if not unknown:
             return decoded
@@ -208,6 +221,7 @@ class SharedJsonDecoder:
 
 
 def _explained(decoded: DecoderResult, unknown: Mapping[int, Json], refused: Mapping[str, str]) -> DecoderResult:
+    # For records with unknown fields, the reason names the first field that can't become a column.
     def reason(row: BadRow) -> BadRow:
         if row.index not in unknown:
             return row

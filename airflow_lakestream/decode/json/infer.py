@@ -41,9 +41,11 @@ def infer_schema(
     """Return a nullable schema for about `sample` documents, spread over the batches.
 
     A value that is not an object is ignored. A field that can't be a column is left out, with a warning: the policy for
-    unknown fields applies. Raises BadRecord if all values are bad, InvalidArgument without any field.
+    unknown fields then decides about its values.
 
-    :param alike: fields of the same type, which has a place for the values of each field.
+    :param alike: fields that get the same type, which fits the values of all these fields.
+
+    Raises BadRecord if all values are bad, InvalidArgument if no field can be a column.
     """
     seen, first_bad = ValueSamples(rules.cuts), None
     shared = ValueSamples(rules.cuts)
@@ -69,7 +71,10 @@ def infer_schema(
 
 
 def infer_type(*batches: RawBatch, rules: NameRules = USUAL, sample: int = 10_000) -> pa.DataType:
-    """Return a type for about `sample` JSON values of any kind; values without valid JSON are ignored."""
+    """Return a type for about `sample` JSON values of any kind; values that are not JSON are ignored.
+
+    The type is string if the values have no other type in common, or can't be a column.
+    """
     seen = ValueSamples(rules.cuts)
     for _, _, value in _spread(batches, sample):
         with suppress(Misfit):
@@ -105,7 +110,7 @@ class ValueSamples:
         self.items: ValueSamples | None = None
 
     def add(self, value: Json) -> None:
-        """Add a value; null has no effect on the type."""
+        """Add a value; null has no effect on the type, but counts."""
         self.count += 1
         if value is None:
             return
@@ -128,12 +133,12 @@ class ValueSamples:
 
     @property
     def size(self) -> int:
-        """Number of characters in all names."""
+        """Number of characters in all names of fields."""
         inner = sum(len(name) + seen.size for name, seen in self.fields.items())
         return inner + (0 if self.items is None else self.items.size)
 
     def unite(self, other: ValueSamples) -> None:
-        """Add the values seen in later documents by another object."""
+        """Add the values seen by another object in later documents."""
         self.count += other.count
         self.kinds |= other.kinds
         self.numbers |= other.numbers
@@ -145,18 +150,20 @@ class ValueSamples:
             self.items.unite(other.items)
 
     def condense(self) -> None:
-        """Forget the scalars without effect on types: of the counterexamples of a type, the first is enough."""
+        """Forget the scalars without effect on types: of the values that exclude a type, one is enough."""
         self.numbers = set(_witnesses(_NUMBERS, _holds_number, self.numbers))
         self.texts = set(_witnesses(_TIMES, _holds_text, self.texts))
         for seen in (*self.fields.values(), *([] if self.items is None else [self.items])):
             seen.condense()
 
     def struct(self, names: NewColumnNames, path: tuple[str, ...], known: Iterable[str] = ()) -> list[pa.Field]:
-        """Return the fields of the objects, as far as valid as columns, in order of first appearance.
+        """Return the fields of the objects, as far as possible as columns, in order of first appearance.
 
-        Of two fields that can't be next to each other, the field of more objects is taken.
+        Of two fields that can't be next to each other, the field of more objects is taken. Reasons against the other
+        fields go into `names.refused`.
 
-        :param known: names of existing fields.
+        :param path: path to these objects.
+        :param known: names of existing columns next to the fields.
         """
         siblings = {name.lower(): name for name in known}
         made: dict[str, pa.Field] = {}
@@ -171,9 +178,10 @@ class ValueSamples:
         return [made[name] for name in self.fields if name in made]
 
     def type(self, names: NewColumnNames, path: tuple[str, ...]) -> pa.DataType:
-        """Return the best type for all values seen, else string.
+        """Return the best type for all values seen, or string if no other type fits.
 
-        Raises Refused if the values can't be a column.
+        Raises FieldRefused if the values can't be a column: nested too deep, too many columns, or objects without a
+        valid field.
         """
         if len(self.kinds) != 1:
             return _STRING
@@ -196,7 +204,7 @@ class ValueSamples:
 
 
 def _witnesses(kinds: Sequence[pa.DataType], holds: Callable[[pa.DataType, Any], bool], values: set[Any]) -> list[Any]:
-    """Return a counterexample for each type unfit for all the values."""
+    """Return for each type a value that excludes the type, if there is one."""
     found = (next((value for value in values if not holds(kind, value)), None) for kind in kinds)
     return [value for value in found if value is not None]
 

@@ -18,7 +18,7 @@ _TOKEN = re.compile(rb'"[^"]*"|[{}\[\]:,]|[^ \t\r\n"{}\[\]:,]+')
 
 @dataclass(frozen=True, slots=True)
 class LayoutSlot:
-    """Place of a scalar in a layout: a text, without the quotes, or another scalar."""
+    """Place of a scalar in a layout: its path in the document, and whether it is a text."""
 
     path: Path
     is_text: bool
@@ -26,9 +26,10 @@ class LayoutSlot:
 
 @dataclass(frozen=True, slots=True)
 class JsonLayout:
-    """Layout of documents: `literals` with a scalar between each two.
+    """Layout of documents: `literals` with a scalar between each two, described by `slots`.
 
-    `objects` are the paths of the objects inside, and () for the document. No path is listed twice.
+    The quotes of a text belong to the literals. `objects` are the paths of the objects inside, and () for the document.
+    No path is listed twice.
     """
 
     slots: tuple[LayoutSlot, ...]
@@ -37,7 +38,10 @@ class JsonLayout:
 
 
 def layout_of(document: bytes) -> JsonLayout | None:
-    """Return the layout of a document, or None for an array, a backslash, a repeated key, or no scalar."""
+    """Return the layout of a document, or None if the document has no layout.
+
+    That is an invalid or very long document, or one with an array, a backslash, a repeated key, or without a scalar.
+    """
     if len(document) > _MOST_BYTES or b"\\" in document:
         return None
     try:

@@ -30,7 +30,10 @@ _STEPS = (
 def integers(
     texts: TextBuffer, starts: Integers, stops: Integers, kind: type[np.signedinteger[Any]]
 ) -> tuple[npt.NDArray[Any], Mask]:
-    """Return integers of up to 18 digits, and a mask; values outside the mask have no meaning."""
+    """Return integers of up to 18 digits, and a mask of the texts with such an integer, in range for the type.
+
+    Values outside the mask have no meaning.
+    """
     starts, negative = _behind_sign(texts, starts)
     sizes = stops - starts
     values, good = _digits(texts, stops, sizes, 18)
@@ -44,7 +47,10 @@ def integers(
 
 
 def doubles(texts: TextBuffer, starts: Integers, stops: Integers) -> tuple[npt.NDArray[np.float64], Mask]:
-    """Return numbers of up to 15 digits without an exponent, and a mask; values outside the mask have no meaning."""
+    """Return numbers of up to 15 digits without an exponent, and a mask of the texts with such a number.
+
+    Values outside the mask have no meaning. If most texts of a sample are longer, no text is in the mask.
+    """
     sample = slice(None, None, 1 + len(starts) // _SAMPLE)
     if np.median(stops[sample] - starts[sample]) > _MOST_DIGITS + 2:
         # Random numbers are written this way: too many digits.
@@ -58,7 +64,11 @@ def doubles(texts: TextBuffer, starts: Integers, stops: Integers) -> tuple[npt.N
 
 
 def _short_doubles(words: Words, sizes: Integers) -> tuple[npt.NDArray[np.float64], Mask]:
-    """Return numbers of up to 8 bytes, from the words at the starts of the numbers."""
+    """Return numbers of up to 8 bytes without a sign, and a mask of the valid numbers.
+
+    :param words: the 8 bytes at the start of each number.
+    :param sizes: number of bytes of each number.
+    """
     points = np.minimum(leading(words, _POINT), sizes)
     behind: Words = np.left_shift(_ONES, (points << 3).astype(np.uint64))
     # The digits behind the point move to its place.
@@ -75,6 +85,7 @@ def _short_doubles(words: Words, sizes: Integers) -> tuple[npt.NDArray[np.float6
 def _doubles(texts: TextBuffer, starts: Integers, stops: Integers) -> tuple[npt.NDArray[np.float64], Mask]:
     points = np.minimum(texts.next_place(starts, np.minimum(stops, starts + _MOST_DIGITS), _POINT), stops)
     wholes, sizes = points - starts, stops - points - 1
+    # Sizes without a point are -1: then the number has no fraction.
     has_point = sizes >= 0
     sizes = np.maximum(sizes, 0)
     integer_part, good = _digits(texts, points, wholes, _MOST_DIGITS)
@@ -91,7 +102,10 @@ def _behind_sign(texts: TextBuffer, starts: Integers) -> tuple[Integers, Mask | 
 
 
 def _digits(texts: TextBuffer, stops: Integers, sizes: Integers, most: int) -> tuple[Integers, Mask]:
-    """Return the numbers with the given ends and numbers of digits; no digit makes 0."""
+    """Return the numbers with the given ends and numbers of digits, and a mask of the texts of only digits.
+
+    No digit makes 0. Texts of more than `most` digits are outside the mask.
+    """
     good: Mask = sizes <= most
     values = np.zeros(len(stops), np.uint64)
     for at in range(0, min(int(np.maximum.reduce(sizes)), most), 8):

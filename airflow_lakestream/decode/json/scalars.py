@@ -21,7 +21,7 @@ _QUOTE, _BACKSLASH, _SPACE = b'"\\ '
 
 
 class OddRows(Exception):
-    """Signal: the rows of `odd` prevent the conversion of all rows at once."""
+    """Signal: the rows of the mask `odd` prevent the conversion of all rows at once."""
 
     def __init__(self, odd: Mask) -> None:
         super().__init__()
@@ -29,7 +29,10 @@ class OddRows(Exception):
 
 
 def odd_texts(texts: pa.Array) -> Mask | None:
-    """Return a mask of the texts not allowed between the quotes of a JSON document, or None if all are allowed."""
+    """Return a mask of the texts not allowed between the quotes of a JSON document, or None if all are allowed.
+
+    These texts have a quote, a backslash, a control character or invalid UTF-8.
+    """
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     text = np.frombuffer(data, np.uint8)[: ends[-1]] if data is not None else np.zeros(0, np.uint8)
@@ -59,7 +62,10 @@ def without(texts: pa.Array, odd: Mask) -> pa.Array:
 
 
 def from_texts(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> pa.Array:
-    """Return a column from the texts of strings."""
+    """Return a column from the texts of strings, without the quotes.
+
+    Raises OddRows if known rows prevent the conversion, else NotInBulk, Misfit and pyarrow's errors.
+    """
     texts = texts_for(finer, texts, kind)
     if t.is_decimal(kind):
         return _decimals(texts, kind)
@@ -72,7 +78,7 @@ def from_texts(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> pa
 
 
 def from_literals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column from the texts of numbers, true, false and null."""
+    """Return a column from the texts of numbers, true, false and null; raises the errors of `from_texts`."""
     missing = pc.equal(texts, "null")
     if missing.true_count:
         if missing.true_count == len(texts):
@@ -106,14 +112,18 @@ def _integers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:
-        # Digits that surely fit. The caller handles numbers with more digits otherwise.
+        # Rows with more digits than surely fit are odd, and decoded in another way. Without such rows, the cast's error
+        # counts.
         digits = len(str((1 << (kind.bit_width - 1)) - 1)) - 1
         _require(pc.match_substring_regex(texts, rf"\A-?[0-9]{{1,{digits}}}\z"))
         raise
 
 
 def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return decimals with at most the digits of the type; Arrow's cast makes 0 of a number with 300 zeros."""
+    """Return decimals with at most the digits of the type. Raises OddRows for other texts.
+
+    Arrow's cast alone would make 0 of a number with 300 zeros behind the point.
+    """
     integer_part = f"|[1-9][0-9]{{0,{kind.precision - kind.scale - 1}}}" if kind.precision > kind.scale else ""
     fraction = rf"(?:\.[0-9]{{1,{kind.scale}}})?" if kind.scale > 0 else ""
     _require(pc.match_substring_regex(texts, rf"\A-?(?:0{integer_part}){fraction}\z"))
@@ -121,13 +131,19 @@ def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _require_numbers(texts: pa.Array, grammar: str) -> None:
-    """Raise OddRows unless all texts are numbers; a text with a second point is left to the cast, as invalid."""
+    """Raise OddRows unless all texts are numbers.
+
+    A text with a second point may pass: the cast of the caller fails for this text.
+    """
     if texts.null_count or not _all_plain(texts):
         _require(pc.match_substring_regex(texts, grammar))
 
 
 def _all_plain(texts: pa.Array) -> bool:
-    """Return whether all texts are digits, with points between, without a needless leading zero; faster than regex."""
+    """Return whether all texts are digits, perhaps with points between the digits, without a needless leading zero.
+
+    False may also mean a valid number, such as a negative one. The check is faster than a regular expression.
+    """
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     text = np.frombuffer(data, np.uint8)

@@ -59,9 +59,10 @@ _NO_FRAME = "the value does not begin as Confluent's wire format does: a zero an
 
 @dataclass(frozen=True)
 class FramedValues:
-    """Values without frames, with positions and schema ids (-1: null), and the positions of values without a frame.
+    """Values without their frames, and the positions of values that lack a frame, in `unframed`.
 
-    A null has no frame, and stays null.
+    For each of `values`, `places` has the position in the batch, and `ids` the schema id, or -1 for a null. A null
+    needs no frame, and stays null.
     """
 
     values: pa.Array
@@ -75,7 +76,7 @@ class FramedValues:
 
 
 def unframe(values: pa.Array) -> FramedValues:
-    """Remove the frames of the values."""
+    """Return the values without their frames, and the positions of values that lack a frame."""
     lanes = ByteLanes.over(values)
     null = values.is_null().to_numpy(zero_copy_only=False)
     framed = confluent.is_framed(lanes) & (lanes.end - lanes.pos >= HEADER)

@@ -64,7 +64,7 @@ def arrow_schema(text: str, references: Iterable[tuple[str, str]] = ()) -> pa.Sc
 
 
 def _of_document(schema: Any, name: str) -> Any:
-    """Return the schema, with the document's name added to references inside the document."""
+    """Return the schema, with the document's name put ahead of references to places inside the document."""
     if isinstance(schema, list):
         return [_of_document(one, name) for one in schema]
     if not isinstance(schema, dict):
@@ -76,7 +76,10 @@ def _of_document(schema: Any, name: str) -> Any:
 
 
 class SchemaAlternatives:
-    """Alternatives allowed by the schemas of documents, without references and combinations.
+    """Finder of the alternatives that a schema allows.
+
+    An alternative is a schema without `$ref`, `allOf`, `anyOf` and `oneOf`, whose `type` is a set of types. A valid
+    value is allowed by at least one alternative.
 
     :param text: the schema; `references` are the schemas that `$ref` may name, as (name, text).
 
@@ -94,7 +97,13 @@ class SchemaAlternatives:
         return self._documents[""]
 
     def of(self, schema: Any, where: str) -> list[Alternative]:
-        """Return the alternatives allowed by a schema; `type` is a set of types. Raises SchemaRefused."""
+        """Return the alternatives allowed by a schema; the list is empty if no value is allowed.
+
+        :param where: name of the place for errors.
+
+        Raises SchemaRefused for an unknown reference, a circle of references, an unknown type, or too many
+        alternatives.
+        """
         if not isinstance(schema, dict):
             return [] if schema is False else [{"type": _ANY}]
         parts: list[list[Alternative]] = []
@@ -117,6 +126,8 @@ class SchemaAlternatives:
         return found
 
     def _target(self, reference: str, where: str) -> list[Alternative]:
+        # Returns the alternatives of the schema that a reference names; `_open` has the references on the way to this
+        # one.
         if reference in self._open:
             raise SchemaRefused(f"{where}: references in a circle: {_LEAVE_OUT}.")
         if reference not in self._resolved:
@@ -133,12 +144,15 @@ class SchemaAlternatives:
 
 
 class _SchemaColumns(SchemaAlternatives):
-    """Columns of a schema, with references resolved on the way. The methods raise SchemaRefused."""
+    """Columns of a schema. The methods raise SchemaRefused."""
 
     _fields = 0
 
     def kind(self, schema: Any, path: str, depth: int) -> tuple[pa.DataType, bool]:
-        """Return the type of a column for the schema's values, and whether null is allowed."""
+        """Return the type of a column for the schema's values, and whether null is allowed.
+
+        The type fits the values of all alternatives.
+        """
         where = path or "The JSON schema"
         if depth > _DEEPEST:
             raise SchemaRefused(f"{where}: nested deeper than {_DEEPEST} levels, or in itself: {_LEAVE_OUT}.")
@@ -153,6 +167,7 @@ class _SchemaColumns(SchemaAlternatives):
         return self._of_values(values, found, path, depth), "null" in types
 
     def _of_values(self, types: frozenset[str], found: list[Alternative], path: str, depth: int) -> pa.DataType:
+        # Returns the type for values of these types, null excluded; only numbers may be of two types.
         if types <= NUMBERS:
             return pa.float64() if "number" in types else pa.int64()
         if len(types) > 1:
@@ -172,7 +187,7 @@ class _SchemaColumns(SchemaAlternatives):
         return self._object(found, path, depth)
 
     def _object(self, found: list[Alternative], path: str, depth: int) -> pa.DataType:
-        """Return a struct of all properties, a map, or text for objects with any members."""
+        """Return the type for objects: a struct of all properties, a map, or text if any member is allowed."""
         properties = [_get(one, "properties", {}) for one in found]
         members = [_members(one) for one in found]
         # An alternative without any property, like a class without fields, fits any struct.
@@ -187,6 +202,7 @@ class _SchemaColumns(SchemaAlternatives):
     def _struct(
         self, found: list[Alternative], properties: list[dict[str, Any]], path: str, depth: int
     ) -> Iterable[pa.Field]:
+        # A field is required if all alternatives require the property.
         made = []
         for name in dict.fromkeys(name for some in properties for name in some):
             self._fields += 1
@@ -213,7 +229,7 @@ def _get(schema: Any, word: str, default: Word) -> Word:
 
 
 def _types(schema: dict[str, Any], where: str) -> frozenset[str]:
-    """Return the types allowed by a schema's own keywords, also by a list of values."""
+    """Return the types allowed by a schema's own keywords: `type`, or the types of the values in `const` or `enum`."""
     if (given := schema.get("type")) is not None:
         names = [str(name) for name in (given if isinstance(given, list) else [given])]
         if unknown := [name for name in names if name not in _TYPES]:
@@ -231,14 +247,17 @@ def _type_of(value: Any) -> str:
 
 
 def _implied(one: Alternative) -> Alternative:
-    """Return an alternative, with the type implied by `properties` or `items` if the type is missing."""
+    """Return an alternative with the type implied by `properties` or `items`, if all types are allowed."""
     if one["type"] == _ANY and _get(one, "properties", {}):
         return {**one, "type": _TYPES["object"]}
     return {**one, "type": _TYPES["array"]} if one["type"] == _ANY and "items" in one else one
 
 
 def _members(one: Alternative) -> list[Any] | None:
-    """Return the schemas of members except properties: [] allows no further member, None allows any member."""
+    """Return the schemas of members except properties, or None if any member is allowed.
+
+    An empty list allows no further member.
+    """
     patterns, others = list(_get(one, "patternProperties", {}).values()), one.get("additionalProperties")
     if others is False or (others is None and patterns):
         return patterns
@@ -246,7 +265,7 @@ def _members(one: Alternative) -> list[Any] | None:
 
 
 def _both(one: Alternative, other: Alternative) -> Alternative:
-    """Return the alternative for the values allowed by both alternatives."""
+    """Return the alternative for values allowed by both alternatives; its `type` is empty if no value is."""
     both = {**one, **other, "type": one["type"] & other["type"]}
     shared = {word: (_get(one, word, {}), _get(other, word, {})) for word in ("properties", "patternProperties")}
     for word, (first, second) in shared.items():

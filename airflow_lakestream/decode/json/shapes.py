@@ -35,7 +35,7 @@ _LONG = 64
 class LayoutDocuments:
     """Documents of a layout: row numbers, and the starts and ends of the scalars of each slot.
 
-    The quotes of a string are not part of the scalar. `is_plain`: all texts are known to be valid.
+    The quotes of a string are not part of the scalar. `is_plain`: all texts are known to be valid between quotes.
     """
 
     layout: JsonLayout
@@ -45,7 +45,7 @@ class LayoutDocuments:
     is_plain: bool = False
 
     def texts(self, slot: int, mask: Mask | None = None) -> pa.Array:
-        """Return the scalars of a slot as written, of all documents or of a selection."""
+        """Return the scalars of a slot as written, of all documents or of the documents in `mask`."""
         starts, stops = self.spans[slot]
         return self.text.cut(starts, stops) if mask is None else self.text.cut(starts[mask], stops[mask])
 
@@ -64,7 +64,7 @@ class LayoutSample:
 
     @property
     def pivot(self) -> int:
-        """Slot left over by the search from both ends: the longest slot, never searched."""
+        """Slot left over by the search from both ends: the longest slot on average, which is never searched."""
         return self.means.index(max(self.means))
 
 
@@ -82,17 +82,23 @@ class _DocumentGroup:
 
 
 class LayoutSorter:
-    """Sorter of documents by layout, for several threads; keeps the layouts of the last batch."""
+    """Sorter of documents by layout, for several threads; keeps the layouts of the last batch for the next batch."""
 
     def __init__(self) -> None:
         self._known: tuple[LayoutSample, ...] = ()
 
     def sort(self, values: pa.Array) -> list[LayoutDocuments]:
-        """Return the documents of each layout, from a binary array; a document without a layout is left out."""
+        """Return the documents of each layout.
+
+        A document that has no layout, or a rare one, is left out.
+
+        :param values: a binary array.
+        """
         count = len(values)
         known = self._known
         if not count:
             return []
+        # Without known layouts, three samples without a layout end the search.
         if not known and all(layout_of(values[i].as_py() or b"") is None for i in (0, count // 2, count - 1)):
             return []
         text = TextBuffer(values)
@@ -106,6 +112,7 @@ class LayoutSorter:
         while misses < _MISSES and len(group.rows) > count // _SHARE and len(found) < _MOST_LAYOUTS:
             one = candidates.pop(0) if candidates else _learn(text, group)
             if one is None:
+                # The first document has no layout, or a rare one: the next document is tried.
                 misses += 1
                 group = group.pick(slice(1, None))
                 continue
@@ -125,7 +132,10 @@ class LayoutSorter:
 
 
 def _hold_no_quotes(text: TextBuffer, parts: list[LayoutDocuments], left: Mask) -> bool:
-    """Return whether all quotes are in the literals of layouts, or in documents without a layout."""
+    """Return whether all quotes are in the literals of layouts, or in documents without a layout.
+
+    Then no text in a layout has a quote. False if many documents have no layout, since counting takes time.
+    """
     if np.count_nonzero(left) > len(left) // _SHARE:
         return False
     quotes = sum(len(part.rows) * sum(literal.count(b'"') for literal in part.layout.literals) for part in parts)
@@ -135,7 +145,7 @@ def _hold_no_quotes(text: TextBuffer, parts: list[LayoutDocuments], left: Mask) 
 
 
 def _learn(text: TextBuffer, group: _DocumentGroup) -> LayoutSample | None:
-    """Return the layout of the first document, or None if impossible or shared by too few documents."""
+    """Return the layout of the first document, or None if impossible or shared by too few documents of a sample."""
     layout = layout_of(text.bytes[group.starts[0] : group.stops[0]].tobytes())
     if layout is None:
         return None
@@ -150,7 +160,7 @@ def _learn(text: TextBuffer, group: _DocumentGroup) -> LayoutSample | None:
 
 
 class _LayoutMatch:
-    """Match of documents with a layout, from both ends to the longest scalar; unfit documents are dropped."""
+    """Match of documents with a layout, from both ends to the pivot; documents that do not match are dropped."""
 
     def __init__(self, text: TextBuffer, group: _DocumentGroup, known: LayoutSample) -> None:
         self._text = text
@@ -177,7 +187,10 @@ class _LayoutMatch:
         return LayoutDocuments(layout, self._rows, [span for span in self._spans if span is not None], self._text)
 
     def _forward(self, slot: int) -> None:
-        """Take the scalar at the front, and the literal behind the scalar."""
+        """Take the scalar at the front, and the literal behind the scalar.
+
+        If the sample's scalars had one size, the size is tried first, and a search only if another literal follows.
+        """
         literal = self._layout.literals[slot + 1]
         size = self._known.sizes[slot]
         stops = self._front + size if size is not None else self._end(slot, self._front, self._back)
@@ -195,7 +208,7 @@ class _LayoutMatch:
         return self._text.next_place(starts, limit, self._layout.literals[slot + 1][0])
 
     def _backward(self, slot: int) -> None:
-        """Take the scalar at the back, and the literal ahead of the scalar."""
+        """Take the scalar at the back, and the literal ahead of the scalar; see `_forward`."""
         literal = self._layout.literals[slot]
         size = self._known.sizes[slot]
         starts = self._back - size if size is not None else self._begin(slot, self._back, self._front)

@@ -16,7 +16,10 @@ _DEEPEST = 64
 
 
 def shape(text: str, references: Iterable[tuple[str, str]] = ()) -> ConnectType | None:
-    """Return the shape of a schema, in JSON's words and with Connect's names. Raises SchemaRefused."""
+    """Return the shape of a schema. Raises SchemaRefused.
+
+    Kinds are JSON's words, except "bytes", "map", "struct" and "union"; names are the titles, Connect's names.
+    """
     try:
         schemas = SchemaAlternatives(text, references)
         return _shape(schemas, schemas.root, 0)

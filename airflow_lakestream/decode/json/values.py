@@ -33,9 +33,13 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re
 
 
 def field_coercer(field: pa.Field, *, fail_unknown: bool, path: str = "", scalars: Scalars = ()) -> Coerce:
-    """Return a function from a JSON value (None: null or missing) to a value of the field.
+    """Return a function from a JSON value (None: null or missing) to a value of the field; it raises Misfit.
 
+    :param fail_unknown: a member of an inner object without a field is a misfit; otherwise ignored.
+    :param path: path of the field, for errors about the type.
     :param scalars: coercions in place of the usual coercions of some types.
+
+    Raises InvalidArgument if JSON can't fill the field's type, or if an inner field is listed twice.
     """
     coerce = _coercer(field.type, fail_unknown=fail_unknown, path=path or field.name, scalars=scalars)
     nullable = field.nullable
@@ -57,9 +61,9 @@ def fields_coercer(
     scalars: Scalars = (),
     others: Mapping[str, Scalars] | None = None,
 ) -> Coerce:
-    """Return a function from a JSON object to a dict with a value for each field.
+    """Return a function from a JSON object to a dict with a value for each field; see `field_coercer`.
 
-    :param others: by name, the fields that have scalars of their own.
+    :param others: coercions for single fields, by name, in place of `scalars`.
     """
     special = others or {}
     for index, field in enumerate(fields):
@@ -88,6 +92,7 @@ def fields_coercer(
 
 
 def _coercer(kind: pa.DataType, *, fail_unknown: bool, path: str, scalars: Scalars) -> Coerce:
+    # The coercions in `scalars` come before the usual coercions of scalars, and the first match counts.
     if t.is_struct(kind):
         return fields_coercer(list(kind), fail_unknown=fail_unknown, path=path + ".", scalars=scalars)
     inside = partial(field_coercer, fail_unknown=fail_unknown, scalars=scalars)
@@ -165,9 +170,10 @@ def _integral(text: str) -> int:
 
 
 def floating(kind: pa.DataType) -> Coerce:
-    """Return the coercion of numbers to the nearest double or float; integers have to be exact, only zeros become 0.
+    """Return the coercion of numbers to the nearest double or float.
 
-    A number with an exponent may be rounded: 1e23 has no exact double, and every program writes doubles like this.
+    Integers have to be exact, and only a zero becomes 0. Another number may be rounded, also an integer with an
+    exponent: 1e23 has no exact double, and every program writes doubles like this.
     """
     double = t.is_float64(kind)
     # Integers of this length are all exact: below 2**53, and below 2**24.
@@ -219,7 +225,7 @@ def time_of_day(kind: pa.DataType, *, cuts: bool = False) -> Coerce:
 
 
 def exact_decimal(text: str) -> Decimal:
-    """Return the number of a decimal text, exactly, without trailing zeros."""
+    """Return the number of a decimal text, exactly, without trailing zeros. Raises Misfit."""
     if not _DECIMAL.fullmatch(text):
         raise Misfit(f"{quoted(text)} is not a decimal number")
     try:
@@ -252,7 +258,7 @@ def _decimal(kind: pa.DataType) -> Coerce:
 
 
 def uuid_bytes(text: str) -> bytes:
-    """Return the 16 bytes of a UUID in the usual text form."""
+    """Return the 16 bytes of a UUID in the usual text form. Raises Misfit."""
     if not _UUID.fullmatch(text):
         raise Misfit(f"{quoted(text)} is not a UUID")
     return bytes.fromhex(text.replace("-", ""))
@@ -264,12 +270,17 @@ def uuid(kind: pa.DataType) -> Coerce:
 
 
 def base64_bytes(text: str, size: int | None = None) -> bytes:
-    """Return the bytes of a base64 text; padding is required, and a length of `size` bytes if given."""
+    """Return the bytes of a base64 text with padding.
+
+    :param size: the required number of bytes, or None.
+
+    Raises Misfit.
+    """
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise Misfit(f"{quoted(text)} is not base64") from None
-    # Only then is the text the one way to write these bytes, and nothing is lost.
+    # Bytes have several base64 texts; the usual text alone is accepted, so that the bytes have the whole information.
     if base64.b64encode(data) != text.encode():
         raise Misfit(f"{quoted(text)} is not canonical base64")
     if size is not None and len(data) != size:

@@ -12,7 +12,10 @@ HEADER = 5
 
 
 def schema_ids(lanes: ByteLanes, framed: Mask) -> Integers:
-    """Move the framed lanes behind the header, and return the schema ids in the headers."""
+    """Move the framed lanes behind the header, and return the schema ids in the headers.
+
+    A framed lane that ends within the header fails. The ids of lanes outside `framed` have no meaning.
+    """
     words = lanes.words[lanes.pos]
     ids = (words >> np.uint64(8)).astype(np.uint32).byteswap().astype(np.int64)
     lanes.fail(framed & (lanes.end - lanes.pos < HEADER), "the value ends within its first 5 bytes: no schema id")
@@ -21,13 +24,13 @@ def schema_ids(lanes: ByteLanes, framed: Mask) -> Integers:
 
 
 def is_framed(lanes: ByteLanes) -> Mask:
-    """Return a mask of the lanes in Confluent's wire format."""
+    """Return a mask of the lanes with Confluent's wire format: the first byte is a zero."""
     framed: Mask = (lanes.data[lanes.pos] == 0) & (lanes.end > lanes.pos)
     return framed
 
 
 def groups(values: Integers, among: Mask) -> Iterator[tuple[int, Integers]]:
-    """Yield each distinct value, with the lanes of the value."""
+    """Yield each distinct value of the lanes in `among`, with the numbers of the value's lanes."""
     rows = np.flatnonzero(among)
     if not len(rows):
         return

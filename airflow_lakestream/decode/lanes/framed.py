@@ -31,9 +31,12 @@ Read = Callable[[ByteLanes], list[pa.Array]]
 class FramedDecoder(SchemaDecoder, ABC):
     """Decoder of binary records into tables of an Arrow schema; `nullable=False` makes a field required.
 
+    Subclasses find the schema of each record, and compile a reader for each schema; readers are kept.
+
+    :param schema: columns and their types.
     :param schema: columns and their types.
     :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record.
-    :param registry: source of the schemas.
+    :param registry: source of the schemas; without a registry, a record that needs one is bad.
     :param finer: treatment of times finer than microseconds.
     """
 
@@ -75,6 +78,7 @@ class FramedDecoder(SchemaDecoder, ABC):
         return DecoderResult(table, sorted(bad, key=lambda row: row.index))
 
     def _chunk(self, values: pa.Array, first: int, bad: list[BadRow]) -> Iterator[tuple[pa.Table, Integers]]:
+        # `first` is the position of the chunk in the batch; the bad records are added to `bad`.
         lanes, rows = ByteLanes.over(values), np.arange(len(values))
         if values.null_count:
             there = values.is_valid().to_numpy(zero_copy_only=False)
@@ -89,6 +93,7 @@ class FramedDecoder(SchemaDecoder, ABC):
         )
 
     def _tombstones(self, rows: Integers, first: int, bad: list[BadRow]) -> Iterator[tuple[pa.Table, Integers]]:
+        # A record without a value is a row of nulls, and bad if a column is required.
         required = [field.name for field in self.schema if not field.nullable]
         if required:
             reason = f"{required[0]}: the value is null (a tombstone), and the column is required"
@@ -99,6 +104,7 @@ class FramedDecoder(SchemaDecoder, ABC):
     def _read(
         self, key: Hashable, schema_id: int | None, lanes: ByteLanes, rows: Integers, first: int, bad: list[BadRow]
     ) -> Iterator[tuple[pa.Table, Integers]]:
+        # Yields the rows of a schema's records, with their numbers in the chunk.
         read = self._reader(key)
         if isinstance(read, str):
             bad.extend(BadRow(first + row, read, schema_id) for row in rows.tolist())
@@ -120,7 +126,7 @@ class FramedDecoder(SchemaDecoder, ABC):
         return pa.Table.from_arrays(fitting, schema=self.schema)
 
     def _reader(self, key: Hashable) -> Read | str:
-        """Return the reader for records of this schema, or the reason against a reader."""
+        """Return the reader for records of this schema, or else the reason why all records of the schema are bad."""
         if key not in self._readers:
             try:
                 self._readers[key] = self._compile(key)
@@ -143,9 +149,15 @@ class FramedDecoder(SchemaDecoder, ABC):
     def _by_names(
         self, compile_by: Callable[[FieldNaming], Read], names: Callable[[Sequence[RegisteredSchema]], OtherNames]
     ) -> Read:
-        """Return the reader by the field names in the schema, or else in further versions of the schema.
+        """Return a reader by the field names in the schema, or also by the names in its further versions.
 
+        The registry is asked for further versions only if a column has no field and a field no column. If the further
+        names do not fit, the reader by the schema alone stays. A field in a column of another name is logged once.
+
+        :param compile_by: returns the reader for a naming.
         :param names: returns the other names by these versions, and by the schema itself.
+
+        Raises Unfit if neither naming gives a reader.
         """
         naming, read, refused = FieldNaming(names([])), None, None
         try:
@@ -169,7 +181,7 @@ class FramedDecoder(SchemaDecoder, ABC):
 
     @abstractmethod
     def _split(self, lanes: ByteLanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
-        """Move the lanes behind the framing; yield each schema's key, registry id and lanes.
+        """Move the lanes behind the framing; yield each schema's key, registry id or None, and lane numbers.
 
         Lanes that fail by then are bad records; later failures are not visible in `lanes`.
         """
@@ -180,7 +192,10 @@ class FramedDecoder(SchemaDecoder, ABC):
 
 
 def chunks(values: pa.Array) -> Iterator[tuple[int, int]]:
-    """Yield ranges [first, last) of pieces of the values, limited in number and bytes."""
+    """Yield ranges [first, last) of pieces of the values, limited in number and bytes.
+
+    A piece has at least one value, even if the value alone is above the limit of bytes.
+    """
     first = 0
     while first < len(values):
         last = min(first + _ROWS, len(values))

@@ -35,7 +35,8 @@ _STEPS = (
 class ByteLanes:
     """Positions in a buffer, by lane; `failure` is 0 or the index of a failed lane's reason in `reasons`.
 
-    A failed lane is empty and at position 0: values read from it have no meaning, and do no harm.
+    A failed lane is empty and at position 0: values read from it have no meaning, and do no harm. The argument `path`
+    of the methods is a field's path, for the reason of a failure.
     """
 
     __slots__ = ("data", "end", "failure", "pos", "reasons", "words")
@@ -65,17 +66,17 @@ class ByteLanes:
         return len(self.pos)
 
     def take(self, rows: Integers | Mask) -> ByteLanes:
-        """Return a selection of the lanes; the progress of the selection is not visible here before `put`."""
+        """Return a selection of the lanes; moves of the selection have no effect here before `put`."""
         return self._with(self.pos[rows], self.end[rows], self.failure[rows])
 
     def put(self, rows: Integers | Mask, lanes: ByteLanes) -> None:
-        """Continue at the positions of `lanes`, taken from these rows."""
+        """Take over the positions and failures of `lanes`, a selection of these rows by `take`."""
         self.pos[rows] = lanes.pos
         self.end[rows] = lanes.end
         self.failure[rows] = lanes.failure
 
     def inside(self, starts: Integers, lengths: Integers) -> ByteLanes:
-        """Return lanes over the given part of each lane."""
+        """Return lanes over a part of each lane; a failure in them is not visible here before `fail_with`."""
         return self._with(starts.copy(), starts + lengths, self.failure.copy())
 
     def _with(self, pos: Integers, end: Integers, failure: Integers) -> ByteLanes:
@@ -85,7 +86,7 @@ class ByteLanes:
         return part
 
     def fail(self, hit: Mask, reason: str) -> None:
-        """Mark lanes as failed; the first reason stays."""
+        """Mark lanes as failed, and empty them; a lane keeps the reason of the first failure."""
         if not hit.any():
             return
         if reason not in self.reasons:
@@ -95,13 +96,13 @@ class ByteLanes:
         self.end[hit] = 0
 
     def blame(self, lane: int, reason: str) -> None:
-        """Replace the reason of a lane's failure; an empty reason removes the failure."""
+        """Replace the reason of a lane's failure; an empty reason removes the failure, but the lane stays empty."""
         if reason not in self.reasons:
             self.reasons.append(reason)
         self.failure[lane] = self.reasons.index(reason)
 
     def fail_with(self, other: ByteLanes) -> None:
-        """Mark the failed lanes of `other`, of the same length, as failed here."""
+        """Mark the lanes that failed in `other`, of the same length and with the same reasons, as failed here."""
         failed = other.failure != 0
         if failed.any():
             self.failure[failed & (self.failure == 0)] = other.failure[failed & (self.failure == 0)]
@@ -114,25 +115,25 @@ class ByteLanes:
         self.fail(self.pos > self.end, f"{path}: the value ends early")
 
     def bytes(self, path: str) -> Bytes:
-        """Read a byte."""
+        """Read a byte in each lane."""
         values = self.data[self.pos]
         self.skip(1, path)
         return values
 
     def fixed64(self, path: str) -> Words:
-        """Read eight bytes, little-endian."""
+        """Read eight bytes in each lane, little-endian."""
         values = self.words[self.pos]
         self.skip(8, path)
         return values
 
     def fixed32(self, path: str) -> npt.NDArray[np.uint32]:
-        """Read four bytes, little-endian."""
+        """Read four bytes in each lane, little-endian."""
         values = self.words[self.pos].astype(np.uint32)
         self.skip(4, path)
         return values
 
     def varints(self, path: str) -> Words:
-        """Read a base-128 number of up to 64 bits."""
+        """Read a base-128 number of up to 64 bits in each lane, as Protobuf and Avro write numbers."""
         first = self.data[self.pos]
         if not np.any(first >= 0x80):
             self.skip(1, path)
@@ -152,6 +153,7 @@ class ByteLanes:
         return values
 
     def _long_varints(self, rows: Integers, values: Words, sizes: Integers, path: str) -> None:
+        # Completes the numbers of nine and ten bytes in `values` and `sizes`: a word has only the first eight bytes.
         ninth = self.data[self.pos[rows] + 8].astype(np.uint64)
         tenth = np.where(ninth < 0x80, np.uint8(0), self.data[self.pos[rows] + 9]).astype(np.uint64)
         values[rows] |= ((ninth & np.uint64(0x7F)) << np.uint64(56)) | ((tenth & _ONE) << np.uint64(63))
@@ -162,7 +164,7 @@ class ByteLanes:
         self.fail(too_long, f"{path}: a number of more than 64 bits")
 
     def zigzags(self, path: str) -> Integers:
-        """Read a signed number in zigzag encoding: small numbers are short."""
+        """Read a signed number in zigzag encoding in each lane: small numbers are short."""
         values = self.varints(path)
         return ((values >> _ONE) ^ (~(values & _ONE) + _ONE)).view(np.int64)
 
@@ -178,7 +180,7 @@ class ByteLanes:
         return starts, lengths
 
     def binary(self, starts: Integers, lengths: Integers) -> pa.Array:
-        """Return the bytes of these spans."""
+        """Return the bytes of each span, as an array. Raises AssertionError if spans overlap."""
         empty = lengths == 0
         if empty.any():
             # An empty span may be anywhere: its position must not spoil the order.
@@ -220,7 +222,10 @@ def cut(values: pa.Array, before: int, behind: int = 0) -> pa.Array:
 
 
 def merged(parts: list[pa.Array], order: Integers, kind: pa.DataType) -> pa.Array:
-    """Return the values of all parts, put in order."""
+    """Return the values of all parts, in the given order.
+
+    :param order: positions in the concatenated parts; a single part has to be in order already.
+    """
     if not parts:
         return pa.nulls(0, kind)
     if len(parts) == 1:
@@ -236,7 +241,7 @@ def offsets_of(lengths: Integers) -> Integers:
 
 
 def list_array(values: pa.Array, lengths: Integers, kind: pa.DataType) -> pa.Array:
-    """Return lists of these lengths over the values."""
+    """Return lists of these lengths over consecutive values."""
     offsets = offsets_of(lengths)
     if t.is_large_list(kind):
         return pa.LargeListArray.from_arrays(pa.array(offsets), values, type=kind)
@@ -244,13 +249,13 @@ def list_array(values: pa.Array, lengths: Integers, kind: pa.DataType) -> pa.Arr
 
 
 def map_array(entries: pa.Array, lengths: Integers, kind: pa.DataType) -> pa.Array:
-    """Return maps of these lengths over structs of key and value."""
+    """Return maps of these lengths over consecutive structs of key and value."""
     offsets = pa.array(offsets_of(lengths).astype(np.int32))
     return pa.MapArray.from_arrays(offsets, entries.field(0), entries.field(1), type=kind)
 
 
 def last_of_each_key(entries: pa.Array, lengths: Integers) -> tuple[pa.Array, Integers]:
-    """Return the last entry of each key in each map, and the new lengths."""
+    """Return the last entry of each key in each map, in order, and the new lengths of the maps."""
     if not len(entries):
         return entries, lengths
     keys = entries.field(0).dictionary_encode()

@@ -1,4 +1,7 @@
-"""Conversion of a binary format's values to columns: every fit is exact, or else fails the lane."""
+"""Conversion of a binary format's values to columns: every fit is exact, or else fails the lane.
+
+The argument `path` is the field's path, for the reason of a failure; `kind` is the type of the column.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Unfit(Exception):
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type with bytes for UUIDs: Arrow can cast bytes to UUIDs, but not build UUIDs inside lists or maps."""
+    """Return the type with bytes in place of UUIDs, since Arrow can't build UUIDs inside lists or maps."""
     if t.is_struct(kind):
         return pa.struct([field.with_type(plain(field.type)) for field in kind])
     if t.is_list(kind) or t.is_large_list(kind):
@@ -39,7 +42,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def integers(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of 64-bit integers, signed or not, into a column. Raises Unfit."""
+    """Return the fit of 64-bit integers, signed or not, into a column of integers, floats or decimals. Raises Unfit."""
     out_of_range = f"{path}: out of range for {kind}"
     if t.is_signed_integer(kind):
         limit = 1 << (kind.bit_width - 1)
@@ -79,6 +82,7 @@ def _integers_as_floats(kind: pa.DataType, path: str) -> Fit:
 
 def _integers_as_decimals(kind: pa.DataType, out_of_range: str) -> Fit:
     def fit(lanes: ByteLanes, values: Any) -> pa.Array:
+        # A limit beyond the integers' 64 bits excludes no number.
         limit = 10 ** (kind.precision - kind.scale) if kind.scale <= kind.precision else 1
         if values.dtype == np.uint64:
             lanes.fail(values >= np.uint64(min(limit, 2**64 - 1)), out_of_range) if limit < 2**64 else None
@@ -99,7 +103,7 @@ def _decimals(low: Integers, high: Integers, kind: pa.DataType) -> pa.Array:
 
 
 def floats(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of floats or doubles into a column. Raises Unfit."""
+    """Return the fit of floats or doubles into a column of floats or doubles. Raises Unfit."""
     if t.is_float64(kind):
         return lambda lanes, values: pa.array(values.astype(np.float64))
     if not t.is_float32(kind):
@@ -115,14 +119,14 @@ def floats(kind: pa.DataType, path: str) -> Fit:
 
 
 def booleans(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of truth values. Raises Unfit."""
+    """Return the fit of truth values into a column of booleans. Raises Unfit."""
     if not t.is_boolean(kind):
         raise Unfit(f"{path}: a boolean can't become {kind}")
     return lambda lanes, values: pa.array(values.astype(np.bool_))
 
 
 def dates(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of days since 1970. Raises Unfit."""
+    """Return the fit of days since 1970 into a column of dates, or of integers, see `integers`. Raises Unfit."""
     if not t.is_date32(kind):
         return integers(kind, path)
 
@@ -136,7 +140,12 @@ def dates(kind: pa.DataType, path: str) -> Fit:
 
 
 def times(kind: pa.DataType, path: str, nanos: int, *, finer: TimestampsFiner) -> Fit:
-    """Return the fit of a time of day, in units of `nanos` nanoseconds. Raises Unfit."""
+    """Return the fit of times of day into a column of times in microseconds, or of integers, see `integers`.
+
+    :param nanos: unit of the values, in nanoseconds.
+
+    Raises Unfit.
+    """
     if not (t.is_time64(kind) and kind.unit == "us"):
         return integers(kind, path)
 
@@ -153,14 +162,23 @@ def times(kind: pa.DataType, path: str, nanos: int, *, finer: TimestampsFiner) -
 
 
 def _in_micros(lanes: ByteLanes, nanos: Integers, path: str, finer: TimestampsFiner) -> Integers:
-    """Return nanoseconds as microseconds, rounded down, also before 1970; a remainder fails the lane unless cut."""
+    """Return nanoseconds as microseconds, rounded down, also before 1970.
+
+    If times are not truncated, a remainder fails the lane.
+    """
     if finer is TimestampsFiner.REJECT:
         lanes.fail(nanos % 1000 != 0, f"{path}: {value_ranges.FINER_NUMBER}")
     return nanos // 1000
 
 
 def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool, finer: TimestampsFiner) -> Fit:
-    """Return the fit of instants, or of local times if not zoned, in units of `nanos` nanoseconds. Raises Unfit."""
+    """Return the fit of timestamps into a column of timestamps in microseconds, or of integers, see `integers`.
+
+    :param nanos: unit of the values, in nanoseconds.
+    :param zoned: the values are instants, and need a column with a zone; otherwise local times, and a column without.
+
+    Raises Unfit.
+    """
     if not (t.is_timestamp(kind) and kind.unit == "us"):
         return integers(kind, path)
     if zoned != (kind.tz is not None):
@@ -183,7 +201,7 @@ _NO_INSTANT = "not an ISO 8601 date-time with a zone"
 
 
 def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Fit:
-    """Return the fit of ISO 8601 text with a zone. Raises Unfit."""
+    """Return the fit of ISO 8601 text with a zone, as bytes, into a column of timestamps with a zone. Raises Unfit."""
     if not (t.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None):
         raise Unfit(f"{path}: an instant can't become {kind}")
 
@@ -206,7 +224,7 @@ def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Fit:
 
 
 def blobs(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of bytes. Raises Unfit."""
+    """Return the fit of bytes into a column of bytes; into a column of text, if they are UTF-8. Raises Unfit."""
     if t.is_binary(kind):
         return lambda lanes, values: values
     if t.is_large_binary(kind):
@@ -219,6 +237,7 @@ def blobs(kind: pa.DataType, path: str) -> Fit:
 
 
 def _sized(kind: pa.DataType, path: str) -> Fit:
+    # Returns the fit of values of exactly as many bytes as the column has.
     size = kind.byte_width
 
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
@@ -232,7 +251,7 @@ def _sized(kind: pa.DataType, path: str) -> Fit:
 
 
 def texts(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of text in UTF-8. Raises Unfit."""
+    """Return the fit of text in UTF-8, as bytes, into a column of text, of bytes or of UUIDs. Raises Unfit."""
     if t.is_fixed_size_binary(kind) and kind.byte_width == 16:
         return _uuids(path)
     if t.is_binary(kind) or t.is_large_binary(kind):
@@ -283,6 +302,7 @@ for _value, _digit in enumerate("0123456789abcdef"):
 
 
 def _uuids(path: str) -> Fit:
+    # Returns the fit of UUIDs in the usual text form, as 16 bytes.
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         sized = _sized(pa.binary(36), path)(lanes, values)
         text = np.frombuffer(sized.buffers()[1], np.uint8)[sized.offset * 36 :][: 36 * len(values)].reshape(-1, 36)
@@ -301,7 +321,12 @@ def fixed_binary(rows: Bytes) -> pa.Array:
 
 
 def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
-    """Return the fit of unscaled numbers, big-endian two's complement in bytes. Raises Unfit."""
+    """Return the fit of unscaled numbers into a column of decimals or of text. Raises Unfit.
+
+    A number is in big-endian two's complement, as bytes.
+
+    :param scale: scale of the numbers; it may be below 0.
+    """
     if t.is_string(kind) or t.is_large_string(kind):
         return _decimal_texts(kind, path, scale)
     if not t.is_decimal128(kind):
@@ -338,7 +363,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
 
 
 def _odd_decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
-    """Return the fit of numbers with a scale outside Arrow's range, converted individually."""
+    """Return the fit of numbers with a scale outside Arrow's range, converted one by one."""
 
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         found = [fitting_decimal(value, scale, kind.precision, kind.scale) for value in values.to_pylist()]
@@ -360,12 +385,13 @@ def _decimal_texts(kind: pa.DataType, path: str, scale: int) -> Fit:
 
 
 def _shortened(value: bytes) -> bytes:
-    """Remove leading bytes that only repeat the sign."""
+    """Return 16 bytes, or more if the number needs more: leading bytes that only repeat the sign are removed."""
     number = int.from_bytes(value, "big", signed=True)
     return number.to_bytes(max(16, number.bit_length() // 8 + 1), "big", signed=True)
 
 
 def _twos_complement(values: pa.Array, lengths: Integers) -> tuple[Integers, Integers]:
+    # Returns the lower and the upper 64 bits of each number; an empty value is 0.
     offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
     data = np.frombuffer(values.buffers()[2] or b"", np.uint8)
     padded = np.concatenate([data, np.zeros(1, np.uint8)])
@@ -380,7 +406,11 @@ def _twos_complement(values: pa.Array, lengths: Integers) -> tuple[Integers, Int
 
 
 def _beyond(low: Integers, high: Integers, digits: int) -> Mask:
-    """Return a mask of the numbers with more than `digits` digits."""
+    """Return a mask of the numbers with more than `digits` digits.
+
+    :param low: lower 64 bits of the numbers.
+    :param high: upper 64 bits of the numbers.
+    """
     limit = 10**digits
     top, bottom = np.int64(limit >> 64), np.uint64(limit & (2**64 - 1))
     unsigned = low.view(np.uint64)
@@ -392,7 +422,7 @@ def _beyond(low: Integers, high: Integers, digits: int) -> Mask:
 
 
 def _remainders(low: Integers, high: Integers, digits: int) -> Mask:
-    """Return a mask of the numbers without `digits` zeros at the end."""
+    """Return a mask of the numbers without `digits` zeros at the end; see `_beyond` for `low` and `high`."""
     unit = 10**digits
     small = high == low >> 63
     if unit < 2**63 and small.all():

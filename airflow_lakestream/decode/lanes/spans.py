@@ -43,7 +43,10 @@ class TextBuffer:
         self.stops: Integers = ends[1:]
 
     def _fill(self, source: Bytes) -> None:
-        """Copy the bytes, and note quotes and odd bytes, in pieces small enough for the cache."""
+        """Copy the bytes, and note quotes and odd bytes, in pieces small enough for the cache.
+
+        Odd are backslashes and control characters.
+        """
         same = np.empty(min(len(source), _PIECE), np.bool_)
         for at in range(0, len(source), _PIECE):
             piece = self.bytes[PADDING + at : PADDING + min(at + _PIECE, len(source))]
@@ -76,11 +79,14 @@ class TextBuffer:
         return np.append(np.flatnonzero(self.bytes == _QUOTE), len(self.bytes))
 
     def next_quote(self, at: Integers) -> Integers:
-        """Return the position of the first quote at or behind each of these ascending positions, for long texts."""
+        """Return the position of the first quote at or behind each of these ascending positions.
+
+        The first call finds all quotes of the buffer: worthwhile for long texts.
+        """
         return self._quotes[np.searchsorted(self._quotes, at)]
 
     def next_place(self, at: Integers, limit: Integers, byte: int) -> Integers:
-        """Return the position of the first `byte` at or behind each position; any from `limit` on if not found."""
+        """Return the position of the first `byte` at or behind each position; a position from `limit` on if none."""
         found = at + leading(self.words[at], byte)
         rows = np.flatnonzero(found - at == 8)
         while len(rows):
@@ -91,7 +97,7 @@ class TextBuffer:
         return found
 
     def behind_last(self, at: Integers, limit: Integers, byte: int) -> Integers:
-        """Return the position behind the last `byte` ahead of each position; any up to `limit` if not found."""
+        """Return the position behind the last `byte` ahead of each position; a position up to `limit` if not found."""
         found = at - leading(self.words[at - 8].byteswap(), byte)
         rows = np.flatnonzero(at - found == 8)
         while len(rows):
@@ -102,7 +108,10 @@ class TextBuffer:
         return found
 
     def equal(self, at: Integers, literal: bytes) -> Mask | None:
-        """Return a mask of the positions with the literal, None if all match. Raises IndexError outside the bytes."""
+        """Return a mask of the positions with the literal, or None if all match.
+
+        Raises IndexError for a position too close to the end of all bytes.
+        """
         size = len(literal)
         windows: npt.NDArray[np.void] = np.ndarray((len(self.bytes) - size + 1,), f"V{size}", self.bytes, 0, (1,))
         found = windows[at]
@@ -112,7 +121,7 @@ class TextBuffer:
         return same
 
     def cut(self, starts: Integers, stops: Integers) -> pa.Array:
-        """Return these ascending parts as strings, without validation."""
+        """Return the bytes from each start to each stop, ascending, as strings; the UTF-8 is not checked."""
         bounds = np.empty((len(starts), 2), np.int32)
         bounds[:, 0], bounds[:, 1] = starts, stops
         # Every second string is a gap between two parts.
@@ -126,7 +135,7 @@ def _even_numbers(count: int) -> pa.Array:
 
 
 def leading(words: Words, byte: int) -> npt.NDArray[np.uint8]:
-    """Return the number of bytes ahead of the first `byte` in each word, or 8 without the byte."""
+    """Return the number of bytes ahead of the first `byte` in each word, or 8 if the word does not have the byte."""
     others = words ^ (_LOW * np.uint64(byte))
     # The high bit of the first equal byte; and perhaps of some bytes behind it.
     hits = (others - _LOW) & ~others & _HIGH

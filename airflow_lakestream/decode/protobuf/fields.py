@@ -33,7 +33,10 @@ _WIDTHS = {FIXED64: 8, FIXED32: 4}
 
 
 class FieldValues:
-    """State of a reading of messages: values by field, and the last member of each oneof."""
+    """State of a reading of messages: values by field number, and the last member of each oneof by row.
+
+    Each entry of `values` has the rows of some values, and these values; None for a skipped field.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -43,7 +46,7 @@ class FieldValues:
         self.chosen: dict[str, Integers] = {}
 
     def add(self, number: int, rows: Integers, values: pa.Array | None, oneof: str | None) -> None:
-        """Add values of a field, with the row of each value."""
+        """Add values of a field, with the row of each value; the field becomes the chosen member of its oneof."""
         self.values.setdefault(number, []).append((rows, values))
         if oneof is not None:
             if oneof not in self.chosen:
@@ -51,7 +54,10 @@ class FieldValues:
             self.chosen[oneof][rows] = number
 
     def whole(self, number: int) -> pa.Array | None:
-        """Return the values of a field present once in all messages, or None for another field."""
+        """Return the values of a field that all messages have exactly once, or None for another field.
+
+        The values are then in the order of the messages.
+        """
         met = self.values.get(number, ())
         return met[0][1] if len(met) == 1 and met[0][0] is self.everyone else None
 
@@ -78,11 +84,15 @@ class MessageColumn(ABC):
         self._oneof = oneof.name if oneof is not None and len(oneof.fields) > 1 else None
 
     def take(self, part: ByteLanes, rows: Integers, run: FieldValues, depth: int) -> None:
-        """Read a value in each lane."""
+        """Read a value in each lane.
+
+        :param rows: the message of each lane.
+        :param run: the state that gets the values.
+        """
         run.add(self.number, rows, self._read(part, depth), self._oneof)
 
     def take_packed(self, part: ByteLanes, rows: Integers, run: FieldValues, depth: int) -> None:
-        """Read any number of values in each lane, packed."""
+        """Read any number of values in each lane, packed; see `take`."""
         starts, lengths = span(part, self.path)
         width = _WIDTHS.get(self.wire)
         if width is None:
@@ -102,10 +112,13 @@ class MessageColumn(ABC):
 
     @abstractmethod
     def finish(self, run: FieldValues, lanes: ByteLanes) -> pa.Array:
-        """Return the column, with an entry for each of `lanes`."""
+        """Return the column, with an entry for each of `lanes`; fail the lanes with an unfit message."""
 
     def _places(self, run: FieldValues) -> tuple[list[pa.Array], Integers, bool]:
-        """Return all values, the position of each row's last value (-1 without), and whether a row has several."""
+        """Return all values, the position of each row's last value, and whether a row has several values.
+
+        The position is -1 without a value, and if another member of the oneof came later.
+        """
         parts, places, done, twice = [], np.full(run.count, -1, np.int64), 0, False
         for rows, values in run.values.get(self.number, ()):
             twice = twice or bool((places[rows] >= 0).any()) or len(rows) > run.count
@@ -118,7 +131,10 @@ class MessageColumn(ABC):
 
 
 class SingleColumn(MessageColumn):
-    """Field with a single value at most; the last value counts."""
+    """Field with a single value at most; the last value counts.
+
+    A message in several parts fails the lane: Protobuf would merge the parts.
+    """
 
     def __init__(self, field: Any, read: Read, path: str, column: pa.Field, default: pa.Array | None) -> None:
         super().__init__(field, read, path)
@@ -129,7 +145,10 @@ class SingleColumn(MessageColumn):
         self._presence = field.has_presence
 
     def finish(self, run: FieldValues, lanes: ByteLanes) -> pa.Array:
-        """Return the column; a missing field has the default, or is null if the field has presence."""
+        """Return the column; a missing field has the default, or is null if the field has presence.
+
+        A lane fails if a required field is missing, if a required column would be null, or if the default is unfit.
+        """
         if self._oneof is None and (whole := run.whole(self.number)) is not None:
             return whole
         parts, places, twice = self._places(run)
@@ -168,6 +187,7 @@ class RepeatedColumn(MessageColumn):
         self._kind = leaves.plain(column.type)
 
     def _all(self, run: FieldValues, kind: pa.DataType) -> tuple[pa.Array, Integers]:
+        # Returns the values, sorted by row, and the number of values in each row.
         met = run.values.get(self.number, [])
         owners = np.concatenate([rows for rows, _ in met]) if met else np.zeros(0, np.int64)
         parts = [values for _, values in met]
@@ -205,7 +225,7 @@ class SkippedField(MessageColumn):
 
 
 def column(field: Any, column: pa.Field, path: str, compiler: ReaderCompiler) -> MessageColumn:
-    """Return the reader of a column. Raises Unfit."""
+    """Return the reader of a field into a column. Raises Unfit."""
     if field.type == field.TYPE_GROUP:
         raise Unfit(f"{path}: a group can't become a column")
     if is_map(field):
@@ -220,7 +240,7 @@ def column(field: Any, column: pa.Field, path: str, compiler: ReaderCompiler) ->
 
 
 def value(field: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) -> tuple[Read, pa.Array | None]:
-    """Return the reader of a field's values, and the default of the column. Raises Unfit."""
+    """Return the reader of a field's values, and the default of the column or None, see `scalar`. Raises Unfit."""
     if field.type == field.TYPE_MESSAGE:
         return protobuf_messages.reader(field.message_type, kind, path, compiler), None
     read, default = scalar(field, leaves.plain(kind), path)

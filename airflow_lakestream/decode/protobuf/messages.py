@@ -24,7 +24,10 @@ _NANOS = 1_000_000_000
 
 
 def inside(reader: MessageReader, lanes: ByteLanes, depth: int, path: str) -> list[pa.Array]:
-    """Read a message in each lane, behind the message's length; return the columns."""
+    """Read a message in each lane, behind the message's length; return the columns, and fail the lanes of bad messages.
+
+    :param depth: number of messages around these.
+    """
     starts, lengths = span(lanes, path)
     part = lanes.inside(starts, lengths)
     columns = reader.read(part, depth + 1)
@@ -33,7 +36,10 @@ def inside(reader: MessageReader, lanes: ByteLanes, depth: int, path: str) -> li
 
 
 def reader(descriptor: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) -> Read:
-    """Return the reader of a message as a value of this type. Raises Unfit."""
+    """Return the reader of a message as a value of this type.
+
+    A struct has a field for each column inside; a timestamp, a wrapper and JSON may be a single value. Raises Unfit.
+    """
     name = descriptor.full_name
     if t.is_struct(kind):
         return _struct(descriptor, kind, path, compiler)
@@ -74,6 +80,7 @@ def _timestamp(descriptor: Any, kind: pa.DataType, path: str, compiler: ReaderCo
 
 
 def _json(name: str, kind: pa.DataType, path: str) -> Read:
+    # Returns the reader of Protobuf's JSON types as text; a value that JSON can't express fails the lane.
     from google.protobuf import json_format, struct_pb2
     from google.protobuf.message import DecodeError
 

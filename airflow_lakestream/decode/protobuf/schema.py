@@ -45,7 +45,7 @@ class ProtobufSchema:
     messages: Any
 
     def all_messages(self) -> list[Any]:
-        """Return the descriptors of all messages of the file, including inner messages."""
+        """Return the descriptors of all messages of the file, including messages inside messages."""
         found, inside = [], [self.pool.FindMessageTypeByName(name) for name in self._names]
         while inside:
             message = inside.pop()
@@ -59,9 +59,11 @@ class ProtobufSchema:
         return [f"{package}.{one.name}" if package else one.name for one in self.messages.message_type]
 
     def descriptor(self, path: Sequence[int]) -> Any:
-        """Return a message's descriptor, by the message's index in the file and the indexes of inner messages.
+        """Return a message's descriptor.
 
-        Raises SchemaRefused for a message unknown to the schema.
+        :param path: the message's index in the file, then the indexes of messages inside messages.
+
+        Raises SchemaRefused for an empty path, or for a message unknown to the schema.
         """
         found, inside, name = None, self.messages.message_type, self.messages.package
         for index in path:
@@ -77,9 +79,12 @@ class ProtobufSchema:
 
 @lru_cache(maxsize=256)
 def compile_proto(text: str, references: tuple[tuple[str, str], ...] = ()) -> ProtobufSchema:
-    """Return the descriptors of a .proto file, given all imported files as (name, text).
+    """Return the descriptors of a .proto file, compiled once for each text.
 
     Google's own compiler does the work, in a separate process: no other program knows the language to the letter.
+
+    :param references: all imported files, as (name, text).
+
     Raises SchemaRefused with the compiler's message, CompilerTimedOut, and MissingExtra.
     """
     try:
@@ -131,7 +136,7 @@ def _run_protoc(folder: Path) -> bytes:
 def messages_in(text: str, references: Iterable[tuple[str, str]] = (), *, nested: bool = False) -> int:
     """Return the number of messages in a .proto file; raises the errors of `compile_proto`.
 
-    :param nested: count messages inside messages, too, except the entries of maps.
+    :param nested: count the messages directly inside these, too, except the entries of maps.
     """
     messages = compile_proto(text, tuple(references)).messages.message_type
     inner = [one for message in messages for one in message.nested_type if not one.options.map_entry]
@@ -143,13 +148,14 @@ def arrow_schema(text: str, references: Iterable[tuple[str, str]] = (), message:
 
     :param message: path of the message in the file, by indexes of the wire format (default: the first message).
 
-    Raises SchemaRefused, with the field's path.
+    Raises SchemaRefused, with the field's path, and the errors of `compile_proto`.
     """
     descriptor = compile_proto(text, tuple(references)).descriptor(message)
     return pa.schema(_fields(descriptor, "", ()))
 
 
 def _fields(descriptor: Any, path: str, above: tuple[str, ...]) -> list[pa.Field]:
+    # Returns the columns of a message; `above` has the messages around the message.
     name = descriptor.full_name
     if name in above:
         raise SchemaRefused(f"{path}: the message {name} holds itself, which no table can: leave the field out.")
@@ -178,6 +184,7 @@ def is_map(field: Any) -> bool:
 
 
 def _single(field: Any, path: str, above: tuple[str, ...]) -> pa.DataType:
+    # Returns the type of a single value of a field, even if the field is repeated.
     if field.type == field.TYPE_GROUP:
         raise SchemaRefused(f"{path}: a group can't be a column: leave the field out.")
     if field.type != field.TYPE_MESSAGE:

@@ -57,9 +57,9 @@ _NUMBERS: dict[int, Callable[[Words], Any]] = {
 
 
 def scalar(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | None]:
-    """Return the reader of a value of the field, and the column's default for a missing field.
+    """Return the reader of a field's values, and the value of a missing field, as an array of length 1.
 
-    The default is None if the column can't represent it. Raises Unfit.
+    The array is None if the column can't represent the value, which is 0, False or empty. Raises Unfit.
     """
     if field.type in (_STRING, _BYTES):
         return _span(field, kind, path)
@@ -74,12 +74,14 @@ def scalar(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | N
 
 
 def _default(make: Callable[[ByteLanes], pa.Array]) -> pa.Array | None:
+    # Returns the value made by `make` in a lane of its own, or None if the lane fails.
     lanes = ByteLanes.over(pa.array([b""]))
     value = make(lanes)
     return None if lanes.failure.any() else value
 
 
 def _converter(field: Any, kind: pa.DataType, path: str) -> leaves.Fit:
+    # Returns the fit of the words on the wire into the column.
     if field.type == _ENUM:
         return _enum(field.enum_type, kind, path)
     if field.type == _BOOL:
@@ -93,12 +95,14 @@ def _converter(field: Any, kind: pa.DataType, path: str) -> leaves.Fit:
 
 
 def _enum(enum: Any, kind: pa.DataType, path: str) -> leaves.Fit:
+    # A column of integers is possible for open enums only.
     if t.is_integer(kind) and not enum.is_closed:
         fit = leaves.integers(kind, path)
         return lambda lanes, values: fit(lanes, _int32(values))
     if not (t.is_string(kind) or t.is_large_string(kind)):
         raise Unfit(f"{path}: an enum can't become {kind}")
-    names = dict(sorted((value.number, value.name) for value in reversed(enum.values)))
+    # Of aliases, the official package writes the first that is declared.
+    names = dict(sorted({value.number: value.name for value in reversed(enum.values)}.items()))
     numbers, texts = np.array(list(names), np.int64), pa.array(names.values(), kind)
 
     def fit_names(lanes: ByteLanes, values: Words) -> pa.Array:
@@ -121,6 +125,6 @@ def _span(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | No
 
 
 def span(lanes: ByteLanes, path: str) -> Any:
-    """Move over a length and as many bytes; return the starts and the lengths."""
+    """Move over a length and that many bytes; return the starts and the lengths."""
     # A length of 2**63 or more becomes negative, and is as wrong.
     return lanes.spans(lanes.varints(path).view(np.int64), path)

@@ -9,7 +9,7 @@ from airflow_lakestream.decode.protobuf.values import DELIMITED, FIXED32, FIXED6
 
 
 def skip(wire: int, lanes: ByteLanes, path: str) -> None:
-    """Move over a value of this wire type."""
+    """Move over a value of this wire type in each lane."""
     if wire == VARINT:
         lanes.varints(path)
     elif wire == DELIMITED:
@@ -19,9 +19,10 @@ def skip(wire: int, lanes: ByteLanes, path: str) -> None:
 
 
 def along(lanes: ByteLanes, tag: int, path: str) -> tuple[Integers, Integers, Integers]:
-    """Return the consecutive values behind this tag: lane and start of each value, and the end in each lane.
+    """Return the consecutive values of a field: lane and start of each value, and the position behind the last by lane.
 
-    The lanes are already behind the first tag.
+    The lanes are already behind the field's first tag; the values of a lane end ahead of another tag. A lane with a
+    value that ends early fails, and has no values.
     """
     data, wire = memoryview(lanes.data.data), tag & 7
     written = varint(tag)
@@ -48,6 +49,7 @@ def along(lanes: ByteLanes, tag: int, path: str) -> tuple[Integers, Integers, In
 
 
 def _behind(data: memoryview, place: int, end: int, wire: int) -> int:
+    # Returns the position behind a value; a position above `end` if the value ends early.
     if wire == FIXED64:
         return place + 8
     if wire == FIXED32:
@@ -73,7 +75,7 @@ def varint(number: int) -> bytes:
 
 
 def packed_varints(lanes: ByteLanes, starts: Integers, lengths: Integers, path: str) -> tuple[Integers, Integers]:
-    """Return the start and the lane of each number in these spans."""
+    """Return the start and the lane of each number in these spans; a lane fails if its last number is cut off."""
     within = np.arange(int(lengths.sum())) - np.repeat(offsets_of(lengths)[:-1], lengths)
     owners = np.repeat(np.arange(len(lanes)), lengths)
     places = starts[owners] + within
@@ -82,6 +84,7 @@ def packed_varints(lanes: ByteLanes, starts: Integers, lengths: Integers, path: 
     cut = np.zeros(len(lanes), np.bool_)
     cut[owners[last & ~ends]] = True
     lanes.fail(cut, f"{path}: the value ends early")
+    # A number starts at the start of a span, and behind the last byte of a number, which has no high bit.
     first = within == 0
     first[1:] |= ends[:-1]
     return places[first], owners[first]

@@ -18,9 +18,10 @@ _MOST_DECLARED = 1000
 
 
 def column_type(precision: int, scale: int) -> pa.DataType:
-    """Return the type of a column for these decimals, or text if no decimal column fits.
+    """Return the type of a column for decimals of this precision and scale, or text if no decimal column fits.
 
-    With a scale below 0 numbers end in zeros: these are digits, too.
+    With a scale below 0, numbers end in zeros, which need digits of the column, too: the result has a scale of 0. If
+    the scale is above the precision, the column has as many digits as the scale.
     """
     if -DECIMAL_DIGITS < scale < 0:
         return pa.decimal128(min(DECIMAL_DIGITS, precision - scale), 0)
@@ -29,7 +30,7 @@ def column_type(precision: int, scale: int) -> pa.DataType:
 
 
 def decimal_text(unscaled: bytes | None, scale: int | None) -> str | None:
-    """Return a decimal's digits, without an exponent."""
+    """Return a decimal's digits, without an exponent; None counts as 0, and a scale of None as 0."""
     number = Decimal(int.from_bytes(unscaled or b"\0", "big", signed=True))
     exact = number.scaleb(-(scale or 0), _EXACT)
     text = f"{exact:f}"
@@ -37,7 +38,12 @@ def decimal_text(unscaled: bytes | None, scale: int | None) -> str | None:
 
 
 def fitting_decimal(unscaled: bytes, scale: int, most_digits: int, most_fraction: int) -> Decimal | None:
-    """Return a decimal, or None without bytes, or with more digits than the column allows."""
+    """Return a decimal for a column, or None without bytes, or if the column has too few digits.
+
+    :param unscaled: the digits as a number, big-endian in two's complement.
+    :param most_digits: precision of the column.
+    :param most_fraction: scale of the column.
+    """
     exact = Decimal(int.from_bytes(unscaled, "big", signed=True)).scaleb(-scale, _EXACT)
     units = exact.scaleb(most_fraction, _EXACT)
     unscaled_value = int(units)

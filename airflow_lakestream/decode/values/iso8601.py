@@ -37,7 +37,10 @@ _UNITS = {10: EpochUnit.SECONDS, 13: EpochUnit.MILLISECONDS, 16: EpochUnit.MICRO
 
 
 def epoch_unit(text: str) -> EpochUnit | None:
-    """Return the likely unit of a number as a time since the epoch, by the integer part, or None."""
+    """Return the likely unit of a number as a time since the epoch, or None if no unit is likely.
+
+    The unit is likely if the number's integer part then means a time from September 2001 to the end of 2099.
+    """
     # Java writes the exponent of a large double.
     digits = (f"{Decimal(text):f}" if _WITH_EXPONENT.fullmatch(text) else text).partition(".")[0]
     unit = _UNITS.get(len(digits))
@@ -47,7 +50,7 @@ def epoch_unit(text: str) -> EpochUnit | None:
 
 
 def epoch_hint(text: str) -> str:
-    """Return a hint about a number in place of a date-time: likely unit and remedy; empty if unlikely."""
+    """Return a hint about a number in place of a date-time: likely unit and remedy; empty if no unit is likely."""
     unit = epoch_unit(text)
     return f' (likely {unit.words}: in schema, "timestamp from {unit}" makes times of such numbers)' if unit else ""
 
@@ -63,7 +66,7 @@ def cut(texts: pa.Array) -> pa.Array:
 
 
 def days(text: str) -> int:
-    """Return the days since the epoch of a date like 2026-11-20."""
+    """Return the days since the epoch of a date like 2026-11-20. Raises Misfit."""
     match = _DATE.fullmatch(text)
     if match is None:
         raise Misfit(f"{quoted(text)} is not a date (YYYY-MM-DD)")
@@ -71,7 +74,12 @@ def days(text: str) -> int:
 
 
 def micros_of_day(text: str, *, cuts: bool = False) -> int:
-    """Return the microseconds since midnight of a time like 05:05:00.123; hours and minutes are required."""
+    """Return the microseconds since midnight of a time like 05:05:00.123; hours and minutes are required.
+
+    :param cuts: see `micros`.
+
+    Raises Misfit.
+    """
     match = _TIME.fullmatch(text)
     if match is None or match[2] is None:
         raise Misfit(f"{quoted(text)} is not a time (HH:MM:SS.ffffff)")
@@ -81,9 +89,11 @@ def micros_of_day(text: str, *, cuts: bool = False) -> int:
 def micros(text: str, *, zoned: bool, cuts: bool = False) -> int:
     """Return the microseconds since the epoch of a date-time.
 
-    Zoned text needs an offset or Z. Text without a zone may not have one, and may be a date alone (midnight).
+    :param zoned: the text needs an offset or Z. If not zoned, the text may have neither, and may be a date alone
+        (midnight).
+    :param cuts: leave out digits behind microseconds; else such digits are a misfit, unless they are zeros.
 
-    :param cuts: leave out digits behind microseconds; else they are a misfit, unless they are zeros.
+    Raises Misfit.
     """
     match = _DATE_TIME.fullmatch(text)
     if match is None:

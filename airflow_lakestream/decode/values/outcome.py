@@ -31,7 +31,7 @@ class Misfit(ValueError):
         self.path: list[str] = []
 
     def inside(self, step: str) -> Misfit:
-        """Return this misfit as seen from the next outer level."""
+        """Add the next outer step to the path, such as ".name" or "[3]"; return this misfit."""
         self.path.append(step)
         return self
 
@@ -49,7 +49,10 @@ class SchemaRefused(LakestreamError, Terminal, ValueError):
 
 
 class SchemaDecoder:
-    """Base of the decoders: the columns, and the policy for fields without a column."""
+    """Base of the decoders: the columns, and the policy for fields without a column.
+
+    Raises InvalidArgument without columns, or for an unknown policy.
+    """
 
     def __init__(self, schema: pa.Schema, unknown_fields: UnknownFields | str) -> None:
         if not len(schema):
@@ -74,17 +77,22 @@ def excerpt(value: object, limit: int = 100) -> str:
 
 
 def near_name(name: str, names: Iterable[str]) -> str | None:
-    """Return the first of `names` that differs in case, `_` or `-` only, or None."""
+    """Return the first of `names` that differs from `name` in case, `_` or `-` only, or None."""
     wanted = _folded(name)
     return next((other for other in names if _folded(other) == wanted), None)
 
 
 def _folded(name: str) -> str:
+    # A name of only `_` and `-` stays: without these characters, all such names would be alike.
     return name.replace("_", "").replace("-", "").lower() or name
 
 
 def no_such_field(name: str, written: Collection[str], whose: str) -> str:
-    """Return the problem of a required column without a written field, with the closest name."""
+    """Return the problem of a required column without a written field, with the name of a similar field.
+
+    :param written: names of the written fields.
+    :param whose: the word for the writer's type, such as "schema".
+    """
     near = near_name(name, written)
     has = "" if near is None else f"; it has {quoted(near)}, and names match exactly"
     return f"the column is required, and the writer's {whose} has no such field{has}"
@@ -116,7 +124,10 @@ class DecoderResult:
 
     @classmethod
     def without(cls, reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema) -> DecoderResult:
-        """Return the columns as rows, with the records in `reasons` as bad records."""
+        """Return the columns as rows, except the rows in `reasons`: their records are bad.
+
+        :param reasons: reasons by position; the columns have a value for each record, good or bad.
+        """
         if reasons:
             kept = pa.array(good_mask(len(columns[0]), reasons))
             columns = [column.filter(kept) for column in columns]
@@ -129,20 +140,25 @@ class DecoderResult:
         """Return the result with new columns, and with the rows in `reasons` moved to the bad records.
 
         :param places: positions of the rows' records in the batch.
+        :param reasons: reasons by row of this result.
+        :param columns: a value for each row of this result; the rows in `reasons` are left out.
         """
         rest = DecoderResult.without(reasons, columns, schema)
         bad = [*self.bad, *(BadRow(int(places[row.index]), row.reason) for row in rest.bad)]
         return DecoderResult(rest.rows, sorted(bad, key=lambda row: row.index))
 
     def whole(self, batch: RawBatch) -> pa.Table:
-        """Return the rows of the whole batch. Raises BadRecord for the first bad record."""
+        """Return the rows of a batch without bad records. Raises BadRecord for the first bad record."""
         for bad in self.bad:
             raise BadRecord(batch.topic, batch.partition, batch.offsets[bad.index], bad.reason)
         return self.rows
 
 
 def good_mask(count: int, bad: Iterable[int]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the good records among `count` records."""
+    """Return a mask of the good records among `count` records.
+
+    :param bad: positions of the bad records.
+    """
     good = np.ones(count, np.bool_)
     good[list(bad)] = False
     return good
@@ -171,5 +187,5 @@ def _picked(numbers: Sequence[int], places: Indices) -> Sequence[int]:
 
 
 def all_but(count: int, indices: Sequence[int] | Indices) -> Indices:
-    """Return the positions of `count` records without these."""
+    """Return the positions of `count` records except those in `indices`."""
     return np.delete(np.arange(count, dtype=np.int64), indices)

@@ -51,7 +51,8 @@ class DeltaCommitRefused(LakestreamError, Transient):
 class DeltaCommitter:
     """Commit of a landing, with retries.
 
-    :param make: returns the landing's actions for a head (None without a table), or raises to refuse the landing.
+    :param make: returns the landing's actions for a head (None without a table), or raises to refuse the landing. It is
+        called for each attempt.
     """
 
     def __init__(
@@ -75,7 +76,11 @@ class DeltaCommitter:
         return bool(self._open)
 
     def commit(self) -> int:
-        """Return the landing's version. Raises the errors of `make`, DeltaCommitUnknown and DeltaCommitRefused."""
+        """Commit the landing, or find its earlier commit, and return the version.
+
+        An unclear outcome of an attempt is looked up in the log. Raises the errors of `make`, DeltaCommitUnknown and
+        DeltaCommitRefused, and an error of the store if no attempt has sent a request.
+        """
         unknown: BaseException | None = None
         for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
             try:
@@ -97,11 +102,12 @@ class DeltaCommitter:
 
     def _try(self) -> int | None:
         self.head = self._tables.open(self._table)
-        # After the head was read: if the head has this landing, it is then found.
+        # The search follows the read of the head: if the head has this landing, the search finds it.
         if (landed := self._landed()) is not None:
             return landed
         version = 0 if self.head is None else self.head.version + 1
         actions = self._make(self.head)
+        # The version is noted before the request: without an answer, it may be this landing's.
         self._open.append(version)
         if put_commit(self._store, version, actions):
             return version
@@ -116,12 +122,16 @@ class DeltaCommitter:
             if info_of(actions).get(codec.SUMMARY_LANDING_ID) == self._landing_id:
                 log.info("%s: version %s is this landing's: it was written before.", self._table, version)
                 return version
+            # Another landing has the version, so this landing's request was not applied.
             self._open = [one for one in self._open if one != version]
         return None
 
 
 def look_after(tables: DeltaTableAccess, table: str, version: int) -> None:
-    """Write a checkpoint if due, and delete log files older than the table's retention; never raises."""
+    """Write a checkpoint if due, and delete log files older than the table's retention; never raises.
+
+    :param version: the version just committed; a checkpoint is due at each multiple of the table's interval.
+    """
     try:
         head = tables.open(table)
         if head is None or head.delta is None:

@@ -50,6 +50,8 @@ class _LogFiles:
 def check_log(store: Any, table: str) -> None:
     """Refuse a log with an empty version: readers would skip all files of the version. Raises DamagedLog.
 
+    Only versions after the last checkpoint count, since readers begin there.
+
     :param store: its root is the table's folder.
     """
     base = _last_checkpoint(store)
@@ -83,6 +85,7 @@ def find_damage(store: Any, table: str, error: str = "") -> DamagedLog | None:
 
 
 def _hint(log: _LogFiles, base: int) -> str:
+    # The checkpoint can go if all versions after an older one, or from the first version on, are there.
     older = [other for other in log.checkpoints if other < base]
     if any(log.is_whole_from(other) for other in (*older, -1)):
         return (
@@ -134,7 +137,7 @@ def _is_whole(store: Any, file: str) -> bool:
         if file.endswith(".parquet"):
             pq.read_table(io.BytesIO(data))
             return True
-        # Not by splitlines(): text in JSON may contain characters that Unicode takes for the end of a line.
+        # splitlines() would be wrong: text in JSON may contain characters that Unicode takes for the end of a line.
         # And as UTF-8: `json` would guess the encoding.
         actions = [json.loads(line.decode()) for line in data.split(b"\n") if line.strip()]
     except (ValueError, OSError, pa.ArrowException, RecursionError):

@@ -24,9 +24,13 @@ _NO_UUID = "the table was dropped and created again"
 
 @dataclass(frozen=True)
 class DeltaTarget:
-    """Target of written files: the table at the last look; `fields` as Delta's JSON, including the schema change.
+    """Target of written files: the table at the last look, with the schema change of the next commit.
 
-    `base` is None for a table that the commit creates.
+    :param base: None for a table that the commit creates.
+    :param fields: the columns after the commit, as Delta's JSON.
+    :param partitions: the names of the partition columns.
+    :param changes: the schema change in words.
+    :param properties: the properties of a new table.
     """
 
     base: DeltaTableHead | None
@@ -37,7 +41,10 @@ class DeltaTarget:
 
 
 def check_fit(head: DeltaTableHead | None, target: DeltaTarget, table: str) -> None:
-    """Refuse files written for another table, schema or partitioning. Raises StaleFiles."""
+    """Refuse files written for another table, schema or partitioning. Raises StaleFiles, and UnfitTable.
+
+    A head that has the target's schema change already is accepted.
+    """
     if target.base is None or head is None:
         if head is not None:
             raise StaleFiles(table, "another run created the table")
@@ -56,7 +63,10 @@ def check_fit(head: DeltaTableHead | None, target: DeltaTarget, table: str) -> N
 def check_ledger(
     head: DeltaTableHead | None, consumer_group: str, landing: Landing, *, allow_group_overlap: bool
 ) -> None:
-    """Refuse a landing forbidden by the ledgers at the head. Raises LedgerConflict."""
+    """Refuse a landing forbidden by the ledgers at the head; without a table, nothing is forbidden.
+
+    Raises the errors of `tables.guards.check_landing`, and UnreadableLedger.
+    """
     if head is None:
         return
     others = {} if allow_group_overlap else ledger_store.other_ledgers(head, consumer_group)
@@ -75,9 +85,15 @@ def landing_actions(
 ) -> list[Action]:
     """Return the actions of a version: commit info, protocol, properties with the ledger, transaction, files.
 
-    `notes` are further properties, `gone` the names of removed properties. Raises the errors of the precondition.
+    Raises the errors of the landing's precondition.
+
+    :param files: actions that add and remove files.
+    :param operation: the name and the parameters of the operation in the commit info.
+    :param notes: further properties to set.
+    :param gone: the names of properties to remove.
     """
     landing.check_precondition()
+    # The change in words is left out if another landing has made the change already.
     changes = target.changes if head is None or list(head.fields) != list(target.fields) else ()
     summary = ledger_store.summary_of(head, consumer_group, landing, changes if head is not None else ())
     version = 0 if head is None else head.version + 1

@@ -64,6 +64,7 @@ def unreadable(table: str, error: str) -> UnfitTable:
 
 def check_writable(head: DeltaTableHead) -> None:
     """Refuse a table with rules that a plain append would break. Raises UnfitTable."""
+    # Only version 7 lists features. The features of lower versions are harmless, or are refused below.
     unknown = sorted(head.features - _HARMLESS) if head.writer_version == 7 else []
     if unknown or head.writer_version > 7:
         problem = f"table features {', '.join(unknown)}" if unknown else f"writer version {head.writer_version}"
@@ -83,6 +84,7 @@ def protocol_of(head: DeltaTableHead | None, fields: Sequence[Mapping[str, Any]]
 
     Readers refuse a table that has a `timestamp_ntz` without the feature: it comes in the version of the column.
     """
+    # A new table begins with the lowest versions.
     held = DeltaTableHead("", -1, "", pa.schema([]), (), ()) if head is None else head
     reader, writer = held.reader_version, held.writer_version
     readers, writers = held.reader_features, held.writer_features
@@ -101,11 +103,12 @@ def protocol_of(head: DeltaTableHead | None, fields: Sequence[Mapping[str, Any]]
 
 
 def _named(features: Mapping[int, Sequence[str]], version: int) -> Iterator[str]:
+    # A version above these lists its features itself.
     return (name for needed, names in features.items() if needed <= version <= max(features) for name in names)
 
 
 def check_removable(head: DeltaTableHead) -> None:
-    """Refuse a table if removing rows is not supported here. Raises UnfitTable, CannotReplace."""
+    """Refuse a table if rows must not be removed here. Raises UnfitTable, and CannotReplace for deletion vectors."""
     for key, feature in (
         ("delta.appendOnly", "it is append-only"),
         ("delta.enableChangeDataFeed", "its change data feed would show rows as changed that only move"),

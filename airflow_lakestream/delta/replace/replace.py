@@ -23,8 +23,11 @@ from airflow_lakestream.tables.guards import check_replace, completed, replaced_
 class DeltaReplacement:
     """Actions of a replacing landing, made for each new head.
 
+    :param files: the files of the rows read again.
+    :param finder: finds the rows to take out at a head.
     :param since: the version at the run's first look.
     :param own: the ids of this run's landings.
+    :param notes: further table properties to set.
     """
 
     store: Any
@@ -42,7 +45,10 @@ class DeltaReplacement:
     _takeout: Takeout | None = None
 
     def make(self, head: DeltaTableHead | None) -> list[Action]:
-        """Return the actions for a head. Raises Conflict, ReplacedMeanwhile, CannotReplace, UnfitTable."""
+        """Return the actions for a head, and set `made`. Writes the files of remaining rows.
+
+        Raises a Conflict, such as StaleFiles, ReplacedMeanwhile, CannotReplace, and UnfitTable.
+        """
         if head is None:
             raise StaleFiles(self.table, "the table was dropped")
         _, ranges = replaced_ranges(self.landing)
@@ -62,7 +68,10 @@ class DeltaReplacement:
         )
 
     def unneeded(self, is_committed: bool) -> list[Add]:
-        """Return the files of remaining rows outside of all versions."""
+        """Return the written files of remaining rows outside of all versions, for deletion.
+
+        :param is_committed: whether the last actions made are committed.
+        """
         return self.finder.unneeded(self._takeout if is_committed else None)
 
     def _landings_since(self, head: DeltaTableHead, ranges: RangeSet) -> Iterator[Landing]:

@@ -48,7 +48,10 @@ class DeltaFiles(takeout.HeadFiles[Add, Add]):
         yield from read_parts(self._store, file, self._head.schema, columns)
 
     def rows_with_coordinates(self, files: Sequence[Add]) -> tuple[int, Sequence[str]]:
-        """Return the number of rows with values in all coordinates, and the names of files with further rows."""
+        """Return the number of rows with values in all coordinates, and the names of files with a missing value.
+
+        Files without these statistics are read.
+        """
         known, lacking = 0, []
         for add in files:
             nulls = [add["stats"]["nullCount"].get(name) for name in COORDINATES]
@@ -89,7 +92,10 @@ def adds_of(head: DeltaTableHead) -> Iterator[Add]:
 
 
 def bounds_of(add: Add, name: str) -> tuple[Any, Any] | None:
-    """Return a column's bounds in a file, both ends included, or None if missing in the log."""
+    """Return a metadata column's bounds in a file, both ends included, or None if missing in the log.
+
+    In a partition column, both bounds are the value of the partition.
+    """
     if (text := add["partitionValues"].get(name)) is not None:
         value = text if name == TOPIC else int(text)
         return value, value

@@ -77,7 +77,11 @@ def narrow_integers(fields: pa.Schema | pa.DataType, path: str = "") -> Iterator
 
 
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with the table's columns in the table's order; missing columns are null. Raises InvalidArgument."""
+    """Return rows with the table's columns in the table's order; missing columns are NULL.
+
+    Raises InvalidArgument for a column that the table lacks, for a value that does not fit, and for NULL in a
+    required column.
+    """
     if strangers := [name for name in rows.column_names if name not in schema.names]:
         raise InvalidArgument("rows", f"the table has no column {', '.join(map(repr, strangers))}.")
     columns = []

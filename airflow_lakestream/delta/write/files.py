@@ -50,7 +50,15 @@ def write_files(
     counter: Iterator[int],
     folder: str = "",
 ) -> list[Add]:
-    """Write rows, a file for each partition. Before an error is raised, the files of this call are deleted."""
+    """Write rows as files of a table, at least a file for each partition, and return the `add` actions.
+
+    Before an error is raised, the files of this call are deleted.
+
+    :param schema: the table's columns, to which the rows are conformed.
+    :param order: column, descending, and nulls first, of each term of the order of rows.
+    :param prefix: the beginning of the files' names; the next number of `counter` follows.
+    :param folder: folder below the table's folder, for the files.
+    """
     adds: list[Add] = []
     try:
         for values, part in arrange(conform(rows, schema), partitions, order):
@@ -66,9 +74,9 @@ def write_files(
 def unwritable(
     schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]], rows: pa.Table
 ) -> dict[int, str]:
-    """Return the unwritable rows with reasons, by trials without a file. Unknown columns are left out.
+    """Return the unwritable rows by number, with reasons, by trials without a file. Unknown columns are left out.
 
-    Raises errors of writing that no row causes.
+    An error of writing that no row causes is raised.
     """
     write = partial(_write_nowhere, schema, partitions, order)
     return culprits(rows.select([name for name in rows.column_names if name in schema.names]), write)
@@ -89,6 +97,7 @@ def _write_nowhere(
     schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]], some: pa.Table
 ) -> None:
     rows = conform(some, schema)
+    # No row means no partition: then an empty file shows whether the columns can be written.
     for values, part in arrange(rows, partitions, order) if some.num_rows else [({}, rows)]:
         _add("", part, values, _parquet(part))
 
@@ -156,7 +165,11 @@ def read_file(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] = 
 
 
 def as_columns(rows: pa.Table, add: Add, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return a file's rows in the table's columns, including partition columns and columns added later."""
+    """Return a file's rows in the table's columns, including partition columns and columns added later.
+
+    :param rows: the rows as read from the file, maybe of some columns only.
+    :param columns: the names of the columns to return; default: all columns of `schema`.
+    """
     wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     count = rows.num_rows
     arrays = {name: rows[name] for name in rows.column_names}
@@ -207,7 +220,7 @@ def _statistics(rows: pa.Table) -> dict[str, Any]:
 
 
 def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    # Not of floats: each reader treats NaN in bounds differently.
+    # Floats get no bounds: each reader treats NaN in bounds differently.
     plain = (arrow.is_integer, arrow.is_string, arrow.is_date32, arrow.is_timestamp)
     if not any(test(kind) for test in plain) or column.null_count == len(column):
         return None
@@ -215,6 +228,7 @@ def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | Non
     try:
         low, high = ends["min"].as_py(), ends["max"].as_py()
         if isinstance(low, datetime):
+            # Bounds have milliseconds: the upper bound is rounded up.
             return _milliseconds(low), _milliseconds(high + timedelta(microseconds=999))
     except (OverflowError, ValueError):
         # A time out of Python's range.
@@ -238,8 +252,8 @@ CLOCK_DIFFERENCE_MS = 3_600_000
 def delete_unreferenced(store: Any, head: DeltaTableHead | None, folder: str) -> tuple[int, int]:
     """Delete files below a folder never added by a version; return the numbers of deleted and of remaining files.
 
-    The versions since the oldest of the files are read. If the log does not go back that far, nothing is deleted:
-    another version may need a file that the head no longer has.
+    The versions since the oldest of the files are read. If the log does not go back that far, or the table is missing,
+    nothing is deleted: another version may need a file that the head no longer has. Both numbers are then 0.
     """
     there = {
         item["path"]: int(item["last_modified"].timestamp() * 1000)

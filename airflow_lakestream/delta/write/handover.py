@@ -20,7 +20,13 @@ from airflow_lakestream.delta.write.files import delete_files, path_of
 
 @dataclass(frozen=True)
 class DeltaOutline:
-    """Outline of a table, existing or new, for another process; also `DeltaTableAccess` with this table only."""
+    """Outline of a table, existing or new, for another process; also `DeltaTableAccess` with this table only.
+
+    :param table: the table's location.
+    :param options: the storage options of delta-rs.
+    :param table_id: empty for a table not created yet.
+    :param fields: the columns as Delta's JSON.
+    """
 
     table: str
     options: Mapping[str, str] = field(repr=False)
@@ -48,7 +54,10 @@ class DeltaOutline:
 
 
 def outline(tables: DeltaTableAccess, table: str, target: DeltaTarget, schema: pa.Schema) -> DeltaOutline:
-    """Return the outline of a target, for writing files in another process."""
+    """Return the outline of a target, for writing files in another process.
+
+    :param schema: the target's columns.
+    """
     assert isinstance(tables, DeltaStorage | DeltaOutline), "there are no others"
     return DeltaOutline(table, dict(tables.options), _id(target), schema, target.fields, target.partitions)
 

@@ -49,7 +49,11 @@ def check_partitions(schema: pa.Schema | None, partition_by: Sequence[str] | Non
 
 
 def check_layout(schema: pa.Schema, held: Sequence[str], table: str, partition_by: Sequence[str] | None) -> None:
-    """Refuse a table with partitions different from `partition_by`; None accepts all."""
+    """Refuse a table with partitions different from `partition_by`, or unsupported here. Raises InvalidArgument.
+
+    :param held: the table's partition columns.
+    :param partition_by: None accepts the table's own partitions.
+    """
     if partition_by is not None and check_partitions(schema, partition_by) != tuple(held):
         wanted, there = (", ".join(names) or "nothing" for names in (partition_by, held))
         raise InvalidArgument(
@@ -61,7 +65,10 @@ def check_layout(schema: pa.Schema, held: Sequence[str], table: str, partition_b
 
 
 def check_order(schema: pa.Schema | None, sort_order: Sequence[str] | None) -> list[tuple[str, bool, bool]]:
-    """Return column, descending, nulls first, of each term. Raises InvalidArgument."""
+    """Return the terms of an order as tuples: column, whether descending, whether nulls come first.
+
+    Raises InvalidArgument. Without a schema, only the form is checked.
+    """
     terms = []
     for text in sort_order or ():
         match = _TERM.fullmatch(text.strip())
@@ -81,7 +88,11 @@ def check_order(schema: pa.Schema | None, sort_order: Sequence[str] | None) -> l
 def arrange(
     rows: pa.Table, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]]
 ) -> Iterator[tuple[Mapping[str, str | None], pa.Table]]:
-    """Yield partition values in Delta's text form, with the rows of each, sorted, without partition columns."""
+    """Yield partition values in Delta's text form, with the rows of each, sorted, without partition columns.
+
+    The text is None for NULL. Without partition columns, all rows come with empty values. Raises InvalidArgument for
+    an empty string in a partition column.
+    """
     rows = _sorted(rows, order)
     if not partitions:
         yield {}, rows
@@ -100,6 +111,7 @@ def _sorted(rows: pa.Table, order: Sequence[tuple[str, bool, bool]]) -> pa.Table
         return rows
     keys, table = [], dict[str, pa.Array]()
     for number, (column, descending, first) in enumerate(order):
+        # A column of flags before each column decides the place of NULLs.
         table |= {f"n{number}": pc.is_null(rows[column]).cast(pa.int8()), f"v{number}": rows[column]}
         keys.append((f"n{number}", "descending" if first else "ascending"))
         keys.append((f"v{number}", "descending" if descending else "ascending"))

@@ -54,7 +54,7 @@ class AvroEncodings:
             raise WayRefused(f"{place} is written as {way} by one schema of the topic, and as {known} by another")
 
     def lacks(self, other: AvroEncodings) -> str | None:
-        """Return the first difference between another schema's ways and these ways; None without a difference."""
+        """Return the first way of another schema that differs from these ways; None without a difference."""
         for place, way in other.places.items():
             if (known := self.places.get(place)) != way:
                 return f"{place} is written as {way}, and the job reads {known or 'none'}"

@@ -43,6 +43,8 @@ _PLAIN: Mapping[str, tuple[Any, str]] = {
 class _ReaderField:
     """A place of the reader's schema.
 
+    :param schema: the field's type, as in an Avro schema.
+    :param flink: the field's type in Flink's SQL.
     :param make: returns the column's value for a reference to the field; None if the field is the value.
     """
 
@@ -100,7 +102,10 @@ class _ReaderSchema:
         return _ReaderField("long", "BIGINT", partial(_time, way, type_of(kind, place)))
 
     def _plain(self, kind: IcebergType, place: str) -> _ReaderField:
-        """Return the field of a list's items or a map's values, without an SQL expression. Raises WayRefused."""
+        """Return the field of a list's items or a map's values.
+
+        SQL can't convert values within lists and maps. Raises WayRefused for a field that needs an SQL expression.
+        """
         field = self._field(kind, place)
         assert field is not None, "a list or map has items"
         if field.make is not None:

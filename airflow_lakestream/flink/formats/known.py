@@ -18,7 +18,10 @@ _REFUSED = {
 
 
 def check_format(argument: str, value: object) -> None:
-    """Refuse a format that Flink does not read as the extract does. Raises InvalidArgument."""
+    """Refuse a format whose records Flink may read otherwise than the extract. Raises InvalidArgument.
+
+    :param argument: the argument with the format, for errors.
+    """
     if value in FORMATS:
         return
     if reason := _REFUSED.get(str(value)):

@@ -63,7 +63,7 @@ class JobFormat:
 
     @classmethod
     def parse(cls, text: str) -> JobFormat:
-        """Return the way of reading written by `str`."""
+        """Return the way of reading written by `str`; an empty text is the way of a job without a note of formats."""
         if not text:
             return cls()
         name, places, begins = json.loads(text)
@@ -85,8 +85,12 @@ def proof_of(
     """Return the proof of the records read by a job.
 
     :param columns: the columns of the records.
+    :param reads: the job's way of reading.
+    :param reader: opens a reader of the topic.
     :param registry: the registry, for Avro.
-    :param compares: see `DecodingProof`; so is `share`.
+    :param compares: whether the values of rows are compared, see `DecodingProof`; otherwise the records are only
+        decoded.
+    :param share: the share of the records that are checked.
     """
     is_raw = reads.format == "raw"
     if reads.format == "avro":
@@ -145,7 +149,11 @@ class _CheckedRegistry:
         return []
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema of this id. Raises SchemaMoved, and the registry's errors."""
+        """Return the schema of this id, if the job has read values of the schema right.
+
+        A malformed schema is returned, too: its decoder reports the fault. Raises SchemaMoved, and the registry's
+        errors.
+        """
         schema = self._registry.schema(schema_id)
         try:
             difference = self._ways.lacks(ways_of(self._columns, [schema]))

@@ -55,7 +55,10 @@ def text_reading() -> FormatReading:
 
 
 def raw_reading(columns: Schema) -> FormatReading:
-    """Return the reading of unchanged keys and values. Raises InvalidArgument."""
+    """Return the reading of unchanged keys and values.
+
+    Raises InvalidArgument for columns other than `key` and `value`, each binary or string, and without `value`.
+    """
     for one in columns.fields:
         if one.name not in ("key", "value") or one.field_type not in _TEXTS:
             problem = f"raw records have no {one.name} of type {one.field_type}."

@@ -31,7 +31,10 @@ def quoted(name: str) -> str:
 
 @singledispatch
 def type_of(kind: IcebergType, column: str) -> str:
-    """Return Flink's name of a type. Raises InvalidArgument for a type that no format of Flink can fill."""
+    """Return Flink's name of a type. Raises InvalidArgument for a type that no format of Flink can fill.
+
+    :param column: the column's name, for errors.
+    """
     if kind not in _PLAIN:
         raise InvalidArgument(
             "columns", f"{column!r} is of type {kind}, which Flink's landing can't fill.", "Take a string."

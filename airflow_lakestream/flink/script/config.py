@@ -69,7 +69,10 @@ class ScriptConfig(JobConfig):
 
     @property
     def state_of(self) -> str:
-        """A fingerprint, equal for two configurations if a job may continue from the state of either."""
+        """A fingerprint, equal for two configurations if a job may continue from the state of either.
+
+        `program` is stricter: it also has settings that a new job with the old state may change.
+        """
         # Offsets of one Kafka or database mean nothing in another; Flink itself may have moved.
         places = {name: place for name, place in self.places.items() if name != "flink"}
         if self.jar:

@@ -48,7 +48,11 @@ class ScriptStream(JobStream):
         self._script = config
 
     def start(self) -> str:
-        """Submit a job with the state of the job before."""
+        """Submit a job with the state of the job before; return the job's id.
+
+        Raises ScriptFinished if an earlier job has read bounded sources to their end, and StateLost if a job had
+        checkpoints, and all are gone.
+        """
         self.lease.check()
         state = self._state_to_begin_with()
         job = self._submit_program(state) if self._script.jar else self.jobs.submit_by(self._run, state)
@@ -61,14 +65,21 @@ class ScriptStream(JobStream):
         super().run()
 
     def note_checkpoint(self, job: str, checkpoint: int) -> bool:
-        """Note that a state exists, without which no job may begin from now on."""
+        """Record the first completed checkpoint in the job's note; return True.
+
+        From then on `start` raises StateLost without a checkpoint: a job without a state would write the committed rows
+        again. The result is always True, since each checkpoint of a script is a sign of health.
+
+        :param job: unused: the note is about the running job.
+        :param checkpoint: unused: any completed checkpoint counts.
+        """
         note = self.jobs.note()
         if note is not None and not note.moved:
             self.jobs.write(replace(note, moved="yes"))
         return True
 
     def handle_end(self, job: str, state: FlinkJobState) -> None:
-        """Note a job as finished at the end of bounded sources. Raises JobEnded for any other end."""
+        """Note a job as finished at the end of bounded sources. Raises the error of `error_of` for any other end."""
         if state is not FlinkJobState.FINISHED:
             raise self.error_of(job, state)
         note = self.jobs.note()
@@ -84,6 +95,7 @@ class ScriptStream(JobStream):
 
     def _check_script(self) -> None:
         note = self.jobs.note()
+        # The text before the first slash: a job may continue from its state if the settings behind it change.
         if note is None or note.program.split("/")[0] == self._script.state_of:
             return
         if self._script.jar:
@@ -103,6 +115,7 @@ class ScriptStream(JobStream):
         if note is None:
             return ""
         location = self._script.checkpoint_location
+        # A job that was stopped on request has a savepoint, and continues.
         if note.finished and not note.savepoint:
             raise ScriptFinished(
                 f"The job at {location} has finished in an earlier run. Give another checkpoint_location, such as one "

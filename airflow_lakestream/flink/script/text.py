@@ -81,6 +81,7 @@ class FlinkScript:
 def split(text: str) -> Iterator[str]:
     """Yield the statements of a text, without comments."""
     parts: list[str] = []
+    # The added semicolon ends the last statement.
     for part in _PARTS.findall(text + ";"):
         if part == ";":
             if statement := "".join(parts).strip():

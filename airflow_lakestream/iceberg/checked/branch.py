@@ -90,7 +90,10 @@ class CheckBranch:
         return AssertRefSnapshotId.model_validate(asserted)
 
     def removal(self, metadata: TableMetadata) -> tuple[TableUpdate, ...]:
-        """Return the updates for removing branch and snapshot: an engine's expiry might delete the snapshot's files."""
+        """Return the updates for removing branch and snapshot: an engine's expiry might delete the snapshot's files.
+
+        A snapshot that a further branch or tag names stays.
+        """
         ref = RemoveSnapshotRefUpdate.model_validate({"action": "remove-snapshot-ref", "ref-name": self.name})
         return (ref, *(retention.removals([self.snapshot.snapshot_id]) if self._is_named_once(metadata) else ()))
 
@@ -124,8 +127,11 @@ class _ComparingCatalog:
 def stage(
     catalog: Catalog, current: Table, group: str, landing: Landing, files: Sequence[DataFile], *, handed: bool
 ) -> CheckBranch:
-    """Put a landing's files on a new branch. Raises the catalog's errors.
+    """Put a landing's files on a new branch, and return the branch.
 
+    Raises the catalog's errors; the branch may exist after an error.
+
+    :param current: the table at its head.
     :param handed: other tasks wrote some of the files.
     """
     name = PREFIX + landing.landing_id[:16]
@@ -138,6 +144,7 @@ def stage(
     location, io, config = current.metadata_location, current.io, current.config
     table = Table(current.name(), current.metadata, location, io, cast(Catalog, _ComparingCatalog(catalog)), config)
     transaction = LandingTransaction(table)
+    # PyIceberg gives a snapshot on a branch that does not exist yet no parent.
     producer: Producer = transaction.update_snapshot(snapshot_properties=summary, branch=name).fast_append()
     ManifestWriters(producer)
     with producer:
@@ -150,7 +157,10 @@ def stage(
 
 
 def kept_branches(table: Table, group: str) -> Iterator[CheckBranch]:
-    """Yield a group's branches with unpublished rows, except branches changed by another writer."""
+    """Yield a group's branches with unpublished rows, except branches changed by another writer.
+
+    The summary of another writer's snapshot does not name the group.
+    """
     for name in sorted(table.metadata.refs):
         snapshot = table.metadata.snapshot_by_id(table.metadata.refs[name].snapshot_id)
         if name.startswith(PREFIX) and snapshot is not None and (found := CheckBranch(name, snapshot)).group == group:
@@ -158,7 +168,11 @@ def kept_branches(table: Table, group: str) -> Iterator[CheckBranch]:
 
 
 def drop(catalog: Catalog, name: str, branch: CheckBranch) -> None:
-    """Remove a branch with the snapshot's manifests, without the data files; publishing is impossible then."""
+    """Remove a branch with the snapshot's manifests, without the data files; publishing is impossible then.
+
+    A branch that is gone or was changed is left alone. Raises CommitFailedException if other writers commit first at
+    each try, and the catalog's errors.
+    """
     for number in tries(DROP_TRIES, PAUSE):
         table = catalog.load_table(name)
         if not branch.is_in(table.metadata):
@@ -178,10 +192,14 @@ def drop(catalog: Catalog, name: str, branch: CheckBranch) -> None:
 def drop_superseded(
     catalog: Catalog, name: str, group: str, but: CheckBranch | None, ranges: RangeSet, loaded: Table | None
 ) -> None:
-    """Drop a group's branches with any of these offsets, or landed offsets, and delete the rows; never raises.
+    """Drop a group's branches with offsets landed by now, and delete the rows; never raises.
 
-    :param but: the branch to keep.
-    :param seen: the table, if it was loaded just now.
+    A branch of a replace is dropped only if it has offsets of `ranges`, since its offsets were landed before. A branch
+    without offsets is dropped, too.
+
+    :param but: the branch to keep, or None.
+    :param ranges: offsets that count as landed, such as the offsets of the landing just decided.
+    :param loaded: the table, if it was loaded just now.
     """
     try:
         table = loaded or catalog.load_table(name)
@@ -202,6 +220,7 @@ def _drop_with_rows(catalog: Catalog, name: str, branch: CheckBranch) -> None:
     drop(catalog, name, branch)
     # The files may have been put on main by hand.
     after = catalog.load_table(name)
+    # Only snapshots from the branch's snapshot on can refer to its files.
     unneeded = paths - referenced(after, paths, since=(branch.snapshot.sequence_number or 0) - 1)
     left = delete_files(table.io, sorted(unneeded))
     log.info("%s: dropped the branch %s of earlier checks, and %s of its files.", name, branch.name, len(unneeded))

@@ -46,7 +46,10 @@ class PublishGuard(CommitGuard):
     described: Sequence[str] = ()
 
     def check_ledger(self, current: Table) -> None:
-        """Refuse landings forbidden by the ledger, and rows of a missing branch: the files may be gone, too."""
+        """Refuse landings forbidden by the ledger, and rows of a missing branch: the files may be gone, too.
+
+        Raises RefusalCarrier.
+        """
         super().check_ledger(current)
         if self.branch is not None and not self.branch.is_in(current.metadata):
             raise RefusalCarrier(BranchDropped(ledger_store.name_of(current), self.branch.name))
@@ -56,7 +59,7 @@ class PublishGuard(CommitGuard):
     ) -> CommitTableResponse:
         """Commit like the base class, then delete the manifests of the branch's snapshot."""
         response = super().commit_table(table, requirements, updates)
-        # Not before the commit: expiry within the commit reads the manifests of the earlier snapshots.
+        # The manifests stay until the commit: expiry within the commit reads the manifests of the earlier snapshots.
         if self.branch is not None and response.metadata.snapshot_by_id(self.branch.snapshot.snapshot_id) is None:
             delete_files(table.io, self.described)
         return response
@@ -99,7 +102,10 @@ class CheckedIcebergSink(IcebergSink):
         self._examiner = IcebergExaminer(auditor, catalog, table, consumer_group)
 
     def load(self, run_id: str) -> TableState:
-        """Load the table again, and refuse checks in contradiction to the columns, if known before the records."""
+        """Load the table again, and refuse checks unfit for the columns, if known before the records.
+
+        Raises InvalidArgument for such checks, and the errors of `IcebergSink.load`.
+        """
         state = super().load(run_id)
         self._examiner.check_columns(self._design, self._change)
         return state
@@ -107,7 +113,8 @@ class CheckedIcebergSink(IcebergSink):
     def commit(self, landing: Landing) -> int:
         """Write the rows on a branch, check the branch, and publish rows and landing; see `core.ports.Sink`.
 
-        Raises ChecksFailed; the branch then stays.
+        A landing that read no records and has no rows is not checked. Raises ChecksFailed: then the branch stays for
+        people, and the ledger is unchanged.
         """
         if not brings_any(landing):
             return super().commit(landing)
@@ -116,10 +123,14 @@ class CheckedIcebergSink(IcebergSink):
         return self._checked(landing, partial(super().commit, landing))
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Check the rows on a branch, then replace; an empty batch is checked, too: main would lose the old rows."""
+        """Check the rows on a branch, then replace. Raises ChecksFailed; then the branch stays, and main is unchanged.
+
+        A batch without rows is checked, too: main would lose the old rows.
+        """
         return self._checked(landing, partial(super().replace, landing))
 
     def _checked(self, landing: Landing, publish: Callable[[], Done]) -> Done:
+        # The rows, if any, go on a branch, where they are checked. Then `publish` brings them to main.
         files = self._files
         branch = self._staged_on_branch(landing, files) if files else None
         try:
@@ -167,6 +178,7 @@ class CheckedIcebergSink(IcebergSink):
             return
         first = Landing(uuid.uuid4().hex, f"{landing.run_id}/begin", topics, engine=landing.engine)
         if self._table is None:
+            # Stages the new table.
             self._target(None)
             attempt: CommitAttempt = self._attempt(first)
         else:

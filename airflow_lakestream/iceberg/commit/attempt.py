@@ -111,10 +111,15 @@ class RowDelta(_OverwriteFiles):
     ) -> list[ManifestFile]:
         """Return manifests without the removed files and with the new files; changed manifests are combined.
 
-        :param new: files by the id of their partition spec.
+        Manifests without a removed file stay as they are. Raises ValidationException if a removed file is in no
+        manifest.
+
+        :param out: the removed files.
+        :param new: the new files by the id of their partition spec.
+        :param open_writer: opens a writer of manifests for a partition spec.
         """
         left, missing = list[ManifestFile](), set(out)
-        # By partition spec, and by the place among the new manifests of this spec.
+        # Keys are the partition spec, and the place among the new manifests of this spec.
         changed = defaultdict[tuple[int, int], list[ManifestEntry]](list)
         sizes = Counter[int]()
         for spec, files in new.items():
@@ -145,6 +150,7 @@ class RowDelta(_OverwriteFiles):
             for entry in entries:
                 if entry.data_file in out:
                     writer.delete(entry)
+                # The entries of new files were made with this snapshot's id.
                 elif entry.snapshot_id == self.snapshot_id:
                     writer.add(entry)
                 else:
@@ -165,6 +171,7 @@ class RowDelta(_OverwriteFiles):
             properties, TableProperties.MANIFEST_MIN_MERGE_COUNT, TableProperties.MANIFEST_MIN_MERGE_COUNT_DEFAULT
         )
         assert least is not None, "there is a default"
+        # PyIceberg's own merge, as in its merge append.
         return _ManifestMergeManager(self._target_bytes, least, True, self).merge_manifests(manifests)
 
     @property
@@ -179,6 +186,7 @@ class RowDelta(_OverwriteFiles):
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
         """Return the summary, with the delete files counted."""
+        # PyIceberg counts the files in these two attributes only.
         data = self._added_data_files, self._deleted_data_files
         self._added_data_files, self._deleted_data_files = [*data[0], *self._new_deletes], data[1] | self._old_deletes
         try:
@@ -211,7 +219,7 @@ class LandingTransaction(Transaction):
         super().__init__(table)
         self.notes = {} if change is None else change.summary()
         if change is not None:
-            # Private in PyIceberg, whose public `update_schema` would assign field ids of its own.
+            # A private method of PyIceberg: its public `update_schema` would assign field ids of its own.
             self._stage(change.updates())
 
     @property
@@ -245,7 +253,10 @@ class CommitAttempt(Protocol):
         """Commit, or find an earlier commit of the landing; return the landing's snapshot id."""
 
     def clean_up(self, keep: int | None) -> None:
-        """Delete the manifests of failed tries: all except the last manifests of snapshot `keep`."""
+        """Delete the manifests of failed tries: all except the last manifests of snapshot `keep`.
+
+        :param keep: the committed snapshot, or None if no try was committed.
+        """
 
 
 class AppendAttempt:
@@ -261,7 +272,10 @@ class AppendAttempt:
         return self._guard.asked
 
     def commit(self, files: Sequence[DataFile]) -> int:
-        """Append the files on the table's current head."""
+        """Append the files on the table's current head, or find an earlier commit; return the snapshot id.
+
+        Raises RefusalCarrier if the landing is refused at this head.
+        """
         current = self._catalog.load_table(self._name)
         if self._producers and (landed := self._guard.landed_in(current)) is not None:
             return landed
@@ -302,11 +316,14 @@ class CreateAttempt:
         return self._guard.asked
 
     def commit(self, files: Sequence[DataFile]) -> int:
-        """Create the table with the first snapshot; the transaction keeps the updates for another try."""
+        """Create the table with the first snapshot, and return the snapshot id.
+
+        The transaction keeps the updates for another try.
+        """
         self._new.table.catalog = self._guard.as_catalog()
         if not self._producers:
             if self._change is not None:
-                # Private in PyIceberg: columns that appeared after the table was staged.
+                # A private method of PyIceberg, for columns that appeared after the table was staged.
                 self._new.transaction._stage(self._change.updates())
             append_files(self._new.transaction, files, self._summary, self._producers)
         self._new.transaction.commit_transaction()
@@ -320,7 +337,10 @@ class CreateAttempt:
 def append_files(
     transaction: Transaction, files: Sequence[DataFile], summary: Mapping[str, str], producers: list[Producer]
 ) -> None:
-    """Stage a snapshot with new files, and note the producer."""
+    """Stage a snapshot with new files, and note the producer.
+
+    :param producers: gets the producer, for a later clean-up.
+    """
     update = transaction.update_snapshot(snapshot_properties=dict(summary))
     merge = property_as_bool(transaction.table_metadata.properties, "commit.manifest-merge.enabled", False)
     producer: Producer = update.merge_append() if merge else update.fast_append()
@@ -331,14 +351,17 @@ def append_files(
 
 
 def note(producer: Producer, producers: list[Producer]) -> None:
-    """Note a producer before the first use: writing manifests may fail halfway."""
+    """Note a producer before the first use, for the clean-up: writing manifests may fail halfway."""
     ManifestWriters(producer)
     producers.append(producer)
 
 
 @contextmanager
 def overwriting(transaction: Transaction, summary: Mapping[str, str], producers: list[Producer]) -> Iterator[Producer]:
-    """Yield the producer of a snapshot with removed and new files, written at the end of the context."""
+    """Yield the producer of a snapshot with removed and new files, written at the end of the context.
+
+    :param producers: gets the producer, for a later clean-up.
+    """
     producer: Producer = RowDelta(transaction, dict(summary))
     note(producer, producers)
     with producer:
@@ -354,7 +377,7 @@ def _landed(guard: CommitGuard, table: Table) -> int:
 
 def _clean(producers: Sequence[Producer], keep: int | None) -> None:
     for producer in producers:
-        # Private in PyIceberg, which calls them itself only if it knows the outcome.
+        # Private methods of PyIceberg, which itself calls them only if it knows the outcome.
         if producer.snapshot_id != keep:
             producer._clean_all_uncommitted()
         else:
@@ -363,7 +386,7 @@ def _clean(producers: Sequence[Producer], keep: int | None) -> None:
 
 
 def _delete_merged(producer: Producer) -> None:
-    """Delete manifests written and then merged within a commit, since PyIceberg forgets these."""
+    """Delete manifests written and then merged within a commit, since PyIceberg forgets these; never raises."""
     written = producer._written_manifests
     if len(written) < 2:
         return
@@ -410,7 +433,10 @@ class RewriteAttempt(AppendAttempt):
         return {file.file_path for file in self._new.get(snapshot_id, ())} if snapshot_id is not None else set()
 
     def clean_up(self, keep: int | None) -> None:
-        """Delete the manifests and files of failed tries."""
+        """Delete the manifests and files of failed tries.
+
+        :param keep: the committed snapshot, with files that stay; None if no try was committed.
+        """
         super().clean_up(keep)
         if self._io is None:
             return
@@ -423,6 +449,7 @@ class RewriteAttempt(AppendAttempt):
         self._io = table.io
         rewrite = self._rewrite(table)
         new, summary = [*rewrite.new, *files], self._summary | transaction.notes
+        # Without removed files and new delete files, a plain append is enough.
         if not rewrite.out and all(map(is_data, new)):
             append_files(transaction, new, summary, self._producers)
             self._new[self._producers[-1].snapshot_id] = rewrite.new

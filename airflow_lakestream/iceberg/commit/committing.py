@@ -55,11 +55,15 @@ class IcebergCommitter:
     ) -> None:
         self._catalog, self._table, self._group = catalog, table, consumer_group
         self._landing, self._attempt = landing, attempt
-        # Whether files may be in the table, now or later: then they must not be deleted.
+        # Whether files may be in the table, now or later. Such files must not be deleted.
         self.may_be_applied = False
 
     def commit(self, files: Sequence[DataFile]) -> int:
-        """Return the landing's snapshot id. Raises the landing's refusal, CommitOutcomeUnknown and CommitRefused."""
+        """Commit the landing by the attempt, as often as needed, and return the snapshot id.
+
+        An unclear outcome is looked up in the table. Sets `may_be_applied`: whether the files must stay. Raises the
+        landing's refusal, CommitOutcomeUnknown and CommitRefused, and the catalog's error if no request was sent.
+        """
         unknown: BaseException | None = None
         for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
             try:

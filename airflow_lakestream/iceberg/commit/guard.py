@@ -91,6 +91,7 @@ class CommitGuard:
         self._allow_group_overlap = allow_group_overlap
         # Table properties next to the ledger's, for later readers of the table.
         self.notes: Mapping[str, str] = {}
+        # Whether a request was sent to the catalog.
         self.asked = False
 
     def __getattr__(self, name: str) -> Any:
@@ -103,7 +104,14 @@ class CommitGuard:
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Commit, unless forbidden by the ledger at the table's head. Called by PyIceberg on every attempt."""
+        """Commit, unless forbidden by the ledger at the table's head. Called by PyIceberg on every attempt.
+
+        If the landing is in the history already, the current table is returned. Else the commit also sets the ledgers'
+        properties and removes expiring snapshots; afterwards the files that only these needed are deleted.
+
+        Raises RefusalCarrier for a refused landing, OutcomeUnknown, and the error of `_not_applied` if the commit
+        was prepared for another head.
+        """
         if any(isinstance(r, AssertCreate) for r in requirements):
             return self._create(table, requirements, updates)
         base_id = _base_of(requirements)
@@ -136,7 +144,7 @@ class CommitGuard:
         return ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)
 
     def check_ledger(self, current: Table) -> None:
-        """Refuse a landing forbidden by the ledger at the table's head."""
+        """Refuse a landing forbidden by the ledger at the table's head. Raises RefusalCarrier."""
         own = ledger_store.read_ledger(current, self._group)
         others = {} if self._allow_group_overlap else ledger_store.other_ledgers(current, self._group)
         try:
@@ -151,7 +159,10 @@ class CommitGuard:
             raise RefusalCarrier(e) from None
 
     def check_fit(self, current: Table) -> None:
-        """Refuse files written for another table, schema or spec, since PyIceberg would accept the files."""
+        """Refuse files written for another table, schema or spec, since PyIceberg would accept the files.
+
+        Raises RefusalCarrier.
+        """
         name = ledger_store.name_of(current)
         try:
             fitness.check_version(current.metadata, name)
@@ -212,6 +223,7 @@ class CommitGuard:
             if current is not None and self.landed_in(current) is not None:
                 log.info("The commit was reported as failed (%s), but it had been applied.", e)
                 return response_of(current)
+            # NotTaken is certain: the request had no effect, and can't have one later.
             if not isinstance(e, hive.NotTaken) and _may_be_applied_yet(current, requirements):
                 raise OutcomeUnknown(f"reported as failed ({e}), but nothing keeps it from being applied yet") from e
             if any(isinstance(r, AssertCreate) for r in requirements):
@@ -232,7 +244,10 @@ class CommitGuard:
 
 
 class HeadGuard(CommitGuard):
-    """Commit guard of a landing with removed files: made for a head, and made again for a moved head."""
+    """Commit guard of a landing with removed files: made for a head, and made again for a moved head.
+
+    PyIceberg does not rebase such a commit: the landing's next attempt makes it again.
+    """
 
     def _not_applied(self, reason: str) -> Exception:
         return NotApplied(reason)
@@ -256,7 +271,10 @@ def response_of(table: Table) -> CommitTableResponse:
 
 
 def _base_of(requirements: tuple[TableRequirement, ...]) -> int | None:
-    """Return the asserted snapshot of main; further branches may be asserted, too."""
+    """Return the asserted snapshot of main, or None for a main without snapshots.
+
+    Further branches may be asserted, too.
+    """
     refs = (r for r in requirements if isinstance(r, AssertRefSnapshotId))
     return _only(AssertRefSnapshotId, tuple(r for r in refs if r.ref == MAIN_BRANCH)).snapshot_id
 

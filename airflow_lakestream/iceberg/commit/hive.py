@@ -52,7 +52,7 @@ class NotTaken(CommitFailedException):
 
 def is_hive(catalog: Catalog) -> TypeGuard[HiveCatalog]:
     """Return whether a catalog is Hive's, or a subclass of Hive's."""
-    # Not imported here: it needs Thrift, which is not installed everywhere.
+    # The module is not imported here: it needs Thrift, which is not installed everywhere.
     module = sys.modules.get("pyiceberg.catalog.hive")
     return module is not None and isinstance(catalog, module.HiveCatalog)
 
@@ -95,7 +95,11 @@ def create_namespace(catalog: HiveCatalog, namespace: tuple[str, ...]) -> None:
 
 
 def check(catalog: HiveCatalog, name: str) -> None:
-    """Refuse a metastore without checks of the expected location. Raises MetastoreDoesNotCompare."""
+    """Refuse a metastore without checks of the expected location. Raises MetastoreDoesNotCompare.
+
+    The metastore is asked for a change that no metastore makes. A catalog that has passed is not tested again. If
+    the table is missing, the metastore's version decides.
+    """
     if catalog in _comparing:
         return
     from hive_metastore.ttypes import (
@@ -129,7 +133,10 @@ def check(catalog: HiveCatalog, name: str) -> None:
 
 
 def _check_version(name: str, version: str) -> None:
-    """Refuse a metastore of a version without certain compare-and-set, if no table exists for a test."""
+    """Refuse a metastore of a version without certain compare-and-set, if no table exists for a test.
+
+    Raises MetastoreDoesNotCompare.
+    """
     if not _COMPARES.match(version):
         problem = f"the version of Hive's metastore ({version}) does not show whether it can compare and set a commit."
         remedy = "; if the metastore is 2.3.10, create the table before: then the metastore is asked"
@@ -146,6 +153,7 @@ class _MetastoreClient:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._open: Any = None
+        # Whether the metastore got a request to change a table.
         self.sent = False
 
     def __enter__(self) -> _MetastoreClient:

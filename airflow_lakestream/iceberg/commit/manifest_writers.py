@@ -33,7 +33,11 @@ class CleanedUp(Exception):
 
 
 class ManifestWriters:
-    """Manifests under way for a snapshot."""
+    """Manifests under way for a snapshot, known to the clean-up.
+
+    Making the object replaces two methods of the producer: the clean-up then waits for all writers, and refuses
+    later writers.
+    """
 
     def __init__(self, producer: Producer) -> None:
         self._make = producer.new_manifest_writer
@@ -104,7 +108,7 @@ def name_types_uniquely(writer: Writer) -> None:
 
 
 class _UniqueNamesFile(AvroOutputFile[ManifestEntry]):
-    """See `named_apart`."""
+    """See `name_types_uniquely`."""
 
     def _write_header(self) -> None:
         schema = AvroSchemaConversion().iceberg_to_avro(self.file_schema, schema_name=self.schema_name)

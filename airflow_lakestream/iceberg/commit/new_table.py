@@ -49,9 +49,11 @@ class NewTable:
 
     @classmethod
     def stage(cls, catalog: Catalog, name: str, schema: Schema, design: TableDesign) -> NewTable:
-        """Stage a table of the design.
+        """Stage a table of the design, and make its namespace if missing.
 
-        Raises InvalidArgument before anything is made, and StaleFiles if the catalog has the table by now.
+        Raises InvalidArgument for the design, before anything is made, and if the catalog can't create the table;
+        StaleFiles if the catalog has the table by now; and the errors of `fitness.check_store`. A namespace made here
+        is dropped after an error, except StaleFiles.
         """
         fitness.check_properties(design.properties)
         refuse_taken(schema, design.argument)
@@ -97,7 +99,7 @@ _WAREHOUSE = "Give the connection a `warehouse` in its extra, such as a bucket o
 
 
 def make_namespace(catalog: Catalog, name: str) -> bool:
-    """Make a table's namespace if missing; return True if made here."""
+    """Make a table's namespace if missing; return True if made here, False if the namespace was there."""
     namespace = catalog.namespace_from(name)
     if catalog.namespace_exists(namespace):
         return False

@@ -61,7 +61,7 @@ def expiring(metadata: TableMetadata, now_ms: int | None = None) -> list[int]:
     age = max(_number(metadata, TableProperties.MAX_SNAPSHOT_AGE_MS), (main and main.max_snapshot_age_ms) or 0)
     named = protected(metadata)
     candidates = sorted((s for s in metadata.snapshots if s.snapshot_id not in named), key=_sequence)
-    # With the landing's own snapshot, and the present head of main.
+    # The landing's own snapshot and the present head of main count, too.
     over = len(candidates) + 2 - keep
     if over <= max(1, keep // 10):
         return []
@@ -84,6 +84,9 @@ def delete_unneeded_files(before: Table, after: TableMetadata, expired: Collecti
     """Delete the files needed only by snapshots removed in a commit; never raises.
 
     Called once the commit is known to be applied. A process that dies here leaves only files that are not needed.
+
+    :param before: the table before the commit.
+    :param expired: the ids of the removed snapshots.
     """
     there = {s.snapshot_id for s in after.snapshots}
     gone = [s for s in before.metadata.snapshots if s.snapshot_id in expired and s.snapshot_id not in there]
@@ -111,6 +114,9 @@ def taken_out(before: Table, after: TableMetadata, gone: Iterable[Snapshot], now
     """Return the table's own files removed by expired snapshots of main, and absent from all snapshots.
 
     Files removed within the last hour are excluded: a read, or a merge, planned before may still open them.
+
+    :param before: the table before the expiry.
+    :param gone: the expired snapshots.
     """
     main = {s.snapshot_id for s in ledger_store.live_ancestors(before.metadata)}
     latest = (int(time.time() * 1000) if now_ms is None else now_ms) - YOUNGEST_MS

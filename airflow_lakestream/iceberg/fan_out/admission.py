@@ -1,6 +1,6 @@
 """Admission of tables named by records: checked for each route before a row is made, and again before a write.
 
-An error that a record's value causes is the record's own, and ends no run: see `decode.routing.Router`.
+An error that a record's value causes is the record's own, and ends no run: see `decode.routing.RecordRouter`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FanOut:
 
 
 class RouteAdmission:
-    """Decides on each route, once between two looks at the home; thread-safe.
+    """Decision on each route, kept until the home is loaded again; thread-safe.
 
     :param written_down: returns the tables known to the home, with the routes that name them.
     :param is_there: returns whether a table exists. Raises NotItsOwn for a table that no record may reach.
@@ -67,7 +67,8 @@ class RouteAdmission:
     def refusals(self, routes: Iterable[str]) -> dict[str, str]:
         """Return the refused routes with reasons; admitted routes are left out.
 
-        Raises InvalidArgument if new tables must not be made and no table exists yet: the records are not to blame.
+        New routes are decided, and the decision is kept. Raises InvalidArgument if new tables must not be made and no
+        table exists yet: the records are not to blame.
         """
         found = {}
         for route in routes:
@@ -96,7 +97,10 @@ class RouteAdmission:
         return reason
 
     def peek(self, routes: Iterable[str]) -> dict[str, str]:
-        """Return the presently refused routes with reasons, without admission of any route."""
+        """Return the presently refused routes with reasons, without admission of any route.
+
+        All routes not returned could be admitted now.
+        """
         with self._lock:
             names = {route: self._fan_out.template.table(route.split(SEPARATOR)) for route in routes}
             decided = {route: self._refusal_of(name, route) for route, name in names.items()}
@@ -115,6 +119,7 @@ class RouteAdmission:
         try:
             is_there = self._finds(name)
         except NotItsOwn as e:
+            # The table is there, and no record may reach it. The reason holds for further routes, too.
             _remember(self._strangers, name, e.reason)
         if (reason := self._strangers.get(name)) is not None:
             return f"{its} names {name}, which {reason.rstrip('.')}. {_REMEDY}"
@@ -124,9 +129,11 @@ class RouteAdmission:
         return None
 
     def _finds(self, name: str) -> bool:
+        # The reason against this table is known: the catalog is not asked again.
         if name in self._strangers:
             return True
         if self._fan_out.new_tables is NewTables.FAIL and self._looked_in_vain >= LOOKS:
+            # After many missing tables, the names of all tables are asked for once, instead of each table.
             if self._looked_in_vain == LOOKS:
                 self._looked_in_vain += 1
                 found = self._names()

@@ -28,7 +28,7 @@ VERSION = 1
 # On the home table: its books. On a target, with the home's name behind it: the configuration that may write.
 BOOKS = "lakestream.fan-out"
 MEMBER = "lakestream.fan-out.home."
-# In the summaries of the home's landings: the rows by table.
+# Key in the summaries of the home's landings: the rows by table.
 ROWS = "lakestream.fan-out.rows"
 
 Properties = Mapping[str, str]
@@ -58,9 +58,9 @@ class Fenced(Conflict):
 class HomeNotes:
     """Notes of a home on the fan-out.
 
-    `fingerprint` is that of the configuration under which the tables are written. `tables` has the route of each table
-    that may have rows, or None if an earlier configuration chose the table. Not `settled`: the tables may have offsets
-    that a dead run half landed under an earlier configuration.
+    :param fingerprint: of the configuration under which the tables are written.
+    :param settled: False if the tables may have offsets that a dead run half landed under an earlier configuration.
+    :param tables: the route of each table that may have rows, or None if an earlier configuration chose the table.
     """
 
     topic: str
@@ -75,7 +75,7 @@ class HomeNotes:
 
     @classmethod
     def of(cls, properties: Properties) -> HomeNotes | None:
-        """Return a table's books, or None if the table is not a home. Raises UnreadableLedger."""
+        """Return the notes on a home, or None if the table is not a home. Raises UnreadableLedger."""
         text = properties.get(BOOKS)
         if text is None:
             return None
@@ -88,18 +88,21 @@ class HomeNotes:
             raise UnreadableLedger(f"table property {BOOKS}", f"not as this version writes it ({e!r}).") from e
 
     def claimed(self, fingerprint: str) -> HomeNotes:
-        """Return the books after a takeover by this configuration."""
+        """Return the notes after a takeover by this configuration: not settled, and without routes.
+
+        The notes stay unchanged if they are of this configuration already.
+        """
         if fingerprint == self.fingerprint:
             return self
         return replace(self, fingerprint=fingerprint, settled=False, tables=dict.fromkeys(self.tables))
 
     def with_tables(self, tables: Mapping[str, str]) -> HomeNotes:
-        """Return the books with these tables and routes added."""
+        """Return the notes with these tables and routes added."""
         return replace(self, tables={**self.tables, **tables})
 
 
 def homes_of(properties: Properties) -> list[str]:
-    """Return the homes of a target."""
+    """Return the names of the homes of a target; empty for a table outside of fan-outs."""
     return sorted(key.removeprefix(MEMBER) for key in properties if key.startswith(MEMBER))
 
 
@@ -202,7 +205,10 @@ def owner_of(table: Table) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class NamingTopic:
-    """Topic found by a regex, and used in the table's name; `rival` is a topic with the same table name."""
+    """Topic found by a regex, and used in the table's name.
+
+    :param rival: a further topic with the same table name, or None.
+    """
 
     topic: str
     rival: str | None = None
@@ -242,7 +248,7 @@ def landed_by_fan_out(table: Table, consumer_group: str) -> bool:
 
 
 def landings_of(table: Table, consumer_group: str) -> Iterable[Landing]:
-    """Return a group's landings, as far back as the metadata goes."""
+    """Return a group's landings, as far back as the metadata goes; the order is not the order of time."""
     landings = {landing.landing_id: landing for landing in ledger_store.read(table, consumer_group).landings}
     for snapshot in ledger_store.live_ancestors(table.metadata):
         if (landing := ledger_store.landing_of(snapshot, consumer_group)) is not None:

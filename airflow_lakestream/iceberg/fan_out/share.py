@@ -30,7 +30,7 @@ from airflow_lakestream.iceberg.write.files import delete_files, write_data_file
 from airflow_lakestream.iceberg.write.trial import unwritable
 from airflow_lakestream.tables.row_buffer import FILE_BYTES, is_of_rows
 
-# In the files of a share: the files by route.
+# Key in the files of a share: the files by route.
 ROUTES = "routes"
 
 
@@ -38,8 +38,10 @@ ROUTES = "routes"
 class FanOutOutline:
     """Outline of a fan-out for executors; also a catalog with the home only.
 
-    `tables` are the tables of admitted routes, `refused` the reasons against other routes, `known` all tables that
-    count towards the limit, with their routes. `columns` are the payload's, into which rows are decoded.
+    :param columns: the payload's columns, into which rows are decoded.
+    :param tables: the tables of admitted routes, by route.
+    :param refused: the reasons against refused routes.
+    :param known: all tables that count towards the limit, with their routes.
     """
 
     fan_out: FanOut
@@ -59,7 +61,10 @@ class FanOutOutline:
         return self.home.load_table(name)
 
     def refusals(self, routes: Sequence[str], rows: pa.Schema) -> Mapping[str, str]:
-        """Return the refused routes with reasons. Raises Undecided for routes without a decision."""
+        """Return the refused routes with reasons. Raises Undecided for routes without a decision.
+
+        :param rows: not needed: the columns are known here.
+        """
         found, unknown = dict[str, str](), dict[str, int]()
         for route in routes:
             if route in self.tables:
@@ -92,7 +97,7 @@ class FanOutShare:
         self._files: dict[str, list[DataFile]] = {}
 
     def load(self, run_id: str) -> TableState:
-        """Return a state with the columns for decoding."""
+        """Return a state with the columns for decoding; no table is read, and `run_id` is not needed."""
         return TableState(Ledger(self._group), schema=self._outline.columns)
 
     def write_below(self, folder: str) -> None:
@@ -100,7 +105,10 @@ class FanOutShare:
         self._folder = folder
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Buffer rows with the columns of `decode.routing.Router`."""
+        """Buffer rows with the columns of `decode.routing.RecordRouter`. Raises RowsNotWritable.
+
+        :param identity: not needed: a share has rows of a single topic.
+        """
         for route, part in by_route(rows):
             part = part.drop_columns(list(ROUTE_COLUMNS))
             self._held.setdefault(route, []).append(part)
@@ -112,7 +120,7 @@ class FanOutShare:
         """Ignore the offsets: only a replace needs the offsets of records without a row."""
 
     def hand_over(self) -> Mapping[str, Any]:
-        """Write all buffered rows, and return the files by route."""
+        """Write all buffered rows, and return the files by route. Raises RowsNotWritable."""
         for route in list(self._held):
             self._write_out(route)
         tables = self._outline.tables
@@ -142,6 +150,7 @@ class FanOutShare:
         try:
             self._files.setdefault(route, []).extend(write(rows, self._prefix, self._numbers))
         except BaseException as error:
+            # Errors of the store and signals are raised as they are.
             if not is_of_rows(error):
                 raise
             trial = partial(unwritable, table.metadata)

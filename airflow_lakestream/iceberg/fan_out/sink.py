@@ -71,7 +71,7 @@ class HalfLanded(Conflict):
 
 
 class FanOutSink:
-    """`core.ports.TakingSink` over a home and targets; rows have the columns of `decode.routing.Router`."""
+    """A `core.ports.HandoverSink` over a home and targets; rows have the columns of `decode.routing.RecordRouter`."""
 
     def __init__(
         self,
@@ -115,7 +115,10 @@ class FanOutSink:
         return self._admission.refusals(routes)
 
     def load(self, run_id: str) -> TableState:
-        """Load the home again. Raises Superseded, and InvalidArgument if design and home contradict."""
+        """Load the home again. Raises Superseded, and InvalidArgument if design and home contradict.
+
+        All tables except the home are loaded again when needed.
+        """
         with self._lock:
             return self._load(run_id)
 
@@ -140,7 +143,10 @@ class FanOutSink:
         return state
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Buffer rows for the next commit. Raises BadRecord for a route without admission."""
+        """Buffer rows for the next commit. Raises BadRecord for a route without admission.
+
+        Also raises the errors of `RouteAdmission.refusals`, of loading a target, and RowsNotWritable.
+        """
         with self._lock:
             self._take_schema(rows.schema)
             for route, part in by_route(rows):
@@ -151,7 +157,12 @@ class FanOutSink:
         """Ignore the offsets: only a replace needs the offsets of records without a row."""
 
     def commit(self, landing: Landing) -> int:
-        """Commit each target, then the home; see `core.ports.Sink`. Returns the home's snapshot."""
+        """Commit each target, then the home; see `core.ports.Sink`. Returns the home's snapshot.
+
+        Before, new tables are noted in the home, and tables of earlier configurations are fenced. Raises Superseded,
+        a Conflict such as TakenOver or TablesChanged, and the errors of `FanOutTarget.refuse_doubling` and
+        `FanOutTarget.land`.
+        """
         with self._lock:
             return self._commit(landing)
 
@@ -160,17 +171,19 @@ class FanOutSink:
         fingerprint = self._own_fingerprint()
         after = self._ledger.entry(identity) + change
         for target in self._targets.values():
+            # All targets are checked before the first commit.
             target.refuse_doubling(after)
         self._write_tables_down(fingerprint)
         self._take_over(fingerprint, identity)
         rows = Counter({name: target.rows for name, target in self._targets.items() if target.rows})
         for _, target in sorted(self._targets.items()):
             target.land(landing, after, fingerprint, self._offsets_of(identity))
+        # Settled if no target has offsets that the home lacks after this commit.
         settled = not any(target.landed - after.landed for target in self._targets.values())
         self._home.rows = rows
 
         def landed(properties: Properties) -> Properties:
-            """Return the books with the landing."""
+            """Return the property with the home's notes after the landing. Raises Superseded."""
             books = self._books_in(properties, fingerprint)
             if books.fingerprint != fingerprint:
                 raise Superseded(self._fan_out.home)
@@ -200,7 +213,8 @@ class FanOutSink:
     def expect(self, routes: Iterable[str], identity: TopicIdentity, ranges: RangeSet) -> None:
         """Load the tables of likely routes in these ranges, for the outline of executors.
 
-        Raises the errors of `decide`.
+        Of routes without a table known to the home, the first few are only asked for their refusals. Raises the errors
+        of `decide`.
         """
         with self._lock:
             self._identity, self._ranges = identity, ranges
@@ -209,7 +223,10 @@ class FanOutSink:
             self._refused |= self._admission.peek([r for r in routes if r not in down][:LOOKS])
 
     def decide(self, routes: Sequence[str]) -> None:
-        """Decide on routes of records. Raises HalfLanded, and the errors of `RouteAdmission.refusals`."""
+        """Decide on routes of records. Raises HalfLanded, and the errors of `RouteAdmission.refusals`.
+
+        HalfLanded also sets `is_alone`: the next plan is read by a single process.
+        """
         with self._lock:
             self._refused |= self._admission.refusals(routes)
             self._outline = None
@@ -247,7 +264,7 @@ class FanOutSink:
             pass
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Refuse: a replace over several tables is not built yet."""
+        """Raise InvalidArgument: a replace over several tables is not built yet."""
         raise InvalidArgument("replace", "does not go with a table that records choose.")
 
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
@@ -266,6 +283,7 @@ class FanOutSink:
         self._new.clear()
 
     def _begin(self, run_id: str | None) -> HomeSink:
+        # A new load forgets all tables, except the sinks in `_opened`.
         self._run_id = run_id or ""
         self._payload = self._design.schema
         # A home has no rows to lay out.
@@ -303,6 +321,7 @@ class FanOutSink:
             sink = self._new_sink(name)
             found = sink, sink.load(self._run_id)
             self._opened[name] = sink
+            # A missing table that must not be made is looked up again: a person may make it meanwhile.
             if found[1].exists or self._fan_out.new_tables is NewTables.CREATE:
                 self._sinks[name] = found
         return found
@@ -342,11 +361,16 @@ class FanOutSink:
     def _own_fingerprint(self) -> str:
         _, columns = self._home.columns(self._design.schema)
         fields = [[f.name, str(f.type), f.nullable] for f in columns]
+        # The first item is the version of the fingerprint.
         configuration = [1, self._fan_out.template.text, self._fan_out.decoding, fields]
         return hashlib.sha256(json.dumps(configuration).encode()).hexdigest()[:16]
 
     def _write_tables_down(self, fingerprint: str) -> None:
-        """Claim the home for this configuration, and note new tables in the home before the first row."""
+        """Claim the home for this configuration, and note new tables in the home before the first row.
+
+        This is a commit of the home without rows; nothing is committed if all is noted already. Raises Superseded if
+        a third configuration has claimed the home, and TablesChanged if another run noted a table for another route.
+        """
         books = self._home.books
         if not self._new and (books is None or books.fingerprint == fingerprint):
             return
@@ -354,7 +378,10 @@ class FanOutSink:
         known, new = self._fingerprint, dict(self._new)
 
         def claimed(properties: Properties) -> Properties:
-            """Return the books with the claim and the new tables."""
+            """Return the property with the home's notes, with the claim and the new tables.
+
+            Raises Superseded, TablesChanged.
+            """
             books = self._books_in(properties, fingerprint)
             if books.fingerprint not in (known, fingerprint):
                 raise Superseded(self._fan_out.home)
@@ -373,7 +400,10 @@ class FanOutSink:
         return HomeNotes.of(properties) or HomeNotes(self._fan_out.topic, fingerprint)
 
     def _take_over(self, fingerprint: str, identity: TopicIdentity) -> None:
-        """Open all known tables until settled, and fence tables of earlier configurations. Raises TakenOver."""
+        """Fence tables of earlier configurations, then raise TakenOver; do nothing without a table to fence.
+
+        Until the home is settled, all its known tables are opened; else only the tables of this commit.
+        """
         books = self._home.books
         known = {} if books is None or books.settled else books.tables
         strangers = []
@@ -395,6 +425,7 @@ class FanOutSink:
             raise TakenOver(self._fan_out.home)
 
     def _offsets_of(self, identity: TopicIdentity) -> Callable[[], Offsets]:
+        # A function, since only a replace needs the offsets.
         def offsets() -> Offsets:
             read = pa.concat_tables(self._read)
             partitions = pc.unique(read[ROUTE_PARTITION]).to_pylist()

@@ -86,7 +86,11 @@ class _PropertiesSink(IcebergSink, ABC):
 
 
 class HomeSink(_PropertiesSink):
-    """Home of a fan-out: the ledger covers the whole fan-out, the columns are common to all targets."""
+    """Home of a fan-out: the ledger covers the whole fan-out, the columns are common to all targets.
+
+    `change` returns the properties to set in the next commit, and may refuse the commit. `rows` are the rows by
+    table of the landing, for the summary of the home's snapshot.
+    """
 
     change: Stamp
     rows: Counter[str] = Counter()
@@ -104,7 +108,7 @@ class HomeSink(_PropertiesSink):
 
     @property
     def books(self) -> HomeNotes | None:
-        """The books at the last look or commit."""
+        """The notes of the home at the last look or commit, or None if the table is missing."""
         return HomeNotes.of(self.properties)
 
     def take_schema(self, schema: Schema) -> None:
@@ -204,7 +208,7 @@ class TargetSink(_PropertiesSink):
     def _is_view(self) -> bool:
         try:
             return self._catalog.view_exists(self._name)
-        except Exception as e:  # noqa: BLE001  # catalogs without views say so in many ways
+        except Exception as e:  # noqa: BLE001  # catalogs without views refuse in many ways
             log.debug("%s: the catalog does not report whether it is a view: %r", self._name, e)
             return False
 

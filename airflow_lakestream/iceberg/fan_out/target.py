@@ -81,7 +81,7 @@ class FanOutTarget:
         return self._entry.landed
 
     def take(self, rows: pa.Table) -> None:
-        """Buffer routed rows of a partition for the next commit."""
+        """Buffer routed rows of a partition for the next commit; rows of offsets already in the table are set aside."""
         self.rows += rows.num_rows
         partition = rows[ROUTE_PARTITION][0].as_py()
         intervals = self._entry.landed.intervals(self._identity.topic, partition)
@@ -101,11 +101,15 @@ class FanOutTarget:
         self.sink.take_over(files)
 
     def land(self, landing: Landing, after: TopicEntry, fingerprint: str, read: Callable[[], Offsets]) -> None:
-        """Commit the landing's part for this table. `after` is the topic's entry in the home's ledger afterwards.
+        """Commit the landing's part for this table, and forget the buffered rows.
 
-        Ranges that the table holds by the same configuration hold the same rows, and are left out; ranges of another
+        Ranges that the table holds by the same configuration hold the same rows, and are left out. Ranges of another
         configuration are replaced. Raises LandedOutside, LandedByAnotherGroup, and the errors of a sink's commit and
         replace.
+
+        :param after: the topic's entry in the home's ledger after the landing.
+        :param fingerprint: the fingerprint of this run's configuration.
+        :param read: returns the offsets of all records read, also of other tables, for a replace.
         """
         ranges = landing.topics[self._identity].landed
         self._refuse_foreign_landings(ranges)
@@ -118,7 +122,7 @@ class FanOutTarget:
         if self._fresh:
             held = self._entry.held
             change = TopicEntry(
-                # Also the home's ranges without a record for this table: here they are complete.
+                # The home's ranges without a record for this table count, too: here they are complete.
                 landed=after.landed - held,
                 lost=after.lost - held,
                 counts=Counts(read=self._fresh, written=self._fresh),
@@ -162,6 +166,7 @@ class FanOutTarget:
         log.info("%s: half landed under another configuration, done again: %s", self.name, ranges)
         sink = self._open_sink()
         sink.load(self._run_id)
+        # The replace may remove all offsets read again, even if their rows go to another table now.
         sink.read = read
         rows = [self._within(aside, ranges) for aside in self._aside]
         count = sum(part.num_rows for part in rows)
@@ -183,7 +188,7 @@ class FanOutTarget:
         return rows.filter(is_within(rows[ROUTE_OFFSET], intervals))
 
     def _landing(self, landing: Landing, suffix: str, fingerprint: str, change: TopicEntry) -> Landing:
-        # By their ids, the landings of the targets belong to the landing of the home.
+        # The id and the run id show that a target's landing belongs to the landing of the home.
         own_id = f"{landing.landing_id}/{self.name}{suffix}"
         run_id = stamped_run_id(landing.run_id, fingerprint)
         return Landing(own_id, run_id, {self._identity: change}, engine=landing.engine)

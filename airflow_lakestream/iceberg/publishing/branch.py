@@ -38,12 +38,13 @@ _EXPIRED = (
 
 
 def reason_incomplete(table: Table, branch: str, base: int, last: int | None, positions: EnginePositions) -> str:
-    """Return the reason why the completeness of the branch is unknown; empty if the branch is complete.
+    """Return the reason why the branch may lack snapshots of the engine; empty if the branch is complete.
+
+    Metadata files are read, newest first, until the question is decided. Raises BranchCut if the branch certainly lacks
+    a snapshot of the engine.
 
     :param base: the sequence number above which the engine's snapshots are.
-    :param last: the snapshot that was published last, which must be an ancestor of the branch's head.
-
-    Raises BranchCut if the branch lacks a snapshot of the engine.
+    :param last: the snapshot that was published last, which must be an ancestor of the branch's head; None if unknown.
     """
     newest = ledger_store.newest_sequence(table.metadata)
     known = _KnownSnapshots(base, table.metadata.refs[branch].snapshot_id, last)
@@ -58,7 +59,15 @@ def reason_incomplete(table: Table, branch: str, base: int, last: int | None, po
 
 @dataclass
 class _KnownSnapshots:
-    """Snapshots above a sequence number, known from the metadata files read before."""
+    """Snapshots above a sequence number, known from the metadata files read before.
+
+    :param base: the sequence number.
+    :param head: the id of the branch's head.
+    :param last: the snapshot published last, or None if unknown.
+    :param snapshots: snapshots above `base`, by id.
+    :param below: ids of known snapshots not above `base`.
+    :param parents: ids of the parents of `snapshots`.
+    """
 
     base: int
     head: int
@@ -118,8 +127,10 @@ def new_snapshots(
 ) -> NewSnapshots | None:
     """Return the new snapshots and files of the branch since the marker, or None without a branch.
 
-    Raises BranchRewritten if anything except the engine's appends has changed it, and BranchCut if some of these have
-    left it.
+    Raises BranchRewritten if the branch has changes other than the engine's appends, BranchCut if some of the engine's
+    snapshots have left the branch, and MainHasBranch if main has some of them already.
+
+    :param marker: the last publication, or None before the first.
     """
     head = _head(table.metadata, branch)
     if head is None:
@@ -142,7 +153,10 @@ def _last_of(line: EngineJobLine, marker: PublicationMarker | None) -> int | Non
 
 
 def open_branch(catalog: Catalog, name: str, branch: str) -> None:
-    """Make the branch at main's head, if missing."""
+    """Make the branch at main's head, if missing; again if another landing came first.
+
+    Raises InvalidArgument if the name is a tag's.
+    """
     table = fitness.load_table(catalog, name)
     if _head(table.metadata, branch) is not None:
         return
@@ -211,14 +225,21 @@ def _own_since(table: Table, branch: str, base: int, positions: EnginePositions)
 
 
 def _floor(metadata: TableMetadata, head: Snapshot, own: Sequence[Snapshot], base: int) -> int:
-    """Return the highest sequence number of files already on main, or older than the branch."""
+    """Return the highest sequence number of files already on main, or older than the branch.
+
+    :param own: the engine's snapshots on the branch.
+    :param base: the least result.
+    """
     mine = {s.snapshot_id for s in own}
     others = (s for s in ledger_store.ancestors(metadata, head.snapshot_id) if s.snapshot_id not in mine)
     return max([base, *(s.sequence_number or 0 for s in others)])
 
 
 def _files_above(table: Table, branch: str, head: Snapshot, floor: int) -> Iterator[tuple[int, int, BranchFile]]:
-    """Yield the head's data files above `floor`, each with snapshot id and sequence number."""
+    """Yield the head's data files above `floor`, each with snapshot id and sequence number.
+
+    Raises BranchRewritten for delete files above `floor`.
+    """
     for manifest in head.manifests(table.io):
         if (manifest.sequence_number or 0) <= floor:
             continue

@@ -50,7 +50,7 @@ class PublishingSink(IcebergSink):
         self._examiner = None if auditor is None else IcebergExaminer(auditor, catalog, table, consumer_group)
 
     def load(self, run_id: str) -> TableState:
-        """Load the table again, and refuse checks in contradiction to the columns."""
+        """Load the table again, and refuse checks unfit for the columns. Raises InvalidArgument."""
         state = super().load(run_id)
         if self._examiner is not None:
             self._examiner.check_columns(self._design, self._change)
@@ -59,7 +59,8 @@ class PublishingSink(IcebergSink):
     def commit(self, landing: Landing) -> int:
         """Commit the branch's files and the landing as a snapshot, once the rows have passed the checks.
 
-        Raises ChecksFailed; the branch is unchanged then.
+        Raises ChecksFailed, and BranchFileGone if a file to check is gone; the branch is unchanged then. After the
+        commit, branches of earlier checks of the same offsets are dropped.
         """
         if self._examiner is None:
             return super().commit(landing)
@@ -77,12 +78,18 @@ class PublishingSink(IcebergSink):
     def new_snapshots(
         self, branch: str, marker: PublicationMarker | None, positions: EnginePositions
     ) -> NewSnapshots | None:
-        """Return the new snapshots and files of the branch since the marker, or None without a branch."""
+        """Return the new snapshots and files of the branch since the marker, or None without a table or branch.
+
+        The branch becomes the branch of later calls. Raises the errors of `publishing.branch.new_snapshots`.
+        """
         self._branch = branch
         return None if self._table is None else branches.new_snapshots(self._table, branch, marker, positions)
 
     def positions_of(self, file: BranchFile, identity: TopicIdentity) -> FileRows:
-        """Return the positions of a file's rows. Raises BranchFileGone, ColumnsMoved."""
+        """Return the positions of a file's rows. Raises BranchFileGone, ColumnsMoved.
+
+        Rows of another topic, and rows with NULL in a position, are only counted.
+        """
         parts: dict[int, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
         strange = 0
         for rows in self.rows_of(file, COORDINATES):
@@ -135,7 +142,7 @@ class PublishingSink(IcebergSink):
             raise BranchFileGone(self._name, self._branch, file.path) from e
 
     def _with_right_bounds(self, table: Table, file: BranchFile) -> DataFile:
-        # Of files that an engine added by their footers alone.
+        # An engine may have taken the bounds from the files' footers alone, where long values have none.
         try:
             columns = too_narrow(table.io, file.file, table.name_mapping())
         except FileNotFoundError as e:

@@ -23,7 +23,7 @@ class RowsOutsideLog:
     ends: Mapping[int, int]
 
     def without_landed(self, ledgers: Iterable[Ledger]) -> RowsOutsideLog:
-        """Return the same, but without rows of landed offsets: the log may have grown since the look."""
+        """Return a copy without the rows of landed offsets: the log may have grown since the look."""
         ends = dict(self.ends)
         for ledger in ledgers:
             for identity, entry in ledger.topics.items():
@@ -32,7 +32,7 @@ class RowsOutsideLog:
         return RowsOutsideLog(self.topic, ends)
 
     def holds(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Return a mask of these rows; never NULL."""
+        """Return a mask: True for rows of the topic outside of the partitions' logs; never NULL."""
         has_place = pa.chunked_array([pa.repeat(False, rows.num_rows)])
         there = pc.unique(rows[PARTITION]).to_pylist()
         for partition, end in self.ends.items():
@@ -44,7 +44,7 @@ class RowsOutsideLog:
         return pc.and_(of_topic, pc.invert(has_place))
 
     def may_be_in(self, schema: Schema, file: DataFile) -> bool:
-        """Return by a data file's statistics whether these rows are possible."""
+        """Return by a data file's statistics whether rows outside of the log are possible; True without statistics."""
         topic, partition, offset = (bounds_of(schema, file, name) for name in (TOPIC, PARTITION, OFFSET))
         if topic is not None and not topic[0] <= self.topic <= topic[1]:
             return False

@@ -69,10 +69,13 @@ class ChangedMeanwhile(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class RepairChange:
-    """Changes of a repair. `kept` are ranges with rows from the table; `has_missing`: rows were missing.
+    """Changes of a repair.
 
-    `odd` are rows that no record can have, to be removed; `lost` the paths of data files that are gone, to be removed
-    from the table's metadata.
+    :param landing: the new ledger entries: ranges replaced, or added to the ledger.
+    :param kept: ranges with rows from the table, since Kafka no longer has the records.
+    :param has_missing: whether rows were missing.
+    :param odd: rows that no record can have, to be removed.
+    :param lost: paths of data files that are gone, to be removed from the table's metadata.
     """
 
     landing: Landing
@@ -131,7 +134,7 @@ class RejectingRepairSink(IcebergRejectingSink):
         super().__init__(self._repairing, catalog, table, consumer_group, records)
 
     def repair(self, repairing: RepairChange) -> RepairOutcome:
-        """Write the rejected records, then repair, including the rejected records of the ranges."""
+        """Write the rejected records, then repair; afterwards remove the rejected records that were replaced."""
         done = self._repairing.repair(replace(repairing, landing=self.write_down(repairing.landing)))
         self.settle()
         return done
@@ -141,7 +144,7 @@ class RepairGuard(ReplaceGuard):
     """Commit guard of a repair: the ledgers of the ranges must be unchanged since the plan."""
 
     def check_ledger(self, current: Table) -> None:
-        """Refuse ranges changed by another landing, replace or receipt."""
+        """Refuse ranges changed by another landing, replace or receipt. Raises RefusalCarrier."""
         name = ledger_store.name_of(current)
         own = ledger_store.read_ledger(current, self._group)
         others = ledger_store.other_ledgers(current, self._group).values()
@@ -149,6 +152,7 @@ class RepairGuard(ReplaceGuard):
             entry = own.entry(identity)
             if gone := change.replaced - entry.landed:
                 raise RefusalCarrier(RangesNotLanded(name, gone))
+            # Offsets that the group has given up must not be added again, and landed offsets must not be landed again.
             if taken := change.held & entry.lost | change.landed & entry.landed:
                 raise RefusalCarrier(LedgerConflict(name, taken))
             if forgotten := change.replaced & entry.forgotten:
@@ -185,7 +189,10 @@ class RepairFinder(Finder):
     _ones: dict[frozenset[FileKey], list[DataFile]] = field(default_factory=dict)
 
     def find(self, head: Any, landed: int) -> Takeout:
-        """Return the takeout at a head of IcebergFiles. Raises CannotReplace, and Conflict if rows to keep are gone."""
+        """Return the takeout at a head of IcebergFiles, and write the rows to keep.
+
+        Raises CannotReplace, and ChangedMeanwhile if rows to keep are gone.
+        """
         table = head.table
         self._look_at_ledgers(table)
         ones = self._one_of_each(head) if self.kept else []
@@ -233,6 +240,7 @@ class RepairFinder(Finder):
         table = head.table
         tasks = [task for task in self._live_files(head) if head.may_hold(task, self.kept)]
         key = frozenset(map(head.key, tasks))
+        # The same files with the same deletes give the same rows at each head.
         if key not in self._ones:
             name = ledger_store.name_of(table)
             differing = union(different(rows) for rows in self._rows_to_keep(table, tasks))
@@ -244,13 +252,14 @@ class RepairFinder(Finder):
                 ones = rows.filter(pc.invert(_repeats(rows)))
                 found += ones.num_rows
                 files += self._write([ones])
+            # The audit found a row at each offset of the kept ranges.
             if found != self.kept.width:
                 raise ChangedMeanwhile(name, self.kept, "lost rows")
             self._ones[key] = files
         return self._ones[key]
 
     def _rows_to_keep(self, table: Table, tasks: Sequence[FileScanTask]) -> Iterator[pa.Table]:
-        """Yield the rows of the kept ranges, sorted by offset; all rows of an offset are in the same table."""
+        """Yield tables with the rows of the kept ranges, sorted by offset; rows of the same offset are never split."""
         for piece in _pieces(self.kept, OFFSETS_AT_ONCE):
             [(topic, partition)] = piece.partitions
             intervals = piece.intervals(topic, partition)

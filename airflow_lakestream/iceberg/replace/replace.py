@@ -38,7 +38,10 @@ class FirstLook:
     reading: LedgerReading | None = None
 
     def landings_since(self, now: Table, consumer_group: str) -> tuple[list[Landing], bool]:
-        """Return a group's landings new in the history since the first look, and whether the list is complete."""
+        """Return a group's landings new in the history since the first look, and whether the list is complete.
+
+        The list is incomplete if snapshots and journal do not reach back to the first look.
+        """
         then, found = self._history(), dict[str, Landing]()
         for snapshot in ledger_store.live_ancestors(now.metadata):
             if snapshot.snapshot_id in then:
@@ -69,7 +72,7 @@ class ReplaceGuard(HeadGuard):
     """Commit guard of a replace.
 
     :param first: the table at this run's first look.
-    :param own: the ids of this run's landings.
+    :param own: the ids of this run's landings, which count as own replaces.
     """
 
     def __init__(
@@ -93,13 +96,17 @@ class ReplaceGuard(HeadGuard):
         self._landing = landing
 
     def check_fit(self, current: Table) -> None:
-        """Refuse ranges replaced by another run meanwhile: another plan would put older rows over newer rows."""
+        """Refuse ranges replaced by another run meanwhile: another plan would put older rows over newer rows.
+
+        Raises RefusalCarrier, also for the refusals of the base class, and CannotReplace if the history has expired.
+        """
         name = ledger_store.name_of(current)
         landings, complete = self._first.landings_since(current, self._group)
         if replaced := replaced_by_others(landings, self._ranges, self._own):
             raise RefusalCarrier(self._replaced_meanwhile(name, replaced))
         if not complete:
-            # Not as Refused: expiry moves no head, so an earlier try with an open outcome may still be applied.
+            # Not by a RefusalCarrier: expiry moves no head, so an earlier try with an open outcome may still be
+            # applied.
             raise CannotReplace(
                 f"{name}: its history has expired since this run began, so it is unknown whether another run "
                 f"replaced {self._ranges} meanwhile. Nothing was changed. Run it again, or keep snapshots longer."
@@ -107,7 +114,10 @@ class ReplaceGuard(HeadGuard):
         super().check_fit(current)
 
     def check_ledger(self, current: Table) -> None:
-        """Refuse ranges missing in the group's ledger, and ranges with possible rows of another group or tool."""
+        """Refuse ranges missing in the group's ledger, and ranges with possible rows of another group or tool.
+
+        Raises RefusalCarrier.
+        """
         try:
             ledgers = ledger_store.ledgers(current, self._group)
             check_replace(ledger_store.name_of(current), self._landing, self._group, ledgers)
@@ -136,7 +146,10 @@ class ReplaceAttempt(AppendAttempt):
         return self._made[snapshot_id][1].rows
 
     def clean_up(self, keep: int | None) -> None:
-        """Delete manifests and remainders of failed tries."""
+        """Delete manifests and remainders of failed tries.
+
+        :param keep: the committed snapshot, with files that stay; None if no try was committed.
+        """
         super().clean_up(keep)
         takeout = self._made[keep][1] if keep is not None else None
         if self._table is not None:
@@ -146,6 +159,7 @@ class ReplaceAttempt(AppendAttempt):
 
     def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
         self._table = table
+        # The ledger is checked before the search: for a refused replace, no file is read.
         self._replace_guard.check_ledger(table)
         try:
             ledgers = ledger_store.ledgers(table, self._group)

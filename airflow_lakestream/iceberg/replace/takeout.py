@@ -57,7 +57,7 @@ def live_files_of(metadata: TableMetadata, io: FileIO) -> list[FileScanTask]:
 
 def may_hold(metadata: TableMetadata, file: DataFile, ranges: RangeSet) -> bool:
     """Return by a file's bounds whether rows of the ranges are possible; True without bounds."""
-    # Not by an expression of PyIceberg: for a thousand ranges that takes seconds.
+    # An expression of PyIceberg would take seconds for a thousand ranges.
     lowest, highest = file.lower_bounds or {}, file.upper_bounds or {}
     topic_id, partition_id, offset_id = _column_ids(metadata)
     low_topic, high_topic = lowest.get(topic_id), highest.get(topic_id)
@@ -96,7 +96,9 @@ def read_rows(
 ) -> Iterator[pa.Table]:
     """Yield the live rows of a data file in the table's current schema, positional deletes applied.
 
+    :param task: the data file with its delete files.
     :param columns: the columns to read; default: all.
+    :param where: a condition of PyIceberg's on the rows; default: all rows.
     """
     schema, start = metadata.schema(), 0
     scan = ArrowScan(metadata, io, schema.select(*columns) if columns else schema, where)
@@ -104,7 +106,7 @@ def read_rows(
     is_whole = where is EVERY_ROW
     deletes = {} if is_whole else _read_all_delete_files(io, [task])
     gone = deleted_positions(io, task) if is_whole else NONE_DELETED
-    # Private in PyIceberg, whose public functions all hold the rows of a whole file in memory at once.
+    # A private method of PyIceberg: its public functions all hold the rows of a whole file in memory at once.
     for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
         rows, end = pa.Table.from_batches([batch]), start + len(batch)
         low, high = np.searchsorted(gone, (start, end))
@@ -193,9 +195,9 @@ class IcebergFiles(takeout.HeadFiles[FileScanTask, DataFile]):
         return read_rows(self.table.metadata, self.table.io, file, columns=columns)
 
     def rows_with_coordinates(self, files: Sequence[FileScanTask]) -> tuple[int, Sequence[str]]:
-        """Return the number of rows with values in all coordinates, and the names of files with further rows.
+        """Return the number of rows with values in all coordinates, and the names of files with a missing value.
 
-        By statistics; files without them are read. Deleted rows count as long as their files have them.
+        Files without these statistics are read. Deleted rows count as long as their files have them.
         """
         total, lacking = 0, []
         for task in files:

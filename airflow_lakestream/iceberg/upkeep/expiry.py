@@ -23,7 +23,7 @@ from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
 from airflow_lakestream.iceberg.upkeep import ledger_edit
 
-# In the summary of such a snapshot: the number of snapshots that were to expire.
+# Key in the summary of a preparing snapshot: the number of snapshots that were to expire.
 SUMMARY_EXPIRING = "lakestream.expiring"
 
 
@@ -50,10 +50,11 @@ class ExpiryRule:
     retain_last: int = 1
 
     def expiring(self, metadata: TableMetadata, now_ms: int | None = None) -> list[int]:
-        """Return the snapshots to expire, oldest first.
+        """Return the snapshots to expire, oldest first; empty if the property gc.enabled is false.
 
-        Never a snapshot of a branch or tag, nor a commit of another branch than main. A landing that was rolled back
-        stays until main has a later one: the later landing notes which rejected records no longer count.
+        Snapshots of a branch or tag, and commits of branches other than main, never expire. A landing that was rolled
+        back stays until main has a later one: the later landing notes which rejected records no longer count. The
+        result is also empty if only preparing snapshots (see `prepare`) are left to expire.
         """
         now = int(time.time() * 1000) if now_ms is None else now_ms
         properties = metadata.properties
@@ -86,10 +87,10 @@ class ExpiryRule:
 
 
 def prepare(catalog: Catalog, name: str, rule: ExpiryRule) -> list[int]:
-    """Prepare a table for the removal of snapshots, and return these; empty without snapshots to remove.
+    """Prepare a table for the removal of snapshots, and return the snapshots to remove, oldest first.
 
-    A table with ledgers gets a snapshot without files. Raises UndecidedLedger for a ledger that can't be read even
-    now, AgesOfBranches, and EditNotDone.
+    A table with ledgers gets a snapshot without files; without snapshots to remove, nothing is committed. Raises
+    UndecidedLedger for a ledger that can't be read even now, AgesOfBranches, and EditNotDone.
     """
     table = fitness.load_table(catalog, name)
     expiring = rule.expiring(table.metadata)
@@ -127,7 +128,7 @@ class _ExpiryGuard(ledger_edit.EditGuard):
         }
 
     def _properties(self, current: Table, snapshot_id: int) -> dict[str, str]:
-        # Again: a tag may have come since, though main has not moved.
+        # The snapshots are chosen again: a tag may have come since, though main has not moved.
         self.expiring = self._rule.expiring(current.metadata)
         properties = {}
         for group in ledger_store.groups(current):

@@ -59,7 +59,9 @@ class EditNotDone(LakestreamError, Transient):
 class EditGuard(CommitGuard):
     """Commit guard of a manual change, valid for the head of the decision only.
 
+    :param edit_id: the id of the change, in place of a landing's id.
     :param ledgers: the changed ledgers; all other ledgers are written as they are.
+    :param properties: further properties to set.
     """
 
     def __init__(
@@ -78,7 +80,10 @@ class EditGuard(CommitGuard):
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Commit, unless main has moved. Called by PyIceberg on every attempt."""
+        """Commit, unless main has moved. Called by PyIceberg on every attempt.
+
+        An earlier commit of the change is found in the history. Raises RefusalCarrier with EditOvertaken.
+        """
         current = self._catalog.load_table(table.name())
         if self.landed_in(current) is not None:
             return response_of(current)
@@ -96,21 +101,23 @@ class EditGuard(CommitGuard):
         return None
 
     def check_fit(self, current: Table) -> None:
-        """Refuse a head moved since the decision."""
+        """Refuse a head moved since the decision. Raises RefusalCarrier, also for the refusals of the base class."""
         super().check_fit(current)
         if ledger_store.head_of(current.metadata) != self._decided_at:
             raise RefusalCarrier(EditOvertaken(ledger_store.name_of(current)))
 
     def _not_applied(self, reason: str) -> Exception:
-        # Not a CommitFailedException: PyIceberg would put the change on a head that it was not decided for.
+        # A CommitFailedException would be wrong: PyIceberg would put the change on a head that it was not decided for.
         return ValidationException(reason)
 
     def _properties(self, current: Table, snapshot_id: int) -> dict[str, str]:
+        # A changed ledger is a new base at the new snapshot, without earlier landings.
         after = {group: LedgerProperty(snapshot_id, ledger, ()) for group, ledger in self._ledgers.items()}
         for other in ledger_store.groups(current):
             if other not in after:
                 try:
                     after[other] = ledger_store.read(current, other).property_after(snapshot_id, None)
+                # A ledger that can't be decided keeps its property: that is its own error, at its next run.
                 except (lineage.UndecidedLedger, codec.UnreadableLedger):
                     continue
         properties = {codec.property_key(group): codec.encode_property(value) for group, value in after.items()}
@@ -120,7 +127,12 @@ class EditGuard(CommitGuard):
 
 
 def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> int:
-    """Move a group's ledger to another name, together with the rejected records. Raises as `restate_ledgers`."""
+    """Move a group's ledger to another name, together with the rejected records. Raises as `restate_ledgers`.
+
+    The rejected records keep the former name; a property notes it for the new name.
+
+    :param decide: returns the ledgers of both names after the move.
+    """
 
     def former(table: Table) -> Mapping[str, str]:
         names = [one for one in names_of(table.properties, group) if one != to]
@@ -133,6 +145,10 @@ def restate_ledgers(catalog: Catalog, name: str, decide: Decide, properties: Pro
     """Replace ledgers by the result of `decide`; return the snapshot's id.
 
     Raises the errors of `decide`, and EditNotDone.
+
+    :param decide: returns the new ledgers by group, for the current table. It is called again if another writer came
+        first.
+    :param properties: returns further table properties to set in the same commit.
     """
     return drive(name, lambda: _attempt(catalog, name, decide, properties))
 
@@ -165,7 +181,11 @@ def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
 
 
 def forget(catalog: Catalog, name: str, group: str, identity: TopicIdentity, ranges: RangeSet, removed: Counts) -> int:
-    """Write the receipt of an intended deletion; return the snapshot's id. Raises the errors of a landing."""
+    """Write the receipt of an intended deletion; return the snapshot's id. Raises the errors of a landing.
+
+    :param ranges: landed offsets whose rows a person deleted.
+    :param removed: the counts of the deleted rows.
+    """
     entry = TopicEntry(forgotten=ranges, removed=removed)
     this = f"ledger forget {uuid.uuid4().hex}"
     sink = IcebergSink(catalog, name, group, TableDesign(metadata=pa.schema([])), allow_group_overlap=True)

@@ -18,7 +18,7 @@ from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, Manifes
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Summary
 
-# Private in PyIceberg, which uses it by `update_snapshot()` only.
+# A private class of PyIceberg, which uses it by `update_snapshot()` only.
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import EMPTY_DICT
 
@@ -32,7 +32,7 @@ from airflow_lakestream.iceberg.write.bounds import too_narrow, without_bounds
 
 # Parallel requests to a store.
 AT_ONCE = 32
-# In the summary of such a snapshot: the number of files with changed bounds.
+# Key in the summary of a mending snapshot: the number of files with changed bounds.
 SUMMARY_BOUNDS = "lakestream.bounds-mended"
 
 
@@ -77,7 +77,9 @@ def wrong_bounds(table: Table, snapshot_id: int | None, without: Collection[str]
 def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | None:
     """Remove wrong bounds from the manifests of a table's head; return the snapshot's id, or None without any.
 
-    Raises EditNotDone, and the errors of a landing's look at the table.
+    Raises EditNotDone, and the errors of `fitness` for a table unfit for commits.
+
+    :param found: the files with wrong bounds; files no longer in the head are ignored.
     """
     if not found:
         return None

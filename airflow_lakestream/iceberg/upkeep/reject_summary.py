@@ -49,7 +49,7 @@ class RejectExample:
 
 @dataclass
 class RejectReason:
-    """Rejected records of the same group, stage and kind of reason."""
+    """Number and examples of rejected records with the same group, stage and kind of reason."""
 
     consumer_group: str
     stage: str
@@ -59,7 +59,11 @@ class RejectReason:
 
 
 def by_reason(parts: Iterable[pa.Table], examples: int) -> list[RejectReason]:
-    """Return rejected records by group, stage and kind of reason, the most frequent first."""
+    """Return rejected records by group, stage and kind of reason, the most frequent first.
+
+    :param parts: tables of rejected records, with the columns of `PLACE` and COLUMNS.
+    :param examples: the number of examples of each reason, at most.
+    """
     found: dict[tuple[str, str, str], RejectReason] = {}
     for part in parts:
         counted = part.group_by(["consumer_group", "stage", "error"]).aggregate([([], "count_all")])

@@ -23,7 +23,10 @@ _DATA_FILE = DATA_FILE_TYPE[2]
 
 
 def unbounded(footer: pq.FileMetaData) -> dict[int, list[int]]:
-    """Return the columns without minimum and maximum in row groups with values, each with these row groups."""
+    """Return the columns without minimum and maximum in row groups with values, by number.
+
+    Each column has the numbers of all such row groups.
+    """
     found: dict[int, list[int]] = {}
     for group in range(footer.num_row_groups):
         for column in range(footer.num_columns):
@@ -62,8 +65,9 @@ def too_narrow(io: FileIO, file: DataFile, names: NameMapping | None) -> frozens
 
 
 def _is_beyond(parquet: pq.ParquetFile, column: int, group: int, low: bytes | None, high: bytes | None) -> bool:
-    # By its number: a name with a dot may be the name of a nested column, too.
+    # The column is read by its number: a name with a dot may be the name of a nested column, too.
     values = parquet.reader.read_row_group(group, column_indices=[column]).column(0)
+    # Of the structs around the column, only this field was read.
     while pa.types.is_struct(values.type):
         values = pc.struct_field(values, [0])
     if pa.types.is_nested(values.type):

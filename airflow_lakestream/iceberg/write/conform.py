@@ -13,10 +13,11 @@ from airflow_lakestream.tables.schema.types import arrow_schema_with_ids, fields
 
 
 def conform(rows: pa.Table, schema: Schema) -> pa.Table:
-    """Return rows with the table's columns in order: cast if lossless, null if missing. Raises InvalidArgument.
+    """Return rows with the table's columns in order: cast if lossless, NULL if missing. Raises InvalidArgument.
 
-    A column in the types of `arrow_schema` is taken as it is, without a copy; any other is cast to PyIceberg's large
-    types, which hold all strings of other engines.
+    InvalidArgument also refuses rows with a column that the table lacks. A column in the types of `arrow_schema` is
+    taken as it is, without a copy. Any other column is cast to PyIceberg's large types, which hold all strings of other
+    engines.
     """
     known = {field.name for field in schema.fields}
     strangers = [name for name in rows.column_names if name not in known]

@@ -48,7 +48,7 @@ def deleted_positions(io: FileIO, task: FileScanTask) -> Positions:
     """Return the rising positions of a data file's deleted rows."""
     if not task.delete_files:
         return NONE_DELETED
-    # Private in PyIceberg, which has no other way to read them.
+    # A private function of PyIceberg, which has no other way to read delete files.
     found = _read_all_delete_files(io, [task]).get(task.file.file_path, [])
     parts = [chunk.to_numpy().astype(np.int64) for column in found for chunk in column.chunks]
     return distinct(np.concatenate([NONE_DELETED, *parts]))
@@ -72,7 +72,10 @@ def with_deletes(tasks: Iterable[FileScanTask]) -> list[DataFile]:
 def delete_rows(
     metadata: TableMetadata, io: FileIO, task: FileScanTask, numbers: Positions, *, folder: str = ""
 ) -> DataFile:
-    """Write a delete file as replacement of a data file's own delete files.
+    """Write a delete file in place of a data file's own delete files, and return the new file.
+
+    The file has the positions of the own delete files and of the further rows to delete. Positions in shared delete
+    files are left out, since the shared files stay.
 
     :param numbers: of the rows to delete, rising, counted among the live rows.
     :param folder: folder of the table's data for the file.
@@ -80,8 +83,10 @@ def delete_rows(
     gone = deleted_positions(io, task)
     # The number of live rows ahead of each deleted row.
     ahead = gone - np.arange(len(gone))
+    # A live row's position is its number, moved by the deleted rows ahead of it.
     new = numbers + np.searchsorted(ahead, numbers, side="right")
     foreign = deleted_positions(io, FileScanTask(task.file, set(task.delete_files) - set(own_deletes(task))))
+    # The positions deleted by own delete files only, and the new ones.
     positions = distinct(np.concatenate([np.setdiff1d(gone, foreign, assume_unique=True), new]))
     return _write(io, task.file, positions, locations(metadata, folder))
 

@@ -57,7 +57,10 @@ class DataFileRows:
 
 
 def arrange(metadata: TableMetadata, rows: pa.Table) -> Iterator[DataFileRows]:
-    """Yield the pieces of conforming rows for the table's spec and order: at least a piece, each with rows."""
+    """Yield the pieces of conforming rows for the table's spec and order, each with rows; empty without rows.
+
+    Each partition has at least a piece; a partition larger than the target size of a file has several.
+    """
     schema, spec = metadata.schema(), metadata.spec()
     values = [_partition_values(rows, schema, field) for field in spec.fields]
     codes = _codes(values, rows.num_rows)
@@ -129,6 +132,7 @@ def _partition_values(rows: pa.Table, schema: Schema, field: PartitionField) -> 
 def _transformed(
     rows: pa.Table, schema: Schema, field: PartitionField | SortField, other: Transform[Any, Any] | None = None
 ) -> pa.Array:
+    # `other` takes the place of the field's own transform.
     transform: Transform[Any, Any] = other or field.transform
     if isinstance(transform, VoidTransform):
         # Its column may have been dropped.
@@ -154,6 +158,7 @@ def _find(struct: StructType, field_id: int) -> tuple[list[str], NestedField]:
             names, found = _find(field.field_type, field_id)
             if names:
                 return [field.name, *names], found
+    # The field is not in this struct; the second value has no meaning then.
     return [], struct.fields[0]
 
 
@@ -190,7 +195,7 @@ def _positions(keys: Sequence[tuple[pa.Array, str]]) -> pa.Array | None:
     return pc.sort_indices(table, sort_keys=[(name, order) for name, (_, order) in zip(names, keys, strict=True)])
 
 
-# In bytes, of the 255 that file systems allow; object stores allow some 1,000 for all folders of a path together.
+# Bytes of a folder's name. File systems allow 255; object stores allow some 1,000 for all folders of a path together.
 _LONGEST_FOLDER = 200
 
 
@@ -343,7 +348,7 @@ def list_files(io: FileIO, folder: str) -> Iterator[str]:
 
 
 def referenced(table: Table, paths: Iterable[str], since: int = -1) -> set[str]:
-    """Return the locations referenced by any snapshot of the table, since a rollback to each snapshot is possible.
+    """Return the part of `paths` referenced by any snapshot, since a rollback to each snapshot is possible.
 
     :param since: sequence number above which snapshots are read; default: all snapshots.
     """

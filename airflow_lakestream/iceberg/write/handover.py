@@ -61,9 +61,12 @@ class IcebergOutline:
 
 
 def staging_outline(table: Table, columns: pa.Schema) -> IcebergOutline:
-    """Return the outline of a staging table, with files at the location of `table`."""
+    """Return the outline of a staging table, with files at the location of `table`.
+
+    :param columns: the columns of the staging table.
+    """
     own = {key: value for key, value in table.metadata.properties.items() if not key.startswith("lakestream.")}
-    # No reader prunes such files.
+    # No reader chooses such files by statistics.
     plain = {**own, TableProperties.DEFAULT_WRITE_METRICS_MODE: "none"}
     metadata = metadata_of(to_schema(columns), table.metadata.location, plain)
     return IcebergOutline(".".join(table.name()), metadata, table.io)
@@ -117,7 +120,8 @@ def misfit(metadata: TableMetadata, io: FileIO, handed: Mapping[str, Any]) -> st
 
 
 def _fingerprint(schema: Schema) -> str:
-    # Without its id: a schema that the commit is to add may get another id, and another schema may get this one.
+    # The schema's id does not count: a schema that the commit is to add may get another id, and another schema may get
+    # this one.
     return hashlib.sha256(schema.as_struct().model_dump_json().encode()).hexdigest()[:16]
 
 

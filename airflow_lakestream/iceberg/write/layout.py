@@ -79,7 +79,7 @@ class LayoutTerm:
 
 
 def partition_spec(schema: Schema, partition_by: Sequence[str] | str | None) -> PartitionSpec:
-    """Return the spec for `partition_by`, with fields named like Spark's and PyIceberg's."""
+    """Return the spec for `partition_by`, with fields named like Spark's and PyIceberg's. Raises InvalidArgument."""
     fields: list[PartitionField] = []
     taken = set(schema.column_names)
     for term in _partition_terms(schema, partition_by, is_new=True):
@@ -143,7 +143,10 @@ def _names_in_avro(name: str) -> set[str]:
 
 
 def sort_order(schema: Schema, sort_by: Sequence[str] | str | None) -> SortOrder:
-    """Return the order for `sort_by`; by default, ascending has nulls first, descending nulls last."""
+    """Return the order for `sort_by`; by default, ascending has nulls first, descending nulls last.
+
+    Without terms the rows have no order. Raises InvalidArgument.
+    """
     fields = _sort_fields(schema, sort_by)
     return SortOrder(*fields) if fields else SortOrder(order_id=0)
 
@@ -151,7 +154,10 @@ def sort_order(schema: Schema, sort_by: Sequence[str] | str | None) -> SortOrder
 def check_layout(
     table: Table, partition_by: Sequence[str] | str | None, sort_by: Sequence[str] | str | None = None
 ) -> None:
-    """Refuse an existing table partitioned or sorted differently from the arguments; None accepts all."""
+    """Refuse an existing table partitioned or sorted differently from the arguments; None accepts all.
+
+    The sequence of partitions does not matter. Raises InvalidArgument.
+    """
     schema = table.schema()
     name = ".".join(table.name())
     if partition_by is not None:
@@ -210,6 +216,7 @@ def _sort_fields(schema: Schema, sort_by: Sequence[str] | str | None) -> list[So
     for text in _items(sort_by):
         match = _DIRECTION.fullmatch(text)
         assert match is not None
+        # A column may have a name such as "a desc": then the text has no direction.
         plain = text in schema.column_names
         term = _term(schema, text if plain else match["term"], "sort_order")
         if term.key in seen:
@@ -229,6 +236,7 @@ def _sort_fields(schema: Schema, sort_by: Sequence[str] | str | None) -> list[So
 
 
 def _term(schema: Schema, text: str, argument: str) -> LayoutTerm:
+    # A column may have a name such as "day(ts)": then the text is not a transform.
     call = None if text in schema.column_names else _CALL.fullmatch(text)
     if call is None:
         return _bound(schema, text, text, IdentityTransform(), argument)
@@ -247,6 +255,7 @@ def _term(schema: Schema, text: str, argument: str) -> LayoutTerm:
 
 
 def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argument: str) -> LayoutTerm:
+    # A name in double quotes or backticks.
     if column not in schema.column_names and len(column) > 2 and column[0] == column[-1] and column[0] in '"`':
         column = column[1:-1].replace(column[0] * 2, column[0])
     if column not in schema.column_names:

@@ -40,7 +40,7 @@ class TrialFileIO(FileIO):
         return _CountOnlyFile(location)
 
     def new_input(self, location: str) -> InputFile:
-        """Refuse: a trial stores no file."""
+        """Raise FileNotFoundError: a trial stores no file."""
         raise FileNotFoundError(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:

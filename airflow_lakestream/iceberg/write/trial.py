@@ -43,6 +43,7 @@ def proof_of(metadata: TableMetadata) -> tuple[object, Callable[[], object]]:
 
 def _prove(metadata: TableMetadata) -> None:
     columns = arrow_schema(metadata.schema())
+    # Without columns, no row can be tried.
     if not len(columns):
         return
     files = _write(metadata, one_row(columns))

@@ -42,9 +42,12 @@ Look = Callable[[], Iterable[DoctorFinding]]
 
 
 def findings_of(part: str, look: Look, secrets: Callable[[], Iterable[str]]) -> list[DoctorFinding]:
-    """Return the findings of a look; an error is a finding, too. Secrets are hidden in the texts.
+    """Return the findings of a look; an error is a finding, too, after the findings before it. Secrets are hidden.
 
-    :param secrets: returns the texts to hide, as far as they are known after the look.
+    An error is WRONG if it needs a person: a terminal error, a missing import, an OSError. Otherwise it is UNKNOWN.
+
+    :param part: the part that is looked at, for the finding of an error.
+    :param secrets: returns the texts to hide; called after the look, which may have opened connections.
     """
     found: list[DoctorFinding] = []
     try:

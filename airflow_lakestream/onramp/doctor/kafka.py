@@ -23,7 +23,13 @@ _AHEAD_MS = 60_000
 
 
 def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[DoctorFinding]:
-    """Connect with or without TLS, log in, and reach each broker at the advertised address."""
+    """Connect with or without TLS, log in, and reach each broker at the advertised address.
+
+    The first problem ends the check; a part of the bootstrap servers may be out of reach. Raises KafkaMisconfigured,
+    and the errors of the log-in.
+
+    :param where: name of the connection for texts.
+    """
     try:
         servers = bootstrap_addresses(connection)
     except ValueError as e:
@@ -57,7 +63,10 @@ def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[DoctorF
 
 
 def _mismatch(server: BrokerAddress, protocol: str) -> str | None:
-    """Describe the contradiction between the port and `security.protocol`, or return None if there is no known one."""
+    """Return the contradiction between the port and `security.protocol` with a remedy.
+
+    None if they agree, or if the port does not show whether it speaks TLS.
+    """
     speaks = server.speaks_tls()
     if speaks is True and protocol not in _TLS:
         wanted = "SASL_SSL" if protocol.startswith("sasl") else "SSL (or SASL_SSL)"
@@ -72,7 +81,10 @@ def _mismatch(server: BrokerAddress, protocol: str) -> str | None:
 
 
 def check_topic(connection: Mapping[str, Any], topic: str, where: str) -> Iterator[DoctorFinding]:
-    """Describe the topic, read a record, and compare the record's time with this machine's."""
+    """Describe the topic, read a record, and compare the record's time with this machine's.
+
+    Raises the errors of the connection, also for a missing topic.
+    """
     sampled = SampledTopic(connection, topic, where)
     state = sampled.look()
     offsets = sum(marks.end - marks.low for marks in state.marks.values())
@@ -91,7 +103,10 @@ def check_topic(connection: Mapping[str, Any], topic: str, where: str) -> Iterat
 
 
 def check_registry(config: RegistryConfig | None, topic: str | None) -> Iterator[DoctorFinding]:
-    """Ask the registry for the topic's schema."""
+    """Ask the registry for the topic's schema. A missing schema is fine; a missing answer raises an error.
+
+    :param config: None if no registry is configured.
+    """
     if config is None:
         text = "none is configured. Formats with a registry need schema.registry.url in the Kafka connection's extra."
         yield DoctorFinding(REGISTRY, PartHealth.NOTE, text)

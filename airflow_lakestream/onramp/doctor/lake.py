@@ -30,7 +30,10 @@ _ROWS = pa.table({"id": pa.array([1], pa.int64())})
 def check_catalog(
     open_catalog: Callable[[], Catalog], table: str | None, *, read_only: bool
 ) -> Iterator[DoctorFinding]:
-    """Open the catalog, look at the table, and commit to a scratch table, unless `read_only`."""
+    """Open the catalog, check the table, and commit to a scratch table, unless `read_only`.
+
+    Raises the errors of catalog and store, and of a catalog or table unfit for commits. The table may be missing.
+    """
     catalog = open_catalog()
     namespaces = catalog.list_namespaces()
     kind = type(catalog).__name__
@@ -50,6 +53,7 @@ def check_catalog(
     yield from _with_scratch_table(catalog, table)
 
 
+# The scratch table is in the table's namespace, for its rights and its store; else in a namespace of its own.
 def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[DoctorFinding]:
     scratch = f"{_SCRATCH}{uuid.uuid4().hex[:8]}"
     namespace = table.rpartition(".")[0] if table is not None else scratch
@@ -82,7 +86,10 @@ def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[DoctorF
 
 
 def _compare_and_set(catalog: Catalog, name: str) -> DoctorFinding:
-    """Commit for a head unknown to the table: a catalog that accepts the commit would let runs overwrite rows."""
+    """Commit with the condition of a head that the table does not have, and return the finding.
+
+    A catalog that accepts the commit would let runs overwrite rows.
+    """
     stale = (AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": 1}),)
     try:
         change = (SetPropertiesUpdate(updates={"lakestream.doctor": "stale"}),)
@@ -98,7 +105,7 @@ def _compare_and_set(catalog: Catalog, name: str) -> DoctorFinding:
 
 
 def _remove(catalog: Catalog, made: Table, name: str) -> bool:
-    """Remove the scratch table and all files; return whether files are left."""
+    """Remove the scratch table with its files; return whether files are left."""
     try:
         catalog.purge_table(name)
     except NotImplementedError:
@@ -117,15 +124,18 @@ def _remove(catalog: Catalog, made: Table, name: str) -> bool:
 
 
 def _above(location: str, scratch: str) -> str:
-    """Return the folder of the scratch table, or of the namespace with the same name."""
+    """Return the folder above the scratch table, and above its own namespace, if it had one."""
     return location.partition(f"/{scratch}")[0]
 
 
 def check_store(location: str, properties: Mapping[str, str] | None, *, read_only: bool) -> Iterator[DoctorFinding]:
     """Write, create only if missing, read and delete a file, like a Delta commit and a checkpoint's lease.
 
+    The store's clock is compared, too. The file, and folders made for it, are removed again. Raises the store's errors.
+
     :param location: a path or a URI.
     :param properties: how to reach an object store; see `stores.folders.open_folder`.
+    :param read_only: only list the location.
     """
     folder = open_folder(location, properties)
     folder.names()
@@ -165,7 +175,7 @@ def _clock(location: str, ahead: float) -> DoctorFinding:
 
 
 def _missing_folders(location: str) -> list[Path]:
-    """Return the missing folders of a location on a disk, the innermost first."""
+    """Return the missing folders of a location on a disk, the innermost first; empty for an object store."""
     scheme, _, rest = location.partition(":")
     if rest and "/" not in scheme and scheme != "file":
         return []

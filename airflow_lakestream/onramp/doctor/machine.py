@@ -19,7 +19,10 @@ _SPARK = "spark"
 
 
 def check_java(*, needed: bool) -> Iterator[DoctorFinding]:
-    """Look for a Java version fit for Spark."""
+    """Look for a Java version fit for Spark.
+
+    :param needed: a lack of Java is a problem; otherwise only a note.
+    """
     try:
         java, version = find_java()
     except JavaUnfit as e:
@@ -30,9 +33,9 @@ def check_java(*, needed: bool) -> Iterator[DoctorFinding]:
 
 
 def check_packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
-    """Compare the installed packages with the requirements of the package and each extra.
+    """Compare the installed packages with the requirements of the package and of each extra.
 
-    :param needed: the extras that have to be installed.
+    :param needed: the extras whose lack is a problem; a lack of other extras is only a note.
     """
     by_extra: dict[str, list[Requirement]] = {}
     for text in metadata.requires(_DISTRIBUTION) or ():

@@ -29,7 +29,13 @@ _LOOKED_AT = ("topics", "consumer.override.group.id", "value.converter", SESSION
 def build_supervision(
     operator: KafkaConnectOperator, context: Any, wait: Callable[[float], None], handed_on: Mapping[str, Any]
 ) -> ConnectorSupervision:
-    """Check all arguments, and return the supervision of the connector. Raises InvalidArgument."""
+    """Check all arguments, and return the supervision of the connector.
+
+    :param wait: waits for some seconds, and raises an error after a signal.
+    :param handed_on: values from the trigger's event; empty in a new task.
+
+    Raises InvalidArgument.
+    """
     spec = operator.spec()
     client = KafkaConnectHook(operator.connect_conn_id).open_client()
     groups, publisher = None, None
@@ -49,7 +55,7 @@ def build_supervision(
 
 
 def watched_by(operator: KafkaConnectOperator, spec: ConnectorSpec) -> dict[str, Any]:
-    """Return the trigger's arguments, without secrets."""
+    """Return the argument `connect` of `KafkaConnectTrigger`, without secrets."""
     sink = spec.sink
     return {
         "connector": spec.name,

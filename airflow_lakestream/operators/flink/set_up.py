@@ -52,7 +52,7 @@ class FlinkBackend(DetachedBackend):
         self._config = config
 
     def kill(self, handle: DriverHandle) -> None:
-        """Kill the driver, and cancel the driver's job."""
+        """Kill the driver. If the driver was alive, also cancel the job."""
         lives = handle.process is not None and handle.process.alive is True
         super().kill(handle)
         if lives:
@@ -63,7 +63,11 @@ class FlinkBackend(DetachedBackend):
 def build_supervision(
     operator: FlinkOperator, config: JobConfig, owner: str, wait: Callable[[float], None]
 ) -> DriverSupervision:
-    """Return the supervision of the driver."""
+    """Return the supervision of a driver of Flink.
+
+    :param owner: key of the task's run, the same for all tries.
+    :param wait: waits for some seconds, and raises an error after a signal.
+    """
     spec = StreamSpec(
         location=config.checkpoint_location,
         fingerprint=config.fingerprint,
@@ -77,7 +81,12 @@ def build_supervision(
 
 
 def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
-    """Return the configuration of a landing's driver. Raises InvalidArgument."""
+    """Return the configuration of a landing's driver.
+
+    :param owner: key of the task's run, the same for all tries.
+
+    Raises InvalidArgument.
+    """
     given = {name: value for name in _OPTIONAL if is_given(value := getattr(operator, name))}
     kafka = KafkaHook(operator.kafka_conn_id)
     registry = registry_of(operator.schema_registry, kafka, operator.format)
@@ -97,7 +106,14 @@ def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
 
 
 def script_configured(operator: FlinkScriptOperator, owner: str) -> ScriptConfig:
-    """Return the configuration of the driver of a script or a program. Raises InvalidArgument."""
+    """Return the configuration of the driver of a script or a program.
+
+    It has the connections of Kafka and the database only if the script refers to them.
+
+    :param owner: key of the task's run, the same for all tries.
+
+    Raises InvalidArgument.
+    """
     if is_given(operator.jar):
         jar = str(operator.jar)
         return ScriptConfig(

@@ -60,11 +60,16 @@ class ConnectionIds:
 def configure_bundled(
     app: str, arguments: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds
 ) -> DriverConfig:
-    """Configure a bundled app, before any submission. Raises InvalidArgument with the wrong key.
+    """Return the configuration of a driver with a bundled app, without a submission.
 
-    :param arguments: the app's own arguments.
-    :param query: checkpoint_location, trigger, max_batches, max_offsets_per_trigger, owner; without a query
-        lease_location and run_id.
+    :param app: the app's name, such as `"kafka_to_iceberg"`.
+    :param arguments: the app's own arguments: of the landing, or of the maintenance.
+    :param query: `owner`, and for a streaming query `checkpoint_location`, `trigger`, `max_batches`,
+        `max_offsets_per_trigger`; for a driver without a query `lease_location` and `run_id`. `code` is the fingerprint
+        of the user's function. Missing values may be None.
+    :param connections: the connections of source and target; an unneeded id may be None.
+
+    Raises InvalidArgument with the name of the wrong argument.
     """
     check_app(app)
     given = {key: value for key, value in query.items() if is_given(value)}
@@ -112,7 +117,11 @@ def configure_own(
     query: Mapping[str, Any],
     connections: ConnectionIds,
 ) -> DriverConfig:
-    """Configure a program of the user: own arguments, the query's arguments, the connections, and the lease."""
+    """Return the configuration of a driver with the user's program.
+
+    It has the program's own arguments, the query's arguments, the connections, and the inputs and fingerprint for the
+    lease. Raises InvalidArgument for a value that can't be written as JSON.
+    """
     kafka = KafkaHook(connections.kafka).configuration() if connections.kafka else {}
     catalog = _catalog(connections.iceberg) if connections.iceberg else {}
     storage = _storage(connections.storage) if connections.storage else {}
@@ -174,9 +183,14 @@ class DriverPlace:
 
 
 def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> DriverPlace:
-    """Return the place of a task run's driver. Raises InvalidArgument without a place visible to all machines.
+    """Return the place of a task run's driver.
+
+    A query has its checkpoint. A driver without a query has a folder of its own; in the default folder, folders of runs
+    from more than 30 days ago are deleted.
 
     :param run: key of the task's run, the same for all tries.
+
+    Raises InvalidArgument if `checkpoint_location` is missing for a query, or for a driver in a cluster.
     """
     given = str(operator.checkpoint_location) if is_given(operator.checkpoint_location) else ""
     if _is_query(operator, given):
@@ -208,6 +222,7 @@ def folder_of(operator: StreamArguments) -> Path:
 
 
 def _is_query(operator: StreamArguments, location: str) -> bool:
+    # A program of the user is a query if it has a checkpoint.
     if operator.app is None:
         return bool(location)
     if operator.app not in LANDING_APPS:
@@ -222,11 +237,13 @@ def _forget(root: Path) -> None:
 
 
 def import_function(function: str, dag_folder: Path | None, argument: str = TRANSFORM) -> FrameFunction:
-    """Import a function in the driver's way. Raises InvalidArgument.
+    """Import a function in the same way as the driver: the folder of the DAG's file is searched first.
 
     :param function: module:function.
-    :param dag_folder: the folder of the DAG's file.
-    :param argument: the argument with the function's name.
+    :param dag_folder: the folder of the DAG's file, or None if unknown.
+    :param argument: the argument with the function's name, for the error.
+
+    Raises InvalidArgument if the function does not exist, does not take two arguments, or its module fails.
     """
     from airflow_lakestream.spark.frames.function import load_function
 
@@ -235,7 +252,12 @@ def import_function(function: str, dag_folder: Path | None, argument: str = TRAN
 
 
 def write_zip(function: str, dag_folder: Path | None, folder: Path) -> str:
-    """Write the function's module, or the whole package around it, into a zip in a folder. Return the path."""
+    """Write the function's module, or the package around the module, into a zip. Return the path.
+
+    :param function: module:function, imported before.
+    :param dag_folder: the folder of the DAG's file, searched first.
+    :param folder: the folder for the zip.
+    """
     top = function.partition(":")[0].partition(".")[0]
     with _importing_from(dag_folder):
         spec = importlib.util.find_spec(top)
@@ -253,7 +275,7 @@ def write_zip(function: str, dag_folder: Path | None, folder: Path) -> str:
 
 @contextmanager
 def _importing_from(folder: Path | None) -> Iterator[None]:
-    """Search modules in a folder first."""
+    """Search modules in a folder first; without a folder, search as before."""
     if folder is None:
         yield
         return
@@ -267,7 +289,12 @@ def _importing_from(folder: Path | None) -> Iterator[None]:
 
 
 def build_supervision(operator: StreamArguments, context: Any, wait: Callable[[float], None]) -> DriverSupervision:
-    """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
+    """Check all arguments, and return the supervision of a Spark driver.
+
+    :param wait: waits for some seconds, and raises an error after a signal.
+
+    Raises InvalidArgument.
+    """
     check_spark()
     owner, hook = run_key(context), _hook(operator, context)
     place = place_of(operator, owner, hook.kind)
@@ -331,6 +358,7 @@ def _configured(operator: StreamArguments, context: Any, place: DriverPlace) -> 
         return configure_bundled(operator.app, operator.app_config, query, ids)
     landing = {"consumer_group": operator.dag_id, **operator.app_config}
     if (function := _function(operator)) is not None:
+        # A driver with another function is another stream: a running driver with the old code is not adopted.
         query["code"] = import_function(function[1], _dag_folder(operator), function[0]).fingerprint
     if landing.get("mode") == ModeName.INTERVAL:
         landing |= resolve_interval(context, landing)

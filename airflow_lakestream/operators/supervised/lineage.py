@@ -48,9 +48,13 @@ def keep_lineage(operator: SupervisedOperator, supervisor: StreamSupervisor) -> 
 def facts_of(
     operator: SupervisedOperator, supervisor: StreamSupervisor, before: Mapping[str, Any], *, is_over: bool
 ) -> LineageFacts | None:
-    """Return the facts since `before`, or None after an error or without a Kafka connection.
+    """Return the facts about the landings since `before`.
 
-    :param is_over: the run ends; else its next try goes on, and must not emit these facts again.
+    Returns None after an error, which is logged, or without a Kafka connection.
+
+    :param before: earlier sums, in the form of `DriverProgress.sums`.
+    :param is_over: True: the run ends. False: the run's next try goes on; the sums are noted for it, so that it does
+        not emit these facts again.
     """
     try:
         return _facts_of(operator, supervisor, before, is_over)

@@ -170,7 +170,10 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         return None
 
     def limits(self) -> SupervisionLimits:
-        """Return the limits of the supervision. Raises InvalidArgument."""
+        """Return the limits of the supervision.
+
+        `stall_timeout` and `stop_timeout` may be None, for no limit. Raises InvalidArgument.
+        """
 
         def bound(name: str) -> float | None:
             value = getattr(self, name)
@@ -186,17 +189,20 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         )
 
     def seconds_between_looks(self, default: float = _POLL) -> float:
-        """Return `poll_interval`. Raises InvalidArgument."""
+        """Return `poll_interval`, or `default` without it. Raises InvalidArgument."""
         return seconds("poll_interval", self.poll_interval) if is_given(self.poll_interval) else default
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Adopt or submit, and watch; see the class."""
+        """Adopt or submit the driver, watch until the end, and return the report; see the class."""
         with airflow_errors():
             supervisor, task_report = self._set_up(context)
             return self._finished(context, self._run(context, supervisor, task_report))
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Go on after the trigger's event: report, restart, or give up."""
+        """Go on after the trigger's event: publish, restart, give up, or return the report.
+
+        :param event: the event of a `DriverTrigger`.
+        """
         history = SupervisionHistory.parse(event["history"])
         decision = SupervisionDecision(
             SupervisorAction(event["action"]), history, str(event["reason"]), time.time(), bool(event["terminal"])
@@ -206,7 +212,11 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
             return self._finished(context, self._run(context, supervisor, task_report, decision))
 
     def on_kill(self) -> None:
-        """Heed SIGTERM, for a worker near the end or for a cleared or marked task; or a time-out."""
+        """React to SIGTERM, or to the end of `execution_timeout`.
+
+        During the supervision a SIGTERM is only noted: the next `_wait` ends the supervision, and `_answer_to_signal`
+        reacts. After a time-out the supervision has already ended: the driver is stopped here, by `on_kill_action`.
+        """
         if self._is_heeding:
             # In a signal's handler any other action may wait for a lock of the interrupted code.
             self._signalled = True
@@ -219,6 +229,7 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         with late_imports():
             from airflow_lakestream.operators.supervised.task_report import TaskReport
 
+            # Reading the argument here also checks it, before anything is started.
             log.debug("A person's clear or mark is answered by %s.", self._on_kill_action())
             self._supervisor = self.new_supervisor(context, self._wait)
         self._has_run = True
@@ -268,6 +279,7 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
                 # The trigger fired for work that only a worker does.
                 decision = supervisor.follow(task_report, until_started=True)
         while True:
+            # No driver is supervised yet, or the last driver has ended and is to be replaced.
             if decision is None:
                 supervisor.begin(history)
                 decision = supervisor.follow(task_report, until_started=self.deferrable)
@@ -287,7 +299,10 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
             history, decision = decision.history.restarted(time.time()), None
 
     def give_up_error(self, location: str, decision: SupervisionDecision) -> LakestreamError:
-        """Return the error for giving up a stream."""
+        """Return the error for giving up a stream.
+
+        DriverFailed if only a change of input helps; otherwise GaveUp, which Airflow retries.
+        """
         if decision.terminal:
             return DriverFailed(location, decision.reason)
         return GaveUp(location, decision.reason, decision.history.restarts)
@@ -336,7 +351,11 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     def _answer_to_signal(
         self, context: Context, supervisor: StreamSupervisor, task_report: TaskReport
     ) -> LakestreamError:
-        """React to a signal: the worker ends, or a person has ended the task."""
+        """React to a signal, and return the error to raise.
+
+        If a person has ended the task, `on_kill_action` is carried out. If the task still runs for Airflow, or its
+        state is unknown, only the worker ends: the driver goes on, and the retry finds it.
+        """
         state = _state_at_server(context["ti"])
         if state in (None, "running"):
             known = "" if state else " (Airflow's API server did not answer)"

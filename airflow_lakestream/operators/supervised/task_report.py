@@ -22,8 +22,9 @@ DOING_EVERY_S = 60.0
 
 
 class TaskReport:
-    """Reports each event of a driver once.
+    """Reports each event of a driver once: in the log, in metrics, as XCom and as links.
 
+    :param ti: the task instance.
     :param begun: the sums from before the run, in the form of `DriverProgress.sums`: they are subtracted.
     :param names: `topic`, `table` and `consumer_group`, if known, for the report.
     :param engine: the engine's name in metrics.
@@ -50,7 +51,7 @@ class TaskReport:
         self.progress = DriverProgress()
 
     def __call__(self, look: DriverLook) -> None:
-        """Report the news of a look."""
+        """Report the news of a look: the driver's start and state, the batches, and the progress."""
         if look.progress.batches >= self.progress.batches:
             self.progress = look.progress
         if look.lease is not None and look.sight.driver is not DriverState.STARTING:
@@ -74,7 +75,10 @@ class TaskReport:
         return True
 
     def report(self) -> dict[str, Any]:
-        """Return the run's landings, under the names of `KafkaExtractOperator`'s report, and `summary`."""
+        """Return the run's landings: the figures of `KafkaExtractOperator`'s report, and `summary`.
+
+        The ranges are in `ranges` for the operator's topic, and by topic in `topics` for a regex.
+        """
         since = self.progress.since(self.begun)
         topics: dict[str, list[list[int]]] = {}
         for topic, *landed in since["landed"]:
@@ -133,7 +137,7 @@ class TaskReport:
             log.warning("driver: %s", line)
 
     def set_progress(self, progress: DriverProgress) -> None:
-        """Keep the last sums."""
+        """Keep the progress for the report."""
         self.progress = progress
 
     def _report_start(self, look: DriverLook) -> None:

@@ -94,7 +94,10 @@ class SnapshotRequest:
     stop: threading.Event
 
     def find(self, since: Mapping[int, int]) -> tuple[Mapping[int, int], DebeziumSnapshot]:
-        """Return the first offsets searched, and the last snapshot of the whole table. Raises NoSnapshot."""
+        """Return the first offsets searched, and the last snapshot of the whole table. Raises NoSnapshot.
+
+        :param since: the offset from which to search, by partition; default: the log's start.
+        """
         state = self.source.look()
         topic = state.identity.topic
         begin = {p: max(marks.low, since.get(p, 0)) for p, marks in state.marks.items()}
@@ -108,8 +111,12 @@ class SnapshotRequest:
     def ask(
         self, signal_topic: str | None, entry: TopicEntry, *, start_over: bool
     ) -> tuple[Mapping[int, int], DebeziumSnapshot]:
-        """Return the topic's ends at the request to Debezium, and the snapshot. Raises NotAnswered, NotSignalled.
+        """Ask Debezium for a snapshot, and wait for the rows.
 
+        Returns the topic's ends at the request, and the snapshot. A request of the last day without a landed snapshot
+        is waited for, and not repeated. Raises NotAnswered, NotSignalled, Stopped.
+
+        :param signal_topic: default: named by the connector's topic.prefix, as in the topic's newest events.
         :param entry: the mirror's ledger entry of the topic.
         :param start_over: ask even if Debezium was asked already.
         """
@@ -127,7 +134,10 @@ class SnapshotRequest:
     def _asked_before(
         self, topic: SignalTopic, table: str, state: TopicState, entry: TopicEntry
     ) -> SnapshotSignal | None:
-        """Return the last signal if the snapshot is still to come or to be landed, or None."""
+        """Return the last signal if the snapshot is still to come or to be landed; else None.
+
+        A signal older than a day counts as given up.
+        """
         asked = topic.last(table)
         if asked is None or asked.age > _ASKED_SECONDS:
             return None
@@ -190,7 +200,10 @@ class ResnapshotTables:
         self._swap.drop(self._lake, f"{self.staging}{SUFFIX}", self.staging)
 
     def sink(self, consumer_group: str, *, soft_delete: bool) -> MirrorSwapSink:
-        """Return the sink to replace the mirror's rows."""
+        """Return the sink to replace the mirror's rows by the rows of the staging table.
+
+        :param soft_delete: the mirror keeps deleted rows, marked.
+        """
         # The key is taken from the table.
         design = MirrorDesign(TableDesign(metadata=pa.schema([])), soft_delete=soft_delete)
         sink: MirrorSwapSink = self._swap.swap_sink(self._lake, self.table, consumer_group, design, self.staging)
@@ -290,7 +303,15 @@ class MirrorResnapshot:
         self._config("any")
 
     def run(self, lake: Lake) -> ResnapshotResult:
-        """Replace the rows. Raises NotAnswered, NoSnapshot, NotReplaced, CannotSwap, and the errors of a landing."""
+        """Replace the mirror's rows by the rows of a snapshot, and return the result.
+
+        A staging table of an earlier run is continued, unless `start_over` drops it. If that run had committed the
+        replace already, the staging table is dropped, and no row is changed. The staging table is dropped after
+        success.
+
+        Raises NotAnswered, NoSnapshot, NotReplaced, AsideTooOld, CannotSwap, and the errors of a landing. After an
+        error the mirror is unchanged.
+        """
         tables = ResnapshotTables(lake, self.table)
         design = tables.design()
         if self.start_over:
@@ -321,7 +342,11 @@ class MirrorResnapshot:
         )
 
     def _find(self, topic: str, ledger: Ledger, held: MirrorDesign) -> tuple[Mapping[int, int], tuple[str, ...]]:
-        """Return the first offsets of the new rows, by partition, and the columns of the key."""
+        """Return the first offsets of the new rows, by partition, and the columns of the key.
+
+        Asks Debezium for a snapshot, or searches the topic for one. The key is the configured key, else the key of the
+        snapshot's records, else the mirror's.
+        """
         config = self._config(topic)
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
         held_by = config.payload
@@ -381,7 +406,11 @@ class MirrorResnapshot:
         raise NotReplaced(self.table, last)
 
     def _landing(self, run_id: str, ledger: Ledger, job: LandingJob) -> tuple[Landing, RangeSet]:
-        """Return the landing of the offsets missing in the mirror's ledger, and all offsets of the new rows."""
+        """Return the landing of the offsets missing in the mirror's ledger, and all offsets of the new rows.
+
+        The new rows replace all offsets from 0 up to the staging table's ends. Offsets below the mirror's origin are
+        not landed by the mirror's group, so the landing leaves them out.
+        """
         identity = job.source.identity()
         check_identity(ledger, identity, self.table)
         staging = job.sink.load(run_id).ledger
@@ -412,7 +441,7 @@ class MirrorResnapshot:
 
 @dataclass(frozen=True)
 class _OffsetSource:
-    """`core.ports.Source` of a topic with given first offsets, without commits of group offsets."""
+    """`core.ports.TopicSource` of a topic with given first offsets, without commits of group offsets."""
 
     inner: TopicSource
     begin: Mapping[int, int]

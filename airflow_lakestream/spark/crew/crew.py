@@ -46,7 +46,7 @@ def fan_out_of(job: LandingJob) -> FanOutSink | None:
 
 @dataclass
 class RoundDecisions:
-    """The driver's part of a plan for executors; the base class has nothing to decide."""
+    """The driver's decisions between two rounds of reads by executors; the base class has nothing to decide."""
 
     job: LandingJob
     plan: Plan
@@ -61,8 +61,9 @@ class RoundDecisions:
         return ranges
 
     def decide(self, brought: Sequence[Any], columns: RowSchema) -> None:
-        """Decide the questions that executors met in records.
+        """Decide the questions that executors met in records. The base class raises AssertionError.
 
+        :param brought: the questions, in the order of the records.
         :param columns: the payload's columns, as executors knew them.
         """
         raise AssertionError(f"nothing is to be decided here, and executors ask for {brought[0]!r}")
@@ -72,6 +73,7 @@ class RoundDecisions:
 class ColumnDecisions(RoundDecisions):
     """Adds a column to the table for each new field, of a type for the values of all executors."""
 
+    # Whether no further column is possible.
     decided: bool = False
 
     def decoders(self) -> RowDecoderFactory:
@@ -80,7 +82,11 @@ class ColumnDecisions(RoundDecisions):
         return replace(decoders, payload=replace(decoders.payload, decided=self.decided))
 
     def decide(self, brought: Sequence[Any], columns: RowSchema) -> None:
-        """Let the next commit add the columns; if no further column is possible, the remaining records are bad."""
+        """Let the next commit add a column for each new field.
+
+        An empty write gives the grown columns to the sink. If no further column is possible, executors count the
+        remaining records as bad in the next round.
+        """
         decoders, identity = super().decoders(), self.plan.state.identity
         grown = decoders.payload.grown(columns, brought)
         self.decided = grown.equals(columns)
@@ -106,13 +112,20 @@ class RouteDecisions(RoundDecisions):
         return replace(decoders, router=replace(decoders.router, refusals=self.fan_out.outline().refusals))
 
     def first(self, ranges: RangeSet) -> RangeSet:
-        """Look at the tables of known routes; return all ranges, or without known routes a few to learn routes from."""
+        """Return all ranges if routes are known, else a few offsets to learn routes from.
+
+        As a side effect, the sink looks up the tables of the known routes.
+        """
         routes = self.known or self.fan_out.routes
         self.fan_out.expect(routes, self.plan.state.identity, ranges)
         return ranges if routes else at_most_offsets(ranges, FIRST_OFFSETS)
 
     def decide(self, brought: Sequence[Any], columns: RowSchema) -> None:
-        """Admit or refuse routes."""
+        """Admit or refuse the tables of routes.
+
+        :param brought: the routes, in the order of the records.
+        :param columns: unused: a route needs no columns.
+        """
         self.fan_out.decide(brought)
 
 
@@ -135,7 +148,7 @@ class SparkReadFailed(LakestreamError, Transient):
 
 @dataclass
 class SparkReaders:
-    """Remote readers on the executors of a Spark session, see `core.landing.job.Crew`.
+    """Remote readers on the executors of a Spark session, see `core.landing.job.RemoteReaders`.
 
     :param kafka: librdkafka configuration, without paths of this machine: see `spark.settings.kafka.for_executors`.
     :param where: name of the connection for errors.
@@ -152,7 +165,12 @@ class SparkReaders:
     _routes: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def can_read(self, job: LandingJob, plan: Plan) -> bool:
-        """Return whether executors read: not in a row-by-row retry, or in a half-done landing."""
+        """Return whether executors can read the plan.
+
+        The driver itself reads an empty plan, a landing that is repeated row by row, and the rest of a landing that
+        only a part of its tables has. Executors of an earlier try may have left files of such a rest: `clean_up`
+        deletes them.
+        """
         if not plan.ranges or job.careful:
             return False
         fan_out = fan_out_of(job)
@@ -163,7 +181,7 @@ class SparkReaders:
         return True
 
     def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
-        """Read the plan except `done`; see `core.landing.job.Crew`."""
+        """Read the plan except `done` by executors; see `core.landing.job.RemoteReaders`."""
         ranges = plan.ranges - done
         if most is not None:
             ranges = at_most_offsets(ranges, most)
@@ -187,7 +205,9 @@ class SparkReaders:
     def clean_up(self, job: LandingJob, *, repeated: bool) -> None:
         """Delete the leftovers of the tasks of a finished landing; never raises.
 
-        :param repeated: an earlier try landed rows, and may have left files.
+        Nothing is done if no task has written files.
+
+        :param repeated: whether an earlier try landed rows, and so may have left files.
         """
         folder = folder_of(job.run_id)
         # If nothing was written, the table may not even exist.
@@ -234,6 +254,7 @@ class SparkReaders:
 
     def _tasks(self, width: int) -> int:
         cores = self.spark.sparkContext.defaultParallelism
+        # A task for each core; more rounds of tasks if a task would get more than MOST_WIDTH offsets.
         return cores * max(1, -(-width // (cores * MOST_WIDTH)))
 
     def _run(self, job: LandingJob, work: ExecutorTask, shares: Sequence[PlanShare]) -> list[RoundAnswer]:

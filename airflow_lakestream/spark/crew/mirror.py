@@ -58,13 +58,17 @@ class MirrorReaders(SparkReaders):
 
 @dataclass(frozen=True)
 class ExecutorMergePool:
-    """Merge works on the executors of a Spark session, see `cdc.merge.hands.Hands`."""
+    """Merge works on the executors of a Spark session, see `cdc.merge.hands.MergePool`."""
 
     context: SparkContext
     job: LandingJob
 
     def do(self, *works: MergeWork) -> Sequence[list[Any]]:
-        """Do the works in tasks of a single Spark job; small works on the driver. Raises SparkMergeFailed, Stopped."""
+        """Do the works in tasks of a single Spark job; small works on the driver.
+
+        Return each work's results, in the order of the items. Raises SparkMergeFailed, Stopped, and the error of a
+        work.
+        """
         if sum(work.size for work in works) < LEAST_BYTES:
             return MergeThreads().do(*works)
         context = self.context

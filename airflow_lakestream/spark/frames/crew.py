@@ -59,9 +59,12 @@ _PLAIN_TYPES = (
 
 
 def read_by_spark(spark: SparkSession, columns: pa.Schema, schema: Any, paths: Sequence[str]) -> DataFrame | None:
-    """Return the rows of files written by Python with these columns; None if Spark might misread the files.
+    """Return the rows of files written by Python with these columns, as read by Spark itself.
 
-    :param schema: the columns as Spark's.
+    None without files, if Spark might misread the files, or if the session does not reach their store.
+
+    :param columns: the columns of the rows.
+    :param schema: the same columns as Spark's.
     """
     if not paths or not _are_plain(list(columns)):
         return None
@@ -165,9 +168,9 @@ class FrameReaders(SparkReaders):
         return True
 
     def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
-        """Read the plan except `done`, and land the function's result; see `core.landing.job.Crew`.
+        """Read the plan except `done`, and land the function's result; see `core.landing.job.RemoteReaders`.
 
-        Raises TransformFailed.
+        The staged files are deleted at the end, also after an error. Raises TransformFailed.
         """
         self._staged, self._outline = [], self._sink(job).staging_outline(self._columns)
         try:
@@ -198,7 +201,10 @@ class FrameReaders(SparkReaders):
         job.shared.take_over({**piece.files, "files": []})
 
     def _apply_function(self, job: LandingJob, plan: Plan, staged: Sequence[SharePiece]) -> list[SharePiece]:
-        """Return the function's result for staged rows as a single piece; empty without staged rows."""
+        """Return the function's result for staged rows as a single piece; empty without staged rows.
+
+        Without staged rows the function gets an empty frame: its result still sets the table's columns.
+        """
         ranges = union(piece.ranges for piece in staged)
         counts: Mapping[int, Counts] = {}
         for piece in staged:
@@ -214,6 +220,7 @@ class FrameReaders(SparkReaders):
         if job.replaces:
             self._pass_over(job, plan, frame, there)
         topic = plan.state.identity.topic
+        # A record without its own row in the result counts as filtered. Without positions, `made` counts the rows.
         after = {p: _without(one, one.written - count(there.get((topic, p)))) for p, one in counts.items()}
         log.info("%s made %s rows of %s records", self.function.name, rows, sum(c.written for c in counts.values()))
         bad = sum((piece.bad for piece in staged), BadRecords())
@@ -222,7 +229,9 @@ class FrameReaders(SparkReaders):
         return [SharePiece(plan.state.identity, ranges, after, plan.epochs, {}, bad, made, use)]
 
     def _hold(self, job: LandingJob, result: DataFrame, ranges: RangeSet) -> tuple[pa.Schema, bool]:
-        """Set the sink's columns from a result; return the metadata columns, and whether rows keep positions.
+        """Set the sink's columns from a result.
+
+        Return the metadata columns, and whether the rows keep the positions of records.
 
         Raises TransformRefused.
         """
@@ -260,7 +269,11 @@ class FrameReaders(SparkReaders):
         *,
         keeps_positions: bool,
     ) -> list[WriteTaskResult]:
-        """Have the executors write the result. Raises TransformFailed."""
+        """Have the executors write the result, and take over the files. Raises TransformFailed.
+
+        :param ranges: the offsets of the batch, for errors.
+        :param keeps_positions: whether each row is the row of a record.
+        """
         config = self.config.of_topic(plan.state.identity.topic)
         design = replace(config.table_design, metadata=metadata, evolution=SchemaEvolution.NONE)
         folder = folder_of(job.run_id)
@@ -304,12 +317,18 @@ class FrameReaders(SparkReaders):
     def _positions_in_result(
         self, job: LandingJob, written: Sequence[WriteTaskResult], ranges: RangeSet, counts: Mapping[int, Counts]
     ) -> Intervals:
-        """Return the positions of all rows. Raises TransformRefused for positions not of this batch, or repeated."""
+        """Return the positions of the result's rows.
+
+        Raises TransformRefused for a position outside of the batch, or of several rows.
+
+        :param counts: by partition, the counts of the staged records.
+        """
         remedy = "Drop the position columns from the result where a row is not one record."
         try:
             positions = joined(one.positions for one in written)
         except NotOnce as e:
             raise TransformRefused(self.function.name, job.table, ranges, f"{e}. {remedy}") from None
+        # Each interval has to be within a range of the batch, and no partition may have more rows than records.
         for (topic, partition), (starts, ends) in positions.items():
             held = ranges.intervals(topic, partition)
             lows = np.array([low for low, _ in held], np.int64)
@@ -322,7 +341,13 @@ class FrameReaders(SparkReaders):
         return positions
 
     def _pass_over(self, job: LandingJob, plan: Plan, frame: DataFrame, there: Intervals) -> None:
-        """Report staged records without a row from the function to the sink: a replace removes their rows."""
+        """Let the sink remove the rows of staged records for which the function has made no row.
+
+        Only for a landing that replaces rows.
+
+        :param frame: the staged rows.
+        :param there: the positions of the result's rows.
+        """
         identity = plan.state.identity
         rows = frame.select(*COORDINATES).mapInArrow(positions_in, RESULT).collect()
         read = joined(pickle.loads(row.result) for row in rows)  # noqa: S301  # our own tasks' answers
@@ -333,7 +358,10 @@ class FrameReaders(SparkReaders):
 
 
 def positions_in(batches: Any) -> Any:
-    """Yield a single row with the positions of a task's rows, pickled."""
+    """Yield a single row with the pickled positions of a task's rows.
+
+    :param batches: batches with the columns of a position.
+    """
     positions = ResultPositions()
     for batch in batches:
         positions.add(batch)

@@ -51,7 +51,11 @@ class FrameFunction:
     argument: str = TRANSFORM
 
     def of(self, batch: DataFrame, spark: SparkSession, table: str, ranges: RangeSet) -> DataFrame:
-        """Return the function's result for a batch. Raises TransformFailed with the table and the ranges."""
+        """Return the function's result for a batch.
+
+        Raises TransformFailed with the table and the ranges; TransformRefused, a kind of it, if each try would fail
+        again.
+        """
         from pyspark.errors import AnalysisException
         from pyspark.sql import DataFrame
 
@@ -74,10 +78,15 @@ class FrameFunction:
 
 
 def load_function(name: str, argument: str = TRANSFORM) -> FrameFunction:
-    """Import a function, and check that it takes two arguments. Raises InvalidArgument with the reason."""
+    """Import a function, and check that it takes two arguments. Raises InvalidArgument with the reason.
+
+    :param name: `module:function`.
+    :param argument: the argument with the name, for errors.
+    """
     module_name, _, attribute = check_function(name, argument).partition(":")
     try:
         module = importlib.import_module(module_name)
+    # Any error of the module, also SystemExit, is the argument's fault; only Ctrl-C is not.
     except BaseException as e:
         if isinstance(e, KeyboardInterrupt):
             raise
@@ -106,7 +115,7 @@ def _fingerprint(module: Any) -> str:
 
 
 def _error_text(error: BaseException) -> str:
-    """Return an error's text with the line of the Python code."""
+    """Return an error's text: with the root cause for an error of Spark, else with the line of the Python code."""
     if type(error).__module__.startswith(("pyspark.", "py4j.")) and isinstance(error, Exception):
         return cause_of(error)
     frames = traceback.extract_tb(error.__traceback__)

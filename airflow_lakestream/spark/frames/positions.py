@@ -49,7 +49,10 @@ class ResultPositions:
 
 
 def joined(parts: Iterable[Intervals]) -> Intervals:
-    """Return the intervals of all tasks. Raises NotOnce for an offset of two tasks."""
+    """Return the intervals of all tasks, by partition, in the order of offsets.
+
+    Raises NotOnce for an offset of two tasks.
+    """
     by_key: dict[PartitionKey, list[tuple[_Numbers, _Numbers]]] = {}
     for part in parts:
         for key, found in part.items():

@@ -39,7 +39,10 @@ class StagedRowsTask:
     columns: pa.Schema
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the files, in batches of Parquet's own size."""
+        """Read the files, in batches of Parquet's own size.
+
+        :param numbers: batches with a single column, the indexes of the files to read.
+        """
         settle()
         open_file = self.lake.part("staging").open_file
         for number in (number for batch in numbers for number in batch.column(0).to_pylist()):

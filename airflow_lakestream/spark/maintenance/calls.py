@@ -109,7 +109,12 @@ class IcebergProcedures:
             log.warning("%s", e)
 
     def _win(self, procedure: str, arguments: Mapping[str, Any], tries: int) -> None:
-        """Call a procedure, with retries if other writers are faster. Raises CompactionLost."""
+        """Call a procedure, with retries if other writers are faster. Raises CompactionLost.
+
+        Any other error of the procedure is raised at once.
+
+        :param tries: greatest number of calls.
+        """
         for number in range(1, tries + 1):
             try:
                 self._call(procedure, arguments)

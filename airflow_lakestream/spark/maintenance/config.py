@@ -222,7 +222,7 @@ class MaintenanceConfig(AppSettings):
         return cls.parse(read_object(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values, secrets included."""
+        """Return JSON-ready values, secrets included, without settings that have their default."""
         changed = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
         return {"app": self.app, **changed}
 

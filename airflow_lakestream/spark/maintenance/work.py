@@ -79,9 +79,9 @@ def times_of_day(schema: Schema) -> list[str]:
 
 
 def inside(catalog: Catalog, table: Table) -> list[str]:
-    """Return the tables with files in or around this table's folder, as far as the catalog knows.
+    """Return the names of other tables with files in or around this table's folder, as far as the catalog knows.
 
-    Only the tables of its namespace, and of namespaces below it, are compared.
+    Only tables of the same namespace, and of the namespaces below, are compared.
     """
     name = ".".join(table.name())
     folder = _folder(table.location())
@@ -146,7 +146,7 @@ def _children(catalog: Catalog, above: tuple[str, ...]) -> Collection[tuple[str,
 
 
 def of_table(how: CompactionConfig, table: Table) -> CompactionConfig:
-    """Return the compaction of a table.
+    """Return the compaction of a table; a table other than a mirror keeps `how`.
 
     A mirror is sorted by its key, so that a merge finds by bounds which files may have the keys of a batch; or by the
     table's own order, if it has one. A mirror is compacted in parts, since merges undo the rewrite of their files.
@@ -171,7 +171,11 @@ def is_memory(table: Table) -> bool:
 
 
 def needs_fewer_deletes(table: Table) -> bool:
-    """Return whether a read would open fewer delete files after a rewrite of the delete files."""
+    """Return whether a read would open fewer delete files after a rewrite of the delete files.
+
+    Only tables of format version 2 have such files. A table with equality deletes, whose reads can't be counted, counts
+    as in need.
+    """
     if table.metadata.format_version != 2:
         return False
     try:
@@ -318,7 +322,11 @@ class _TableMaintenance:
     supervision: AppSupervision
 
     def run(self) -> TableReport:
-        """Do the work: first the works that make files unneeded, then the works that delete unneeded files."""
+        """Do the works, and return the report.
+
+        First come the works that make files unneeded, then the works that delete unneeded files. On a request to end,
+        the works that have not begun are left out.
+        """
         table = self._table()
         before, work = TableSize.of(table), self.work
         if times := times_of_day(table.schema()):
@@ -336,7 +344,10 @@ class _TableMaintenance:
         return TableReport(self.procedures.table, before, TableSize.of(self._table()), expired, orphans, mended)
 
     def _without_types(self, columns: Sequence[str]) -> MaintenanceSection:
-        """Return the works for a table that Spark can't read, and warn of the works left out."""
+        """Return the works for a table that Spark can't read, and warn of the works left out.
+
+        :param columns: the columns of type time, for the warning.
+        """
         work = self.work
         left = [
             what
@@ -365,7 +376,7 @@ class _TableMaintenance:
         return len(wrong)
 
     def _begins(self, what: str) -> bool:
-        """Report that a work begins; return False if the app was asked to end."""
+        """Report the start of a work; return False, without a report, if the app was asked to end."""
         if self.supervision.is_over():
             return False
         self.supervision.begin(f"{self.procedures.table}: {what}")

@@ -138,7 +138,10 @@ def identity_of(name: str, properties: Mapping[str, Any]) -> list[str | None]:
 
 
 def kind_of(properties: Mapping[str, Any]) -> str:
-    """Return PyIceberg's type of a catalog. Raises UnknownValue if Spark can't open the catalog."""
+    """Return PyIceberg's type of a catalog, by the address if no type is given.
+
+    Raises UnknownValue if the engines can't open such a catalog.
+    """
     kind = str(properties.get("type") or _type_of(str(properties.get("uri", "")))).lower()
     if kind not in _TYPES:
         raise UnknownValue("catalog.type", kind, _TYPES)

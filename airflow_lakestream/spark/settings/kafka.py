@@ -109,7 +109,10 @@ def _sasl(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _bearer(given: dict[str, Any]) -> dict[str, str]:
-    """Return settings for getting each connection's token from an endpoint, with the client's id and secret."""
+    """Return settings for getting each connection's token from an endpoint, with the client's id and secret.
+
+    The translated settings are removed from `given`; a setting that is left is refused. Raises InvalidArgument.
+    """
     method = str(given.pop(f"{_TOKENS}method", "default")).lower()
     if method != "oidc":
         problem = f"{method!r} is not translated for Spark: a token that Python makes does not reach Java's client."
@@ -160,7 +163,10 @@ def _tls(given: dict[str, Any]) -> dict[str, str]:
 
 
 def _pem(given: dict[str, Any], name: str) -> str | None:
-    """Return a PEM text given as a file or as text, or None. The driver reads the file for executors."""
+    """Remove a PEM from `given`; return the text, or None without a PEM.
+
+    The PEM is given as text or as a file, which the driver reads, since executors have other files.
+    """
     location, text = given.pop(f"{name}.location", None), given.pop(f"{name}.pem", None)
     # Without a file, Java trusts its own store, and librdkafka the store found by "probe".
     if text is not None or location is None or location == "probe":

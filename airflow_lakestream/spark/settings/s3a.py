@@ -39,7 +39,10 @@ def is_on_s3a(location: str | None) -> bool:
 
 
 def packages() -> tuple[str, ...]:
-    """Return the Maven coordinates of the client for the installed Spark's Hadoop."""
+    """Return the Maven coordinates of the client for the installed Spark's Hadoop.
+
+    The needed clients of Amazon are listed by themselves if a proven version is known; otherwise the bundle is fetched.
+    """
     hadoop = jar_version("hadoop-client-api")
     sdk = _SDK_OF_HADOOP.get(hadoop)
     clients = [f"{_SDK}:{name}:{sdk}" for name in _CLIENTS] if sdk else []
@@ -64,7 +67,7 @@ def settings(location: str, properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def configure(spark: SparkSession, location: str, properties: Mapping[str, str]) -> None:
-    """Set a session's S3 settings for a location.
+    """Set a session's S3 settings for a location; a location in another store changes nothing.
 
     The settings are set here, not on the command line, so that no Spark log and no page shows them.
     """

@@ -51,11 +51,14 @@ class RolledBackTooFar(LakestreamError, Terminal):
 def align(
     checkpoint: QueryCheckpoint | None, entry: TopicEntry, table: str, consumer_group: str, location: str
 ) -> bool:
-    """Take the checkpoint back to the table's batch; return whether the checkpoint was ahead.
+    """Take the checkpoint back to the table's batch; return whether the checkpoint was changed.
 
-    :param entry: the ledger entry of the topic.
+    A checkpoint that is not ahead of the table stays as it is.
 
-    Raises CheckpointLost, StreamReplaced, RolledBackTooFar, LandedBesideStream.
+    :param checkpoint: the query's checkpoint; None before the query's first start.
+    :param entry: the ledger entry of the topic, with the last batch of a query in the table.
+
+    Raises CheckpointLost, StreamReplaced, RolledBackTooFar, and LandedBesideStream if the ledger has other landings.
     """
     last = entry.streamed
     if last is None and entry.held:
@@ -89,7 +92,12 @@ def align(
 
 
 def _check_files(checkpoint: QueryCheckpoint, table: str, last: StreamBatch | None) -> None:
-    """Raise RolledBackTooFar if a file is missing that the query needs to continue after a batch."""
+    """Raise RolledBackTooFar if a file is missing that the query needs to continue after a batch.
+
+    These files are plan and commit of the batch and the state after the batch, or the first plan without a batch.
+
+    :param last: the batch in the table; None for a table without a batch.
+    """
     batch = -1 if last is None else last.batch_id
     if batch < 0:
         missing = "" if 0 in checkpoint.planned and checkpoint.start is not None else "its first batch"
@@ -148,7 +156,10 @@ def _versions(names: Iterable[str]) -> _Versions:
 
 
 def _has(versions: _Versions, version: int) -> bool:
-    """Return whether a version can be loaded: from the last whole version, or the start, and all changes since."""
+    """Return whether a version of a store can be loaded: from the last whole version, with all changes since.
+
+    Without a whole version, the changes since the start are needed. A store without versions can be loaded.
+    """
     if not versions:
         return True
     last_full = max((number for _, number, kind in versions if kind in _WHOLE and number <= version), default=0)

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class StreamReaders(FrameReaders):
-    """`SparkCrew` of a streaming query with a function.
+    """`FrameReaders` of a streaming query with a function.
 
     :param reports: the tasks' reports about the records that they decode.
     """
@@ -61,9 +61,10 @@ class StreamReaders(FrameReaders):
         self._batch, self._ran = batch, False
 
     def finish(self, ranges: RangeSet) -> None:
-        """Run a batch already in the table: Spark needs the batch's state and watermark.
+        """End a batch: run the batch if `read` has not run it, and drop the reports about its records.
 
-        Raises the errors of Spark and of a decoder: a state that lacks records must not stay.
+        A batch that the table has already is run for its state and watermark, and its rows are dropped. Raises the
+        errors of Spark and of a decoder: a state that lacks records must not stay.
         """
         if not self._ran and self._batch is not None:
             log.info("The table has this batch already: it is run for its state, and its rows are dropped")
@@ -72,7 +73,11 @@ class StreamReaders(FrameReaders):
         self._batch, self.reports.value = None, reports_after(self.reports.value, ranges)
 
     def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
-        """Run the batch, and write the rows. Raises TransformFailed, and the errors of a decoder."""
+        """Run the batch, and write the rows; return a single piece with the plan's offsets.
+
+        `done` and `most` are unused, since Spark determines the batch. Raises TransformFailed, and the errors of a
+        decoder.
+        """
         assert self._batch is not None, "a batch has begun"
         metadata, keeps = self._hold(job, self._batch, plan.ranges)
         self._ran = True
@@ -151,7 +156,10 @@ class StatefulBatches(MicroBatches):
         return align(checkpoint, entry, config.table, config.consumer_group, location)
 
     def rows(self, records: DataFrame) -> DataFrame:
-        """Return the function's result for the stream of decoded rows. Raises TransformRefused."""
+        """Return the function's result for the stream of decoded rows. Raises TransformRefused.
+
+        Executors decode the records by our own decoders, and report counts and rejects.
+        """
         decoded = self._frames.decoded
         assert decoded is not None, "there is a function"
         columns = pa.schema([*decoded, *metadata_schema(self.extract.metadata_columns)])
@@ -178,7 +186,11 @@ class StatefulBatches(MicroBatches):
                 raise self._refused(cause_of(e)) from e
 
     def land_batch(self, checkpoint: QueryCheckpoint, batch_id: int, frame: DataFrame) -> RunReport:
-        """Run a batch, and land the result, unless the table has the batch. Raises the errors of a landing."""
+        """Run a batch, and land the result, unless the table has the batch already. Raises the errors of a landing.
+
+        :param checkpoint: the query's checkpoint, with the offsets of the batch.
+        :param frame: the batch of the function's rows, which this method runs once.
+        """
         starts, ends = checkpoint.starts(batch_id), checkpoint.ends(batch_id)
         ranges = union(RangeSet.of(*key, starts.get(key, 0), end) for key, end in ends.items())
         batch = StreamBatchMode(
@@ -206,7 +218,10 @@ class StatefulBatches(MicroBatches):
         return _PROVIDERS[choose(StateStore, "state_store", given)] if is_given(given) else None
 
     def _check_state_store(self, checkpoint: QueryCheckpoint | None) -> None:
-        """Refuse another state store than the checkpoint's: Spark would ignore the setting."""
+        """Refuse another state store than the checkpoint's, since Spark would ignore the setting.
+
+        Raises InvalidArgument.
+        """
         known = checkpoint.setting(checkpoint.planned[-1], PROVIDER) if checkpoint and checkpoint.planned else None
         if known is not None and self._provider is not None and known != self._provider:
             problem = f"is {self._frames.state_store!r}, and the checkpoint's state is kept by {known}."

@@ -143,7 +143,10 @@ class RecordSums:
 
 
 def sums_of(reports: TaskReports, ranges: RangeSet) -> RecordSums:
-    """Return the sums of the reports about records in ranges. Raises the first reported error, if any."""
+    """Return the sums of the reports about records in ranges; a record in several reports counts once.
+
+    Raises the first reported error, if any.
+    """
     for one in reports.values():
         if isinstance(one, ChildFailure):
             raise one.error
@@ -179,7 +182,7 @@ def _counts(key: PartitionKey, read: RangeSet, rowless: RangeSet, rejected: Iter
 
 
 def _distinct(tables: list[pa.Table], ranges: RangeSet) -> list[pa.Table]:
-    """Return rejected records in ranges, each once."""
+    """Return rejected records in ranges, each once, though two sources may have reported the same record."""
     seen: set[tuple[Any, ...]] = set()
     kept = []
     for rows in tables:

@@ -50,10 +50,12 @@ class RejectTableSink(ABC):
         return pending_of(self._properties or {})
 
     def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: RejectSettlement) -> tuple[int, int]:
-        """Return the numbers of all rows and of the counting rows at these offsets.
+        """Return the numbers of the group's rows at these offsets: of all rows, and of counting rows.
 
-        The first number includes the rows of open landings: such a landing may land, be rolled back, and have its
-        snapshot expired before the caller's landing, and then its rows can't be distinguished from rows that count.
+        A row counts if its landing is in the main table's ledger; see `settlement`. The first number includes the
+        rows of open landings: such a landing may land, be rolled back, and have its snapshot expired before the
+        caller's landing. Then its rows can't be distinguished from rows that count. Both numbers are 0 if the reject
+        table does not exist.
         """
         there = counting = 0
         for rows in self._rows_at(ranges, PLACE) if self.exists else ():
@@ -64,7 +66,10 @@ class RejectTableSink(ABC):
         return there, counting
 
     def gone(self, identity: TopicIdentity, settlement: RejectSettlement) -> int:
-        """Return the number of a topic's rejected records, by the main table's ledger, without a row in this table."""
+        """Return the number of a topic's rejected records, by the main table's ledger, without a row in this table.
+
+        For example, a replace that was rolled back has removed such rows. The result is 0 without a main table.
+        """
         if settlement.books is None:
             return 0
         entry = settlement.books.ledger(self._group).entry(identity)
@@ -75,9 +80,14 @@ class RejectTableSink(ABC):
     def write_down(
         self, records: Sequence[pa.Table], pending: Sequence[PendingLanding], run_id: str, settlement: RejectSettlement
     ) -> None:
-        """Commit the rejected records of a landing with a pending note for each topic; settle earlier landings, too.
+        """Commit a landing's rejected records with a pending note for each topic, and settle earlier landings.
 
-        Raises the errors of a commit.
+        This happens before the commit of the main table. After an error the records are discarded. Raises the errors of
+        a commit.
+
+        :param records: tables of rejected records; may be empty if the reject table exists.
+        :param pending: the notes of the landing, one for each topic, all with the same landing id.
+        :param settlement: the main table's decision on earlier landings.
         """
         if not self.exists and not records:
             raise AssertionError("without rejected records there is nothing to note before the table is there")
@@ -88,7 +98,12 @@ class RejectTableSink(ABC):
             self._note(Landing(pending[0].landing_id, run_id, {}), [*pending, *settlement.condemned], settlement)
 
     def settle(self, settlement: RejectSettlement, pending: Sequence[PendingLanding], run_id: str) -> None:
-        """Commit the removal of stale rows and notes of pending landings. Raises the errors of a commit."""
+        """Commit the removal of stale rows and of the notes of decided landings. Raises the errors of a commit.
+
+        The notes of condemned landings are written again, as condemned. After an error nothing stays buffered.
+
+        :param pending: further notes to write: the rolled back landings of `rolled_back`.
+        """
         with self.or_discard():
             landing = Landing(f"settle-{uuid.uuid4().hex}", run_id, {})
             self._note(landing, [*pending, *settlement.condemned], settlement)
@@ -127,11 +142,18 @@ class RejectTableSink(ABC):
 
     @abstractmethod
     def _rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield the rows of files with possible rows of the ranges; default: of all files, all columns."""
+        """Yield all rows of each file with possible rows of `ranges`.
+
+        :param ranges: None for all files.
+        :param columns: the columns to read; default: all.
+        """
 
     @abstractmethod
     def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
-        """Commit the buffered rows with notes of the pending landings, and remove stale rows."""
+        """Commit buffered rows, notes of pending landings, and the removal of stale rows and settled notes, as one.
+
+        :param landing: gives the id of the commit; it changes no ledger.
+        """
 
     @abstractmethod
     def load(self, run_id: str) -> TableState:

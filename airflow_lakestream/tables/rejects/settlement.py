@@ -22,11 +22,12 @@ from airflow_lakestream.tables.coordinates import COORDINATES, is_hit
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import METADATA_PREFIX, to_schema
 
-# With the landing's id and a topic behind it: the note of a landing before the main table has decided.
+# Prefix of a table property, followed by the landing's id and a topic: the note of a landing before the main table has
+# decided.
 PENDING = "lakestream.rejects.pending."
 
 REJECTED_AT = "rejected_at"
-# In addition to the decoder's columns.
+# Columns of a reject table in addition to the decoder's columns.
 OWN = pa.schema(
     [
         ("consumer_group", pa.string()),
@@ -50,7 +51,7 @@ def design_of(records: pa.Schema) -> TableDesign:
 
 
 def with_place(columns: Sequence[str]) -> Sequence[str]:
-    """Return these columns of a reject table, with the columns of PLACE; empty (all columns) without any."""
+    """Return the columns to read from a reject table: PLACE and `columns`; without `columns` empty: all columns."""
     return tuple(dict.fromkeys((*PLACE, *columns))) if columns else ()
 
 
@@ -61,11 +62,15 @@ def rejects_of(table: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PendingLanding:
-    """Landing with written rejected records, still without a decision of the main table.
+    """Note of a landing with written rejected records, before the main table's decision is known.
 
-    `supersedes`: rows of earlier landings were at its ranges, to be removed once it is landed. `after` are marks of the
-    main table's ledger at the time of the note; see `core.ledger.Noted`. `is_condemned` forbids the landing to commit.
-    `is_taken_back`: it had landed, and was rolled back.
+    :param ranges: the offsets that the landing lands or replaces.
+    :param replaces: the landing replaces landed offsets.
+    :param supersedes: rows of earlier landings were at `ranges`; they are removed once this landing is landed.
+    :param at_ms: the time of the note, in milliseconds since the epoch.
+    :param after: the marks of the group's ledger at the time of the note; see `core.ledger.NotedLandings`.
+    :param is_condemned: the landing is forbidden to commit.
+    :param is_taken_back: the landing had landed, and was rolled back.
     """
 
     landing_id: str
@@ -80,7 +85,7 @@ class PendingLanding:
     is_taken_back: bool = False
 
     def encode(self) -> str:
-        """Return the value of the property."""
+        """Return the note as the value of a table property."""
         data = {
             **ranges_to_dict(self.identity, self.ranges),
             "group": self.consumer_group,
@@ -150,7 +155,7 @@ def rows_of(records: pa.Table, pending: PendingLanding, run_id: str) -> pa.Table
 
 # A replace that has not landed after this time is dead: no run takes longer.
 DEAD_AFTER_MS = 24 * 3600 * 1000
-# With a group's name behind it: the former names of the group, as a list in JSON.
+# Prefix of a table property, followed by a group's name: the former names of the group, as a list in JSON.
 FORMER_NAMES = "lakestream.former-names."
 
 
@@ -166,10 +171,10 @@ class MainTableLedgers(Protocol):
 
     @property
     def rolled_back(self) -> Sequence[str]:
-        """The ids of rolled back landings, still possible to come again."""
+        """The ids of rolled back landings, as long as another rollback can bring the landings back."""
 
     def place(self, consumer_group: str, landing_id: str) -> int | None:
-        """Return a landing's number in the table's history, growing with time, or None if missing."""
+        """Return a landing's place in the table's history, a number growing with time, or None if missing."""
 
     def ledger(self, consumer_group: str) -> Ledger:
         """Return a group's ledger."""
@@ -183,19 +188,23 @@ def names_of(properties: Mapping[str, str], consumer_group: str) -> tuple[str, .
 
 @dataclass
 class RejectSettlement:
-    """The main table's decision on the pending landings: landed, dead or open.
+    """Decision of the main table on the pending landings: each is landed, dead, rolled back or open.
 
-    `landed` is in the order of the main table's history. `condemned` is the part of `open` whose notes are to forbid
-    the commit. A landing whose offsets another landing has may wait with its commit until a rollback removes the
-    other. So it is condemned first: from then on it refuses its own commit. It is dead if its offsets are still landed
-    at a later look: commit attempts from before have failed by then.
+    Landings of `landed` are in the main table's history, in this order. Landings of `dead` can't land any more, so
+    their rows are stale. Landings of `rolled_back` had landed, and may land again; the list includes landings without a
+    note. Landings of `open` are still undecided.
+
+    Landings of `condemned` are the part of `open` that can't land on the current table, for example because another
+    landing has their offsets. Such a landing may wait with its commit until a rollback removes the other. So it is
+    condemned first: its note forbids the commit, and from then on it refuses its own commit. It is dead if it still
+    can't land at a later look: commit attempts from before have failed by then.
     """
 
     landed: list[PendingLanding] = field(default_factory=list)
     dead: list[PendingLanding] = field(default_factory=list)
     open: list[PendingLanding] = field(default_factory=list)
     condemned: list[PendingLanding] = field(default_factory=list)
-    # Of the main table; they contain the former names of groups.
+    # The properties of the main table, which contain the former names of groups.
     properties: Mapping[str, str] = field(default_factory=dict)
     # Landings that were rolled back, and may come again while their snapshots live.
     rolled_back: Sequence[str] = ()
@@ -203,7 +212,10 @@ class RejectSettlement:
 
     @classmethod
     def by(cls, pending: Iterable[PendingLanding], books: MainTableLedgers | None) -> Self:
-        """Return the decision of the main table; if `books` is None (no table), all landings are open."""
+        """Return the decision of the main table; if `books` is None (no table), all landings are open.
+
+        :param pending: the notes of the reject table.
+        """
         if books is None:
             return cls(open=list(pending))
         rolled_back = set(books.rolled_back)
@@ -226,22 +238,22 @@ class RejectSettlement:
         return result
 
     def marks(self, consumer_group: str) -> tuple[str, ...]:
-        """Return the marks of the group's last landings with a note."""
+        """Return the marks of the group's last landings with a note, for a new note; empty without a main table."""
         return () if self.books is None else self.books.ledger(consumer_group).noted.marks
 
     @property
     def is_due(self) -> bool:
-        """Whether rows must be removed."""
+        """Whether rows must be removed: rows of dead landings, or rows superseded by landed landings."""
         return bool(self.dead) or any(one.supersedes for one in self.landed)
 
     @property
     def settled(self) -> list[PendingLanding]:
-        """The decided landings, without further need of a note."""
+        """The landed and dead landings, without further need of a note."""
         return [*self.landed, *self.dead]
 
     @property
     def ranges(self) -> RangeSet:
-        """The offset ranges of the rows to remove."""
+        """The offset ranges of the rows to remove, of dead and of superseding landings."""
         return union(one.ranges for one in [*self.dead, *self.landed] if one in self.dead or one.supersedes)
 
     def stale(self, rows: pa.Table) -> pa.Array:
@@ -252,6 +264,7 @@ class RejectSettlement:
             if not one.supersedes:
                 continue
             # Of two landings that have the same offsets the later one counts: the earlier was replaced or rolled back.
+            # The rows of this landing, of later landings and of open landings stay.
             earlier = pc.and_(self.is_of(rows, one.consumer_group, one.identity), is_hit(rows, one.ranges))
             for other in (*self.landed[number:], *self.open):
                 earlier = pc.and_(earlier, pc.not_equal(ids, other.landing_id))
@@ -259,7 +272,7 @@ class RejectSettlement:
         return stale
 
     def remainders(self, files: Iterable[tuple[File, pa.Table]]) -> Iterator[tuple[File, pa.Table]]:
-        """Yield each file with stale rows, together with the remaining rows."""
+        """Yield each file with stale rows, together with the remaining rows; empty if no rows must be removed."""
         for file, rows in files if self.is_due else ():
             stale = self.stale(rows)
             if pc.any(stale).as_py():
@@ -272,7 +285,7 @@ class RejectSettlement:
         return pc.and_(ours, pc.equal(rows["_kafka_topic"], identity.topic))
 
     def counts(self, rows: pa.Table, consumer_group: str, identity: TopicIdentity, landed: RangeSet) -> pa.ChunkedArray:
-        """Return a mask of the counting rows: of a group, at landed offsets."""
+        """Return a mask of a group's counting rows at landed offsets: neither stale nor undecided."""
         own = pc.and_(self.is_of(rows, consumer_group, identity), is_hit(rows, landed))
         return pc.and_not(own, pc.or_(self.stale(rows), self.undecided(rows)))
 
@@ -302,4 +315,5 @@ def _can_not_land(one: PendingLanding, books: MainTableLedgers) -> bool:
     if one.replaces:
         # A replace requires landed ranges, so the ledger does not show whether the replace itself has landed.
         return _is_old(one)
+    # Another landing has some of the offsets, so the ledger would refuse this landing.
     return bool(ledger.entry(one.identity).held & one.ranges)

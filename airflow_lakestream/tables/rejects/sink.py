@@ -24,11 +24,13 @@ HANDED = "rejected"
 
 
 class RejectingSink(WrappedSink, ABC):
-    """`core.ports.Sink` and `core.ports.Rejects`: a table's sink with the sink of the reject table.
+    """Sink of a table together with its reject table: a `core.ports.Sink` and a `core.ports.RejectStore`.
 
-    :param inner: the sink of the table whose ledger decides.
-    :param rejects: its reject table.
-    :param table: its name.
+    Rejected records are committed to the reject table before each landing, and count only after the landing.
+
+    :param inner: the sink of the main table, whose ledger decides on the rejected records.
+    :param rejects: the sink of the reject table.
+    :param table: the main table's name.
     """
 
     def __init__(self, inner: Sink, rejects: RejectTableSink, table: str, consumer_group: str) -> None:
@@ -40,7 +42,7 @@ class RejectingSink(WrappedSink, ABC):
         self._run_id = ""
 
     def load(self, run_id: str) -> TableState:
-        """Load both tables again, and remove stale rejected records."""
+        """Load both tables again, remove stale rejected records, and return the main table's state."""
         self._run_id = run_id
         state = self.inner.load(run_id)
         self._rejects.load(run_id)
@@ -56,7 +58,10 @@ class RejectingSink(WrappedSink, ABC):
         return self.inner.commit(self.write_down(landing))
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Write the rejected records, then replace, including the rejected records of the ranges."""
+        """Write the rejected records, then replace; afterwards remove the rejected records that were replaced.
+
+        Returns snapshot and landing as `core.ports.Sink.replace` does. A failed removal is left for the next run.
+        """
         done = self.inner.replace(self.write_down(landing))
         self.settle()
         return done
@@ -67,9 +72,11 @@ class RejectingSink(WrappedSink, ABC):
         super().discard()
 
     def write_down(self, landing: Landing) -> Landing:
-        """Commit the rejected records of a landing, or a note on superseded rejected records, if necessary.
+        """Commit a landing's rejected records, or a note on superseded rejected records, if any.
 
-        Returns the landing, marked as noted after a commit, with the count of replaced rejected records if it had none.
+        Returns the landing to commit. If a note was written, the landing is marked as noted, and its precondition fails
+        once the note is gone or condemned. A replacing landing without counts of removed records gets the counts of the
+        rejected records that it replaces.
         """
         held, self._held = self._held, []
         # Other runs may have landed these offsets since this run began, and been rolled back: their rows are there now.
@@ -125,7 +132,8 @@ class RejectingSink(WrappedSink, ABC):
 
     def _settle_once(self) -> RejectSettlement:
         settlement = self._settlement()
-        # Also without rows to remove: later on, the landing can't be found in the history, and would count as dead.
+        # Notes are settled even without rows to remove: later on, the landing can't be found in the history, and would
+        # count as dead.
         rolled_back = self._rejects.rolled_back(settlement)
         if settlement.settled or settlement.condemned or rolled_back:
             self._rejects.settle(settlement, rolled_back, self._run_id)
@@ -137,12 +145,15 @@ class RejectingSink(WrappedSink, ABC):
 
 
 class TakingRejectingSink(RejectingSink, WrappedTakingSink):
-    """`core.ports.TakingSink`: processes of the run hand over files and rejected records."""
+    """A `core.ports.HandoverSink`: processes of the run hand over files and rejected records."""
 
     inner: HandoverSink
 
     def take_over(self, files: Mapping[str, Any]) -> None:
-        """Add files staged by a process of this run; stored rejected records are deleted after reading."""
+        """Add files staged by a process of this run, with the stored rejected records.
+
+        The stored records are deleted after reading: from then on, only this process has the records.
+        """
         if (path := files.get(HANDED)) is not None:
             self._held.append(self._take_handed(path))
         self.inner.take_over(files)
@@ -153,7 +164,7 @@ class TakingRejectingSink(RejectingSink, WrappedTakingSink):
 
 
 class SharedRejectingSink(TakingRejectingSink, WrappedSharedSink):
-    """`core.ports.SharedSink`: workers hand over files and rejected records."""
+    """A `core.ports.SharedSink`: workers hand over files and rejected records."""
 
     inner: SharedSink
 
@@ -163,7 +174,7 @@ class SharedRejectingSink(TakingRejectingSink, WrappedSharedSink):
         self._handed: list[str] = []
 
     def discard(self) -> None:
-        """Discard all rows since the last commit; never raises."""
+        """Discard all rows since the last commit, and delete stored rejected records still owned here; never raises."""
         handed, self._handed = self._handed, []
         for path in self._delete_handed(handed) if handed else ():
             log.warning("Rejected records that were not handed over could not be deleted: %s", path)
@@ -175,10 +186,10 @@ class SharedRejectingSink(TakingRejectingSink, WrappedSharedSink):
         self.inner.write_below(folder)
 
     def hand_over(self) -> Mapping[str, Any]:
-        """Write all buffered rows; see `core.ports.Sink`."""
+        """Write buffered rows, store rejected records, and return both for `adopt`; see `core.ports.SharedSink`."""
         files = dict(self.inner.hand_over())
         if self._held:
-            # Before it is written: a file that is written in part is deleted, too.
+            # The path is kept before the file is written: a file that is written in part is deleted, too.
             self._handed.append(path := self._new_path())
             self._store(path, pa.concat_tables(self._held))
             files[HANDED] = path
@@ -186,19 +197,19 @@ class SharedRejectingSink(TakingRejectingSink, WrappedSharedSink):
         return files
 
     def let_go(self) -> None:
-        """Give up ownership of the files handed over."""
+        """Give up ownership of files and rejected records handed over: `discard` no longer deletes either."""
         self._handed = []
         self.inner.let_go()
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
-        """Return the reason against the use of handed files, or None."""
+        """Return the reason against the use of handed files, also if the rejected records are gone; or None."""
         path = files.get(HANDED)
         if path is not None and not self._is_there(path):
             return f"the records that were rejected are gone: {path}"
         return self.inner.misfit(files)
 
     def adopt(self, files: Mapping[str, Any]) -> None:
-        """Add files handed over by another worker to the next commit."""
+        """Add files and rejected records of another worker to the next commit; `discard` deletes neither."""
         if (path := files.get(HANDED)) is not None:
             self._held.append(self._read_handed(path))
         self.inner.adopt(files)

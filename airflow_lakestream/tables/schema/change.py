@@ -70,7 +70,12 @@ def evolve(
 
     Columns that only the table has stay as they are, and so do columns that hold all wanted values already. A new
     column and all fields in it are optional, even if required in `wanted`: existing rows have no value for it.
+    An impossible change is left out, and described in `problems` of the result. If two columns would have the same
+    path,
+    no change is made at all.
 
+    :param held: the table's schema.
+    :param policy: WIDEN also allows wider types, and required columns to become optional.
     :param last_column_id: of the table; new fields get the ids after it.
     :param schema_id: the id of a changed schema.
     :param taken: names that no new column of the table may have, in lower case.
@@ -153,6 +158,7 @@ class _EvolutionWalk:
         if held.required and wanted.optional:
             required = self._keeps_required(held, path)
         kind = self._type(held, wanted.field_type, path)
+        # An unchanged type is returned as the same object.
         if required == held.required and kind is held.field_type:
             return held
         return held.model_copy(update={"required": required, "field_type": kind})
@@ -283,8 +289,11 @@ SUMMARY_KEY = "lakestream.schema-changes"
 class SchemaChange:
     """A table's metadata before and after a change of the schema; the same without a change.
 
-    `texts` are the changes in words, `added` the new fields by the id of their parent field. `taken` are names that
-    no new column may have.
+    :param base: the metadata before the change.
+    :param metadata: the metadata after the change.
+    :param texts: the changes in words.
+    :param added: the new fields by the id of their parent field.
+    :param taken: names that no new column may have.
     """
 
     base: TableMetadata
@@ -300,7 +309,10 @@ class SchemaChange:
 
     @classmethod
     def nowhere(cls, schema: Schema) -> SchemaChange:
-        """Return an empty change of a table without a catalog, in place of a table of another format."""
+        """Return an empty change for a table of another format, as if Iceberg had the table without a catalog.
+
+        So the rules for changes of columns serve Delta, too. No name is reserved.
+        """
         return replace(cls.none(metadata_of(schema, "", {"format-version": "2"})), taken=())
 
     def __bool__(self) -> bool:
@@ -312,7 +324,7 @@ class SchemaChange:
         return self.metadata.schema()
 
     def and_then(self, wanted: Iterable[NestedField], policy: SchemaEvolution) -> tuple[SchemaChange, tuple[str, ...]]:
-        """Return the change extended by the wanted columns, and the problems of impossible columns."""
+        """Return the change extended by the wanted columns, and the problems of impossible columns, in words."""
         base, now = self.base, self.metadata
         evolved = evolve(
             now.schema(),
@@ -339,7 +351,7 @@ class SchemaChange:
         return replace(self, metadata=metadata, texts=texts, added={**self.added, **added}), evolved.problems
 
     def target(self, table: Table) -> Table:
-        """Return the table with the change, for writing files."""
+        """Return the table with the changed metadata, for writing files; the catalog still has the old metadata."""
         if not self:
             return table
         return Table(table.name(), self.metadata, table.metadata_location, table.io, table.catalog, table.config)
@@ -366,7 +378,7 @@ class SchemaChange:
         return (AddSchemaUpdate(schema=self.schema), _set_current(-1), *self._name_mapping())
 
     def summary(self) -> dict[str, str]:
-        """Return the changes in words as an entry of the snapshot's summary."""
+        """Return the changes in words as an entry of the snapshot's summary; empty without a change."""
         return {SUMMARY_KEY: json.dumps(self.texts, ensure_ascii=False)} if self else {}
 
     def _name_mapping(self) -> Iterable[TableUpdate]:
@@ -409,7 +421,10 @@ def change_for(design: TableDesign, metadata: TableMetadata, name: str) -> Schem
 
 
 def whole_schema(design: TableDesign, rows: pa.Schema | None) -> Schema:
-    """Return all columns of a new table; without a schema in the design, the columns of the first rows."""
+    """Return all columns of a new table, payload and metadata columns. Raises InvalidArgument for reserved names.
+
+    :param rows: the columns of the first rows, which give the payload if the design has no schema; else unused.
+    """
     payload = design.schema
     if payload is None:
         assert rows is not None, "the decoder was made from a schema or from a first batch"

@@ -38,7 +38,12 @@ _INTEGER_DIGITS = {iceberg.IntegerType(): 10, iceberg.LongType(): 19}
 
 
 def to_schema(value: str | Schema | pa.Schema, argument: str = "schema") -> Schema:
-    """Return the schema of a DDL string, a PyIceberg schema or an Arrow schema (with fresh ids)."""
+    """Return the schema of a DDL string, a PyIceberg schema or an Arrow schema (with fresh ids).
+
+    Raises InvalidArgument for any other type, and for a schema that can't be a table's.
+
+    :param argument: the operator's argument with the value, for errors.
+    """
     match value:
         case str():
             return parse_schema(value, argument)
@@ -54,12 +59,18 @@ def to_schema(value: str | Schema | pa.Schema, argument: str = "schema") -> Sche
 
 
 def to_timed_schema(value: str | Schema | pa.Schema) -> tuple[Schema, dict[Path, TimeSource]]:
-    """Return the schema of records likewise, and the sources of times by column."""
+    """Return the schema of records as `to_schema` does, and the sources of times by path.
+
+    Only a DDL string can have sources of times.
+    """
     return parse_timed_schema(value) if isinstance(value, str) else (to_schema(value), {})
 
 
 def with_metadata(payload: Schema, metadata: pa.Schema) -> Schema:
-    """Append the metadata columns, all optional, with ids above the payload's ids."""
+    """Append the metadata columns, all optional, with ids above the payload's ids.
+
+    Raises InvalidArgument if the payload uses one of their names.
+    """
     _refuse_reserved(payload, metadata.names)
     extra = fields_from_arrow(metadata, "metadata_columns", first_id=payload.highest_field_id + 1)
     optional = [field.model_copy(update={"required": False}) for field in extra]
@@ -92,11 +103,13 @@ def with_rescued(payload: Schema) -> Schema:
 def payload_schema(
     table: Schema, metadata_names: Collection[str], given: Schema | None = None, *, all_fields: bool = False
 ) -> pa.Schema:
-    """Return the Arrow schema for the decoder of a table.
+    """Return the Arrow schema for the decoder of a table: columns to decode, in the table's types.
 
-    It has the table's columns without the metadata columns; with a `given` schema only the columns of that schema, and
-    the other columns if `with_others`. A column is required if either schema requires it. Types are the table's.
-    Columns left out are written as null.
+    Metadata columns are left out. A column is required if the table or `given` requires it. The writer fills columns
+    left out with NULL.
+
+    :param given: the user's schema: only its columns and nested fields are decoded; None for all columns of the table.
+    :param all_fields: decode the table's columns and nested fields missing in `given`, too.
     """
     wanted = {} if given is None else {field.name: field for field in given.fields}
     fields = []
@@ -116,7 +129,11 @@ def check_compatible(
     """Refuse a given payload schema, or metadata columns, in contradiction to an existing table.
 
     A table may have more optional columns, and wider types as long as each value of the given type fits without loss.
-    A column given as optional contradicts a required one: its nulls would have no place.
+    A column given as optional contradicts a required one: its nulls would have no place. Raises InvalidArgument.
+
+    :param given: the payload schema, without metadata columns.
+    :param metadata: the metadata columns.
+    :param argument: the operator's argument that gave the schema, for the error.
     """
     _refuse_reserved(given, metadata.names)
     held = {field.name: field for field in table.fields}
@@ -138,6 +155,9 @@ def check_made(made: pa.Schema, given: Schema) -> None:
     """Refuse a given payload schema with different columns or narrower types than a statement makes.
 
     The given schema decides which columns may not be null; a record for which the statement makes NULL there is bad.
+    Raises InvalidArgument.
+
+    :param made: the columns that the statement makes.
     """
     there = {field.name: field for field in given.fields}
     problems = []
@@ -148,6 +168,7 @@ def check_made(made: pa.Schema, given: Schema) -> None:
             hint = "" if near is None else f"; the schema has {near!r}"
             problems.append(f"the statement makes {field.name!r} ({type_text(field.field_type)}){hint}")
         else:
+            # The problems are worded for a table; here the two sides are the statement and the schema.
             problems += [
                 text.replace(" in the table", " in the schema").replace("is given as", "is made as")
                 for text in _type_problems(field.field_type, wanted.field_type, field.name, nulls=True)
@@ -162,7 +183,10 @@ def check_made(made: pa.Schema, given: Schema) -> None:
 
 
 def check_metadata(table: Schema, table_name: str, metadata: pa.Schema) -> None:
-    """Refuse metadata columns missing or of another type in a table, and unrequested columns required by the table."""
+    """Refuse metadata columns missing or of another type in a table, and unrequested columns required by the table.
+
+    Raises InvalidArgument.
+    """
     held = {field.name: field for field in table.fields}
     problems = []
     for field in fields_from_arrow(metadata, "metadata_columns"):
@@ -216,6 +240,7 @@ def _stricter_type(table: iceberg.IcebergType, given: iceberg.IcebergType, *, al
     match table, given:
         case iceberg.StructType(), iceberg.StructType():
             wanted = {field.name: field for field in given.fields}
+            # Fields that the given schema lacks are not decoded, unless all fields are.
             fields = (f for f in table.fields if all_fields or f.name in wanted)
             return iceberg.StructType(*(stricter(f, wanted[f.name]) if f.name in wanted else f for f in fields))
         case iceberg.ListType(), iceberg.ListType():
@@ -271,6 +296,7 @@ def _type_problems(given: iceberg.IcebergType, table: iceberg.IcebergType, path:
 def _primitive_fits(given: iceberg.IcebergType, table: iceberg.IcebergType) -> bool:
     match given, table:
         case iceberg.DecimalType(), iceberg.DecimalType():
+            # The digits before and behind the point must both have room.
             return table.scale >= given.scale and table.precision - table.scale >= given.precision - given.scale
         case ((iceberg.IntegerType() | iceberg.LongType()), iceberg.DecimalType()):
             return table.precision - table.scale >= _INTEGER_DIGITS[given]

@@ -70,7 +70,10 @@ def parse_schema(text: str, argument: str = "schema") -> Schema:
 
 
 def parse_timed_schema(text: str, argument: str = "schema") -> tuple[Schema, dict[Path, TimeSource]]:
-    """Return the Iceberg schema of a DDL string likewise, and the sources of times by column."""
+    """Return the Iceberg schema of a DDL string as `parse_schema` does, and the sources of times by path.
+
+    Here columns may have sources of times. Raises InvalidArgument.
+    """
     parser = _DdlParser(text, argument)
     return build_schema(parser.columns(), argument), parser.times
 
@@ -111,6 +114,7 @@ class _DdlParser:
     def columns(self) -> list[iceberg.NestedField]:
         if self._tokens[0].kind == "end":
             return []
+        # A text may also be a whole struct: its fields are the columns.
         if self._tokens[0].is_word("struct") and self._tokens[1].value == "<":
             self._take()
             fields = list(self._struct().fields)
@@ -144,6 +148,7 @@ class _DdlParser:
 
     def _take(self) -> _DdlToken:
         token = self._peek()
+        # The last token, the end, is never passed: rules look at it again and again.
         self._next += token.kind != "end"
         return token
 
@@ -169,6 +174,7 @@ class _DdlParser:
 
     def _column(self) -> iceberg.NestedField:
         name = self._name()
+        # Spark writes a colon in structs; it is optional everywhere.
         self._take_mark(":")
         field_id, kind = next(self._ids), self._type_of(name)
         column = iceberg.NestedField(field_id, name, kind, required=self._not_null(), doc=self._comment())
@@ -201,7 +207,10 @@ class _DdlParser:
         return _unquoted(token.value)
 
     def _type_of(self, step: str) -> iceberg.IcebergType:
-        """Return the type at this step of the path, and keep the source of times."""
+        """Parse a type; keep a source of times behind the type in `times`.
+
+        :param step: the step of the path to the type: a name of a column or field, ELEMENT or MAP_STEP.
+        """
         self._path.append(step)
         kind = self._type()
         at = self._peek()
@@ -295,6 +304,7 @@ class _DdlParser:
         return iceberg.DecimalType(precision, scale)
 
     def _length(self) -> int:
+        # Iceberg writes fixed[16], and fixed(16) is accepted, too.
         close = "]" if self._take_mark("[") else ")"
         if close == ")":
             self._expect("(")
@@ -313,4 +323,5 @@ class _DdlParser:
 
 
 def _unquoted(text: str) -> str:
+    # A backslash keeps the character behind it, and two quotes are one quote.
     return re.sub(r"\\(.)|''", lambda match: match[1] or "'", text[1:-1], flags=re.DOTALL)

@@ -68,6 +68,8 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
 def _settled(array: pa.Array, field: pa.Field, path: str, around: _Mask | None) -> pa.Array:
     """Return an array of the field's type, without a bitmap of NULLs if the field is required.
 
+    Raises InvalidArgument if a required value is NULL and all its parents are not.
+
     :param around: whether all parents of a value are not NULL, for each value; None: everywhere.
     """
     missing = array.null_count and not field.nullable
@@ -84,6 +86,7 @@ def _settled(array: pa.Array, field: pa.Field, path: str, around: _Mask | None) 
         return _settled_struct(array, field.type, path, around, None if missing else array.is_null())
     children = [_settled_items(array, field.type, path, around)] if arrow.is_nested(field.type) else None
     buffers = array.buffers()[: field.type.num_buffers]
+    # The first buffer is the bitmap of NULLs.
     buffers[0] = None if missing else buffers[0]
     return pa.Array.from_buffers(field.type, len(array), buffers, offset=array.offset, children=children)
 
@@ -115,7 +118,10 @@ def _there(array: pa.Array, around: _Mask | None) -> _Mask | None:
 
 
 def _spread(array: pa.Array, there: _Mask | None, count: int) -> _Mask | None:
-    """Return for each item whether the list around the item is not NULL; False outside of lists."""
+    """Return for each item whether the list around the item is not NULL; False for items outside of all lists.
+
+    The result is None, for all items, if all lists are there and cover all items.
+    """
     borders = array.offsets.to_numpy()
     if there is None and borders[0] == 0 and borders[-1] == count:
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-# From a column's name inwards: names of fields, and ELEMENT inside a list.
+# A path goes from a column's name inwards: names of fields, and ELEMENT inside a list.
 Path: TypeAlias = tuple[str, ...]
 ELEMENT = "element"
 # Inside a map no times are made from a source.

@@ -40,7 +40,11 @@ _FIRST_NAME = {kind: name for name, kind in reversed(PLAIN_TYPES.items())}
 
 
 def build_schema(fields: Iterable[iceberg.NestedField], argument: str = "schema") -> Schema:
-    """Return a schema with fresh field ids of fields with different ids."""
+    """Return a schema of these fields with fresh field ids; the given ids must differ.
+
+    Raises InvalidArgument for an empty schema, for names equal except in case, and for two columns with the same
+    path.
+    """
     struct = iceberg.StructType(*fields)
     _refuse_empty_and_twins(struct, argument)
     try:
@@ -50,7 +54,7 @@ def build_schema(fields: Iterable[iceberg.NestedField], argument: str = "schema"
 
 
 def checked(schema: Schema, argument: str = "schema") -> Schema:
-    """Return `schema`; refuse an empty schema, and columns with names equal except in case."""
+    """Return `schema` itself. Raises InvalidArgument if empty, or if names of columns are equal except in case."""
     _refuse_empty_and_twins(schema.as_struct(), argument)
     return schema
 
@@ -64,7 +68,11 @@ def schema_text(schema: Schema, times: Mapping[Path, TimeSource] = _NO_TIMES) ->
 
 
 def type_text(kind: iceberg.IcebergType, times: Mapping[Path, TimeSource] = _NO_TIMES, path: Path = ()) -> str:
-    """Return the text of a type at a path, as in a DDL string."""
+    """Return the text of a type, as in a DDL string.
+
+    :param times: the sources of times, by path.
+    :param path: the path of the type itself.
+    """
     match kind:
         case iceberg.StructType():
             fields = (f"{_quote(f.name)}: {_column_text(f, times, (*path, f.name))}" for f in kind.fields)
@@ -95,7 +103,7 @@ UNITS = {
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `Did you mean 'x'?` for the nearest known word, or all words if no word is near."""
+    """Return `Did you mean 'x'?` for the nearest known word, or a list of all known words if no word is near."""
     known = tuple(known)
     near = nearest(word, known)
     return f"Known are {', '.join(known)}." if near is None else f"Did you mean {near!r}?"

@@ -39,7 +39,10 @@ _Rows = npt.NDArray[np.int64]
 
 
 def out_of_range(rows: pa.Table) -> dict[int, str]:
-    """Return the rows with a value out of range, each with the column's name and the problem."""
+    """Return the numbers of the rows with a value out of range, each with the column's path and the problem.
+
+    Of several problems in a row, the first is returned.
+    """
     reasons: dict[int, str] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if not _is_bounded(field.type):
@@ -54,7 +57,7 @@ def out_of_range(rows: pa.Table) -> dict[int, str]:
 
 
 def is_time_out_of_range(reason: str) -> bool:
-    """Return whether a record is bad because of a date or time out of the column's range."""
+    """Return whether the reason of a bad record is a date or time out of the column's range."""
     return NOT_A_YEAR in reason or NOT_A_TIME_OF_DAY in reason
 
 
@@ -79,7 +82,7 @@ def _outside(array: pa.Array, path: str) -> Iterator[tuple[str, str, _Rows]]:
             if _is_bounded(field.type):
                 yield from _outside(child, f"{path}.{field.name}")
     elif arrow.is_map(kind):
-        # As lists of pairs: a map's keys and items would include values below a NULL.
+        # The map is read as a list of pairs: a map's keys and items would include values below a NULL.
         pairs = pa.struct([kind.key_field, kind.item_field])
         entries = array.cast(pa.list_(pa.field("entries", pairs, nullable=False)))
         yield from _items(entries, path)
@@ -96,6 +99,7 @@ def _items(lists: pa.Array, path: str) -> Iterator[tuple[str, str, _Rows]]:
 
 
 def _wrong(array: pa.Array) -> tuple[str, _Rows] | None:
+    # None if all values are in range, or if any value of the type is.
     for matches, storage, low, high, problem in _BOUNDS:
         if matches(array.type):
             values = array if storage is None else array.view(storage)

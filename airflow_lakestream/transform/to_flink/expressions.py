@@ -19,18 +19,26 @@ from airflow_lakestream.transform.to_flink.part import (
     unlike,
 )
 
-# Digits that a double represents exactly; and below, the texts of doubles that no engine rounds twice.
+# Digits that a double represents exactly.
 EXACT_DIGITS = 15
 # Texts that fit the type, with any digits.
 _WHOLE = {"INTEGER": r"^-?(0|[1-9][0-9]{0,8})$", "BIGINT": r"^-?(0|[1-9][0-9]{0,17})$"}
+# Texts of doubles that no engine rounds twice.
 _DOUBLE = r"^-?[0-9]{1,15}(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?$"
+# Texts of times that both engines read alike.
 _TIME = r"^(19|2[0-9])[0-9]{2}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?$"
 _TIME_UTC = _TIME.removesuffix("$") + "(Z|[+]00:?00|[+]00)?$"
+# Ranges of whole numbers, for casts of fractions: up to 2**53 a double has all whole numbers.
 _RANGES = {"INTEGER": (-(2**31), 2**31 - 1), "BIGINT": (-(2**53), 2**53)}
 
 
 def cast(part: FlinkExpression, kind: str, node: Node) -> FlinkExpression:
-    """Return an expression with another type. Raises NotCommon."""
+    """Return an expression cast to another type of DuckDB. Raises NotCommon.
+
+    A record for which the engines may cast in different ways is in doubt: see `FlinkExpression.doubts`.
+
+    :param node: the expression in the statement, for the error's place.
+    """
     if part.kind == kind:
         return part
     target = flink_type(kind, node)
@@ -56,10 +64,12 @@ def _class_of(kind: str) -> str:
     return "decimal" if digits_of(kind) is not None else kind
 
 
+# Flink's SQL of a cast, and the doubts.
 Made = tuple[str, list[str]]
 
 
 def _text_to_whole(sql: str, _: str, kind: str) -> Made:
+    # The casts get Flink's SQL, DuckDB's type of the expression, and DuckDB's type of the result.
     return f"TRY_CAST({sql} AS {flink_type(kind)})", [unlike(sql, _WHOLE[kind])]
 
 
@@ -158,7 +168,10 @@ _CASTS: Mapping[tuple[str, str], Callable[[str, str, str], Made]] = {
 
 
 def alike(left: FlinkExpression, right: FlinkExpression, node: Node) -> tuple[FlinkExpression, FlinkExpression]:
-    """Return two expressions of a type that both engines compare alike. Raises NotCommon."""
+    """Return two expressions of types that both engines compare alike: both cast to one type if necessary.
+
+    Raises NotCommon.
+    """
     kinds = (left.kind, right.kind)
     if NULL in kinds:
         kind = next((kind for kind in kinds if kind != NULL), "INTEGER")
@@ -182,6 +195,7 @@ _COMPARISONS = {
     "COMPARE_DISTINCT_FROM": "IS DISTINCT FROM",
     "COMPARE_NOT_DISTINCT_FROM": "IS NOT DISTINCT FROM",
 }
+# No result of two numbers up to these bounds overflows a BIGINT.
 _SURE = {"+": 2**62 - 1, "-": 2**62 - 1, "*": 3037000498}
 _BOOLEAN = "BOOLEAN"
 # Names as written in SQL.
@@ -191,7 +205,7 @@ _NAMES = {"~~*": "ILIKE", "!~~*": "NOT ILIKE", "to_days": "INTERVAL"}
 class ExpressionTranslator:
     """Translator of the expressions of a SELECT.
 
-    :param column: returns the column for a reference.
+    :param column: returns Flink's expression for a reference to a column.
     :param kind_of: returns DuckDB's type of an expression.
     """
 
@@ -211,14 +225,14 @@ class ExpressionTranslator:
         }
 
     def of(self, node: Node) -> FlinkExpression:
-        """Return Flink's expression. Raises NotCommon."""
+        """Return Flink's expression for a parsed expression. Raises NotCommon."""
         made = self._by_class.get(node["class"])
         if made is None:
             raise NotCommon(node["class"].lower().replace("_", " "), node)
         return made(node)
 
     def as_kind(self, node: Node, kind: str) -> FlinkExpression:
-        """Return Flink's expression, as a type. Raises NotCommon."""
+        """Return Flink's expression for a parsed expression, cast to a type of DuckDB. Raises NotCommon."""
         return cast(self.of(node), kind, node)
 
     def _constant(self, node: Node) -> FlinkExpression:
@@ -324,6 +338,7 @@ class ExpressionTranslator:
         return self._called(node, name, arguments)
 
     def _called(self, node: Node, name: str, arguments: list[Node]) -> FlinkExpression:
+        # A call of a function in `FORMS`: literals are written in Flink's form, other arguments are translated.
         form = FORMS.get(SAME.get(name, name))
         if SAME.get(name) == "date_part" and name != "datepart":
             # year(x) is date_part('year', x).
@@ -355,6 +370,7 @@ class ExpressionTranslator:
         return FlinkExpression(f"({part.sql} {sign} {text(pattern)})", _BOOLEAN, part.doubts)
 
     def _arithmetic(self, node: Node, sign: str, arguments: list[Node]) -> FlinkExpression:
+        # A minus sign alone is a subtraction from 0.
         kind = self._kind_of(node)
         if not is_number(kind):
             raise NotCommon(f"{sign} for {kind}", node)
@@ -372,6 +388,7 @@ class ExpressionTranslator:
         return FlinkExpression(made, kind, (*doubts_of(parts), lost))
 
     def _of_whole(self, node: Node, sign: str, kind: str, arguments: list[Node]) -> FlinkExpression:
+        # The result is in doubt if an operand or the result may overflow.
         left, right = (self.as_kind(one, "BIGINT") for one in arguments)
         doubts = [*left.doubts, *right.doubts]
         if sign in ("/", "//", "%"):
@@ -386,6 +403,7 @@ class ExpressionTranslator:
         return FlinkExpression(f"CAST({made} AS {flink_type(kind)})", kind, tuple(doubts))
 
     def _of_doubles(self, node: Node, sign: str, arguments: list[Node]) -> FlinkExpression:
+        # A result close to infinity is in doubt.
         left, right = (self.as_kind(one, "DOUBLE") for one in arguments)
         if sign in ("//", "%"):
             raise NotCommon(f"{sign} for DOUBLE", node)

@@ -30,10 +30,10 @@ _FORMATS = {"%Y": "yyyy", "%m": "MM", "%d": "dd", "%H": "HH", "%M": "mm", "%S": 
 
 @dataclass(frozen=True)
 class FunctionForm:
-    """A function of both engines.
+    """A function of both engines, with placeholders `{0}`, `{1}`, ... for the arguments.
 
     :param takes: the kind of each argument.
-    :param flink: Flink's expression, of DuckDB's type.
+    :param flink: Flink's expression; the caller casts the expression to DuckDB's type.
     :param doubts: conditions for records on which the engines may differ.
     """
 
@@ -43,6 +43,7 @@ class FunctionForm:
 
 
 def _ascii(*takes: str, flink: str, doubts: tuple[str, ...] = ()) -> FunctionForm:
+    # A function of text whose meaning may differ for characters beyond ASCII.
     return FunctionForm((TEXT, *takes), flink, (_NOT_ASCII, *doubts))
 
 
@@ -103,7 +104,13 @@ SAME: Mapping[str, str] = {
 
 
 def written(takes: str, node: Node, function: str, here: Node) -> str | None:
-    """Return a literal argument in Flink's form, or None for an argument of another kind. Raises NotCommon."""
+    """Return a literal argument in Flink's form, or None if the argument need not be a literal.
+
+    :param takes: the kind of the argument.
+    :param here: the call, for the error's place.
+
+    Raises NotCommon if the argument is not a literal, or not one that Flink has.
+    """
     if (read := _WRITTEN.get(takes)) is None:
         return None
     if (found := read(node)) is None:
@@ -112,7 +119,7 @@ def written(takes: str, node: Node, function: str, here: Node) -> str | None:
 
 
 def fitting(takes: str, part: FlinkExpression, function: str, here: Node) -> str:
-    """Return an argument's expression, of a type fit for the form. Raises NotCommon."""
+    """Return the SQL of an argument that need not be a literal. Raises NotCommon for a type unfit for the function."""
     fits = {
         TEXT: part.kind == "VARCHAR",
         NUMBER: part.kind in (*INTEGERS, "DOUBLE") or digits_of(part.kind) is not None,
@@ -126,7 +133,7 @@ def fitting(takes: str, part: FlinkExpression, function: str, here: Node) -> str
 
 
 def number_of(node: Node) -> int | None:
-    """Return the whole number of a literal, or None for another node."""
+    """Return the whole number of a literal, or None for a longer or negative number or another node."""
     if node["class"] != "CONSTANT":
         return None
     found = node["literal"]["text"] if "literal" in node else node["value"].get("value")

@@ -50,8 +50,10 @@ class FlinkExpression:
 class NotCommon(InvalidArgument):
     """Error: a part of the statement is outside Flink's subset of SQL.
 
-    :param offset: position in bytes, in the statement with its input's name; None if unknown.
+    :param subject: the part.
+    :param node: the part's parsed form; its position becomes `offset`.
     :param place: line and column in the user's statement, from 1; None if unknown.
+    :ivar offset: position in bytes, in the statement with its input's name; None if unknown.
     """
 
     def __init__(
@@ -65,14 +67,18 @@ class NotCommon(InvalidArgument):
         super().__init__("sql", f"{where}{subject} {reason}.", self.remedy)
 
     def placed(self, sql: str) -> NotCommon:
-        """Return the error with the place in the user's statement."""
+        """Return the error with the place in the user's statement, or this error if the position is unknown."""
         if self.offset is None:
             return self
         return NotCommon(self.subject, None, self.reason, place_in(sql, self.offset))
 
 
 def place_in(sql: str, offset: int) -> Place:
-    """Return line and column, from 1, of an offset in bytes in the statement with the input's name."""
+    """Return line and column in the user's statement, from 1.
+
+    :param sql: the user's statement, with {{ input }}.
+    :param offset: position in bytes, in the statement with the input's name in place of {{ input }}.
+    """
     at, behind = 0, 0
     for found in OF_INPUT.finditer(sql):
         before = len(sql[behind : found.start()].encode())
@@ -119,10 +125,10 @@ def matches(sql: str, pattern: str) -> str:
 
 
 def unlike(sql: str, pattern: str) -> str:
-    """Return the condition for a text not matching a pattern; unknown for NULL."""
+    """Return the condition for a text not matching a pattern; NULL for NULL."""
     return f"(NOT {matches(sql, pattern)})"
 
 
 def is_lost(sql: str, made: str) -> str:
-    """Return the condition for a value lost as NULL."""
+    """Return the condition for a value that `made`, the converted value, loses by being NULL."""
     return f"({sql} IS NOT NULL AND {made} IS NULL)"

@@ -43,12 +43,15 @@ _NOT_IN_FLINK = ("headers", "_kafka_headers", "_kafka_key")
 
 
 def translated(sql: str, columns: pa.Schema, *, raw: bool) -> str:
-    """Return a statement as a SELECT from `source`, with the statement's columns and the records' positions.
+    """Return a statement as Flink's SELECT from `source`, with the statement's columns and the records' positions.
+
+    The SELECT leaves out the records in doubt.
 
     :param columns: the columns that the statement reads.
     :param raw: the columns are texts of Kafka's records; else columns that Flink has decoded.
 
-    Raises InvalidArgument for a statement that DuckDB refuses, or that is not in the common subset (NotCommon).
+    Raises InvalidArgument for a statement that DuckDB refuses, that is too long, or that is not in the common subset
+    (NotCommon).
     """
     database = open_database("64MB", 1)
     try:
@@ -76,7 +79,10 @@ class _SelectTranslator:
         self._raw = raw
 
     def select(self, node: Node, tables: Mapping[str, tuple[str, Columns]]) -> tuple[str, Columns]:
-        """Return a SELECT, with names and types of the columns; the positions are added."""
+        """Return Flink's SELECT, and the names and types of its columns; the positions are added to the SELECT.
+
+        :param tables: SELECT and columns of each query of WITH, by name in lower case.
+        """
         for cte, _, query in ctes(node):
             tables = {**tables, cte.lower(): self.select(query, tables)}
         source = node["from_table"]
@@ -112,7 +118,7 @@ class _SelectTranslator:
 
 
 class _SelectScope:
-    """Input of a SELECT."""
+    """Scope of a SELECT: the input's columns, and the translator of the expressions."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, alias: str, columns: Columns, is_raw: bool) -> None:
         self._database = database
@@ -125,7 +131,7 @@ class _SelectScope:
         self.expressions = ExpressionTranslator(self.column, self.kind_of)
 
     def kind_of(self, node: Node) -> str:
-        """Return DuckDB's type of an expression."""
+        """Return DuckDB's type of an expression, as DuckDB itself binds the expression."""
         key = json.dumps(node)
         if key not in self._kinds:
             asked = {**deepcopy(self._typed), "select_list": [{**node, "alias": "it"}]}
@@ -134,7 +140,10 @@ class _SelectScope:
         return self._kinds[key]
 
     def column(self, node: Node) -> FlinkExpression:
-        """Return a column. Raises NotCommon."""
+        """Return the expression for a reference to a column.
+
+        Raises NotCommon for a column that Flink does not have, InvalidArgument for an unknown column.
+        """
         *qualified, last = node["column_names"]
         if qualified and (len(qualified) > 1 or qualified[0].lower() != self._alias):
             raise NotCommon(".".join(node["column_names"]), node)
@@ -143,6 +152,7 @@ class _SelectScope:
         return self._column(last.lower(), node)
 
     def _column(self, key: str, node: Node) -> FlinkExpression:
+        # Flink replaces invalid UTF-8 in raw texts, so a text with the replacement is in doubt.
         called, kind = self._columns[key]
         if self._is_raw and key in _NOT_IN_FLINK:
             raise NotCommon(f"the column {key}", node)

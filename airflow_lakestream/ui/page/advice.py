@@ -76,7 +76,10 @@ _OF_CAUSE: dict[str, RunbookAdvice] = {
 
 
 def with_advice(reasons: Iterable[StateReason]) -> list[dict[str, Any]]:
-    """Return reasons as JSON-ready values, with a section of the runbook at the first reason for the section."""
+    """Return reasons as JSON-ready values, with sections of the runbook.
+
+    If several reasons have the same section, only the first reason gets it; a cause without a section has None.
+    """
     titles: set[str] = set()
     reasons_with_advice = []
     for one in reasons:

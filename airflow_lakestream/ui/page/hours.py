@@ -41,7 +41,10 @@ class HourlyRows:
     def of(
         self, session: Session, tasks: Mapping[Key, bool]
     ) -> tuple[datetime, dict[Key, dict[str | None, list[int]] | None]]:
-        """Return the first hour, and each task's rows by table and hour; None if the runs report only sums.
+        """Return the first hour, and each task's rows by table and hour.
+
+        A task whose runs may last for days has None if a run of its DAG took more than an hour: its reports then have
+        only the sums of a run. Rows of reports without a table have the table None. The rows may be a minute old.
 
         :param tasks: by task whether a run may last for days.
         """
@@ -60,6 +63,7 @@ class HourlyRows:
     def _read(self, session: Session) -> None:
         self._first = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - (HOURS - 1) * _HOUR
         self._floor = _first_run(session, self._first - _HOUR)
+        # The latest hour comes first: SQL's CASE takes the first condition that holds.
         hours = [(XComModel.timestamp >= self._first + n * _HOUR, n) for n in reversed(range(HOURS))]
         landed = (
             select(
@@ -97,7 +101,10 @@ def _number(session: Session, value: Any) -> ColumnElement[Any]:
 
 
 def _first_run(session: Session, since: datetime) -> int:
-    """Return the id of a run before which no run reported after `since`; ids are in the order of time."""
+    """Return the id of a run: all runs with lower ids reported before `since`.
+
+    Ids are in the order of time. The id is found by binary search, and may be lower than necessary by `RUNS`.
+    """
     low, high = 0, session.scalar(select(func.max(DagRun.id))) or 0
     while high - low > RUNS + 1:
         middle = (low + high) // 2
@@ -109,7 +116,10 @@ def _first_run(session: Session, since: datetime) -> int:
 
 
 def _long_running_dags(session: Session, dags: Iterable[str], floor: int) -> set[str]:
-    """Return the DAGs with a run of more than an hour, ended or not."""
+    """Return the DAGs with a run of more than an hour, ended or not.
+
+    :param floor: ended runs with a lower id are from before the day, and do not count.
+    """
     dag_ids: set[str] = set()
     now = datetime.now(UTC)
     for chunk in chunks(sorted(dags)):

@@ -95,7 +95,10 @@ class TaskLanding:
 def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: Any) -> TaskLanding | None:
     """Return the landing in a report.
 
-    None for a run without records, and for a value that is not a report.
+    Returns None for a run without records, and for a value that is not a report. If a field is not of the expected
+    kind, the landing has only the `problem`.
+
+    :param report: the value of an XCom or of an event, as a mapping or as JSON text.
     """
     if isinstance(report, str):
         # Written by `XCom.set`, which makes a text of the report first.
@@ -135,7 +138,11 @@ def _fields_of(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_landing(session: Session, column: Any) -> ColumnElement[bool]:
-    """Return the condition for a landing in a JSON column, by texts: the column may have values of any task."""
+    """Return the SQL condition for a landing in a JSON column.
+
+    True if one of `read`, `rows_in` and `lost` is there and not empty. Texts are compared, since the column may have
+    values of any task.
+    """
     nothing = (("read", "0"), ("rows_in", "0"), ("lost", "[]"))
     # In Airflow 3.1 SQLAlchemy does not know that the column of events is JSON.
     known = type_coerce(valid_json(session, column), JSON)
@@ -174,9 +181,11 @@ def read_history(
 ) -> list[TaskLanding]:
     """Return the newest landings of a task, the newest first.
 
-    They are in the XComs of the task, and in the events of its asset, which outlive deleted runs.
+    The landings are in the XComs of the task, and in the events of the task's asset, which outlive deleted runs. The
+    XCom counts if both have the landing.
 
-    :param newest: the id of its newest event; None: the asset is found through the DAG.
+    :param newest: the id of the asset's newest event from the task; None: the asset is found through the DAG.
+    :param most: at most this many landings.
     :param tables: only landings in these tables, None for reports without a table; if empty, all landings.
     """
 

@@ -36,7 +36,7 @@ _RETURNED = XComModel.key == "return_value"
 class NewestLandings:
     """The newest landing of each task in each of the tables. For one thread at a time.
 
-    Reports are kept, and read once. A landing whose report names no table has the key None.
+    Reports are kept, and read once. A landing without a table in its report has the key None.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,8 @@ class NewestLandings:
     def of(self, session: Session, tasks: Mapping[Key, StreamTask]) -> dict[Key, dict[str | None, TaskLanding]]:
         """Return the newest landings by task and table. Tasks without a landing are left out.
 
-        The events of outlets are enough for a task that has them.
+        For a task with outlets the outlets' events are enough; XComs are read only for other tasks, or if an event is
+        missing.
         """
         self._look_at_events(session)
         if any(not task.has_outlets or key not in self._events for key, task in tasks.items()):
@@ -62,13 +63,17 @@ class NewestLandings:
         return {key: _newest(self._landings[key]) for key in tasks if key in self._landings}
 
     def event_of(self, key: Key, table: str | None) -> int | None:
-        """Return the id of a task's newest event for a table, or for any table; None if unknown."""
+        """Return the id of a task's newest event for a table.
+
+        Without an event for the table, the newest event for any table counts; None without an event.
+        """
         events = self._events.get(key, {})
         return events.get(table, max(events.values(), default=None))
 
     def _knows_table(self, key: Key, task: StreamTask) -> bool:
         tables = self._events.get(key, {}).keys() | self._reports.get(key, {}).keys()
         usual = task.table_of({})
+        # A landing in another table is not enough: the DAG file's table may have an older landing, for the search.
         return bool(tables) and (usual is None or not tables.isdisjoint((usual, None)))
 
     def _look_at_events(self, session: Session) -> None:
@@ -128,6 +133,7 @@ class NewestLandings:
         new: dict[_Place, tuple[Any, Any]] = {}
         for key, task in tasks.items():
             events, reports = self._events.get(key, {}), self._reports.get(key, {})
+            # Events outlive XComs, and have the same reports.
             if events and task.has_outlets:
                 reports = {}
             for table in _newest_tables(events) | _newest_tables(reports):

@@ -72,7 +72,11 @@ class ButtonStream:
 
 
 def buttons_of(session: Session, stream: ButtonStream, readable: Collection[str]) -> dict[str, Any]:
-    """Return by button: the DAG, whether the DAG is available, and the reason against a press, or None."""
+    """Return by button: the DAG, whether the DAG is available, and the reason against a press.
+
+    `is_there` is False if the DAG does not exist, or the user may not read it. `why_not` is None if nothing is against
+    a press.
+    """
     bundled = _bundled_dags(session, readable)
     return {
         press.value: {
@@ -85,7 +89,11 @@ def buttons_of(session: Session, stream: ButtonStream, readable: Collection[str]
 
 
 def conf_of(session: Session, press: ButtonAction, stream: ButtonStream, readable: Collection[str]) -> dict[str, Any]:
-    """Return the start of a run: the DAG, whether the DAG is paused, and the run's conf. Raises NotPossible."""
+    """Return the start of a run: the DAG, whether the DAG is paused, and the run's conf.
+
+    The conf has the table, the consumer group, and the task's arguments for the button. Raises NotPossible with the
+    reason.
+    """
     bundled = _bundled_dags(session, readable)
     if (obstacle := _obstacle(press, stream, bundled)) is not None:
         raise NotPossible(obstacle)
@@ -148,7 +156,10 @@ class _RenderedArguments:
         self._fields: Mapping[str, Any] | None = None
 
     def __call__(self, name: str) -> Any:
-        """Return an argument, or None if missing. Raises NotPossible."""
+        """Return an argument in the form of a form's field, or None if missing.
+
+        Raises NotPossible if no run has rendered a template, or Airflow keeps the value cut or masked.
+        """
         value = self._given.get(name)
         if _is_for_a_run(name, value):
             if name not in self._of_run():

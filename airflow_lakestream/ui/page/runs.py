@@ -46,7 +46,8 @@ class TaskTry:
 class RunStates:
     """The newest runs of DAGs: by task, and by the run's table. Key None: only the run knows the table.
 
-    `confs` has the part of a run's conf that the names depend on.
+    `tries` has the states of the tasks, `reported` the landings in the runs' XComs, and `confs` the part of each run's
+    conf that the names of streams depend on.
     """
 
     tries: dict[Key, dict[str | None, TaskTry]] = field(default_factory=dict)
@@ -70,7 +71,8 @@ class NewestRuns:
     def of(self, session: Session, tasks: Mapping[Key, StreamTask], reporting: Iterable[Key]) -> RunStates:
         """Return the states of tasks in the newest runs of the DAGs.
 
-        :param reporting: tasks whose XComs are returned, too.
+        :param tasks: all tasks with streams.
+        :param reporting: the tasks whose XComs are read, too.
         """
         with_xcoms = {key: tasks[key] for key in reporting}
         runs = RunStates()
@@ -136,6 +138,7 @@ class NewestRuns:
             table = task.table_of(dict(confs[run]))
             newest_tries = to.tries.setdefault((dag_id, task_id), {})
             one = TaskTry(run_id, None if state is None else str(state), at, run)
+            # The newest run counts; and of the instances of a mapped task in a run, the worst state.
             if table not in newest_tries or (-run, _rank(one)) < (-newest_tries[table].run, _rank(newest_tries[table])):
                 newest_tries[table] = one
                 to.confs.setdefault((dag_id, task_id), {})[table] = confs[run]

@@ -49,7 +49,11 @@ class StateReason:
 
 @dataclass(frozen=True, slots=True)
 class StateFacts:
-    """Facts about a stream."""
+    """Facts about a stream.
+
+    `paused`: no run starts until the DAG is unpaused. `lasts`: a run goes on and on. `newest` is the task in the newest
+    run, `landing` the newest landing, `supervised` the last looks; None if there was none.
+    """
 
     paused: bool
     lasts: bool
@@ -59,7 +63,7 @@ class StateFacts:
 
 
 def state_of(facts: StateFacts) -> tuple[PageState, list[StateReason]]:
-    """Return a stream's state and the reasons, the worst first."""
+    """Return the worst state by the facts about a stream, and all reasons, the worst first."""
     states = [*_of_newest_run(facts), *_of_supervision(facts), *_of_pause(facts), *_of_landing(facts)]
     order = list(PageState)
     states.sort(key=lambda one: order.index(one[0]))

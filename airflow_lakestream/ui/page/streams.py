@@ -83,7 +83,10 @@ def streams_of(
 ) -> list[PageStream]:
     """Return the streams of a task: first the table of the scheduler's runs, then the newest tables.
 
-    :param landings: the newest landing by table, if the report names the table.
+    If records or the time choose a task's tables, the task has a single stream, with the table None.
+
+    :param landings: the newest landing by table; None is for reports without a table.
+    :param runs: the newest runs, with their own landings.
     """
     key, usual, by_run = (dag.dag_id, task.task_id), task.table_of({}), task.has_table_by_run
     tries, confs = runs.tries.get(key, {}), runs.confs.get(key, {})
@@ -118,7 +121,7 @@ def streams_of(
 
 
 def row_of(stream: PageStream) -> dict[str, Any]:
-    """Return JSON-ready values."""
+    """Return the page's row of a stream, as JSON-ready values."""
     dag, task, landing, look = stream.dag, stream.task, stream.landing, stream.look
     # Only the scheduler's runs wait until the DAG is unpaused.
     state, reasons = state_of(StateFacts(dag.paused and stream.is_usual, task.lasts, stream.newest, landing, look))
@@ -143,7 +146,10 @@ def row_of(stream: PageStream) -> dict[str, Any]:
 
 
 def _names(dag: StreamDag, task: StreamTask, landing: TaskLanding | None, table: str | None) -> dict[str, str | None]:
-    """Return the names in the newest landing, or else in the DAG file, except templates."""
+    """Return the names in the newest landing, or else in the DAG file, except templates.
+
+    :param table: the table's name for a report without a table; None for the name in the DAG file.
+    """
     reported: Mapping[str, str] = landing.names if landing is not None else {}
     return {
         "topic": reported.get("topic") or task.topic,
@@ -159,7 +165,8 @@ _MOST_PARTITIONS = 200
 def offsets_of(landings: Iterable[TaskLanding]) -> list[dict[str, Any]]:
     """Return by topic and partition the landed and lost ranges, as [from, until], and the holes between.
 
-    Only the given landings count. Earlier landings are unknown, so a bar begins with the first range.
+    Only the given landings count. Earlier landings are unknown, so a bar begins with the first range. At most
+    `_MOST_PARTITIONS` partitions are returned.
     """
     landed: dict[tuple[str, int], list[tuple[int, int]]] = {}
     lost: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -220,7 +227,13 @@ class StreamsPage:
         return f'{{"streams":[{rows}],"supervisors":{supervisors},"at":{json.dumps(datetime.now(UTC).isoformat())}}}'
 
     def hours(self, session: Session, readable: Collection[str]) -> dict[str, Any]:
-        """Return the landed rows by task, table and hour of a day; table None is for reports without a table."""
+        """Return the landed rows by task, table and hour of a day.
+
+        `first` is the first of the 24 hours. Each entry of `streams` has a task, a table and 24 numbers as `rows`. The
+        table is None for reports without a table: each task has such an entry, perhaps of zeros. If records or the time
+        choose the task's tables, this entry is its only one, and has the sum of all tables. `rows` is None if the
+        task's runs report only sums.
+        """
         with self._lock:
             dags = self._dags(session, readable)
         tasks = {(dag.dag_id, task.task_id): task.lasts for dag in dags for task in dag.parsed.streams}
@@ -239,7 +252,9 @@ class StreamsPage:
     def one(
         self, session: Session, key: Key, readable: Collection[str], table: str | None = None
     ) -> dict[str, Any] | None:
-        """Return a stream with history, or None if no readable stream has this key.
+        """Return a stream's row with history, buttons, table contents and offsets.
+
+        Returns None if no readable stream has this key.
 
         :param table: one of the task's tables; None for the usual table.
         """
@@ -267,7 +282,10 @@ class StreamsPage:
     def _find(
         self, session: Session, key: Key, table: str | None, readable: Collection[str]
     ) -> tuple[PageStream | None, int | None, list[str]]:
-        """Return a stream, the id of the newest event, and the DAGs with looks."""
+        """Return a stream, the id of the stream's newest event, and the DAGs with looks.
+
+        The stream is None if no readable stream has this key and table; the id is None if unknown.
+        """
         with self._lock:
             dags = [dag for dag in self._dags(session, readable) if dag.dag_id == key[0] or dag.parsed.looks]
             of_task = [stream for stream in self._streams(session, dags, key[0]) if stream.key == key]

@@ -97,7 +97,9 @@ class SupervisionResults:
         self._read: dict[str, tuple[Any, dict[Named, SupervisionResult]]] = {}
 
     def of(self, session: Session, looks: Mapping[str, Sequence[LookTask]]) -> dict[Named, SupervisionResult]:
-        """Return the last results for each stream.
+        """Return the last results by (table, consumer group), from the newest ended run of each DAG.
+
+        If several DAGs look at a stream, their results are merged.
 
         :param looks: by DAG the tasks with looks.
         """
@@ -122,7 +124,11 @@ class SupervisionResults:
 
 
 def contents_of(session: Session, result: SupervisionResult | None) -> dict[str, Any] | None:
-    """Return the contents of a stream's table at the last look, with the time, or None without a look."""
+    """Return the contents of a stream's table at the last look, with the run and its time.
+
+    Returns None without a look. `document` is None if the look failed; also if the report could not be read, and
+    `problem` then has the error.
+    """
     place = result.contents if result is not None else None
     if place is None:
         return None
@@ -192,7 +198,7 @@ def _results_of(
 
 
 def look_value(value: Any) -> dict[str, Any]:
-    """Return a sensor's value of a look. Raises Odd."""
+    """Return a sensor's value of a look, with checked fields. Raises Odd."""
     known: dict[str, Any] = _LOOK("", value)
     return {**plain("", value), **known}
 

@@ -39,7 +39,10 @@ _OPERATIONS = ("append", "overwrite", "replace", "delete")
 
 @dataclass(frozen=True, slots=True)
 class FreshnessConditions:
-    """Conditions for a fresh table. Ages are seconds, `complete_through` is milliseconds since the epoch."""
+    """Conditions for a fresh table: the arguments of `IcebergSnapshotFreshnessSensor`, parsed.
+
+    Ages are seconds, `complete_through` is milliseconds since the epoch. A condition that is None always holds.
+    """
 
     table: str
     consumer_group: str | None = None
@@ -53,7 +56,10 @@ class FreshnessConditions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> FreshnessConditions:
-        """Read the arguments in the form of users and templates. Raises InvalidArgument."""
+        """Parse the sensor's arguments, in the form of users and templates.
+
+        Raises InvalidArgument for a value that can't work, and if neither `max_age` nor `complete_through` is given.
+        """
         max_age, through = given.get("max_age"), given.get("complete_through")
         idle_after = given.get("idle_after")
         wanted = cls(
@@ -85,8 +91,9 @@ class FreshnessConditions:
 class FreshnessResult:
     """Result of a look: whether the table is fresh, and the reasons.
 
-    `age` is the age of the newest landing or event, in seconds. `through_ms` is the time, in milliseconds since the
-    epoch, up to which the table is known to be complete; with `max_age` alone the time of the newest landing or event.
+    `snapshot_id` and `rows` are of the newest landing that counts. `age` is the age of the newest landing or event, in
+    seconds. `through_ms` is the time, in milliseconds since the epoch, up to which the table is known to be complete,
+    or None if `complete_through` is not reached; with `max_age` alone the time of the newest landing or event.
     """
 
     fresh: bool
@@ -119,10 +126,11 @@ class FreshnessResult:
 
 @dataclass(frozen=True, slots=True)
 class FreshnessFacts:
-    """Facts about a table. Each fact is looked up only if it matters.
+    """Facts about a table. A fact that does not matter is not looked up, and has the default.
 
-    `event_ms` is the newest event; `backlogs` are the backlogs of each group; `incomplete` are the reasons for which
-    the time is not complete, None if no time was asked for.
+    `event_ms` is the time of the newest event, or None without `event_time_column` or without events. `backlogs` are
+    pairs of a group and its backlog in a topic; empty if Kafka was not asked. `incomplete` are the reasons for which
+    `complete_through` is not reached: empty if it is reached, None if it is not given.
     """
 
     history: BranchHistory
@@ -132,7 +140,9 @@ class FreshnessFacts:
 
 
 def measure_freshness(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> FreshnessResult:
-    """Decide whether a table is fresh.
+    """Decide whether a table is fresh: whether `max_age` and `complete_through` hold, if given.
+
+    A table past `max_age` also counts as fresh if its topics are idle; see `_judge_late`.
 
     :param now_ms: the time of the look, in milliseconds since the epoch.
     """
@@ -154,7 +164,10 @@ def measure_freshness(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms
 
 
 def reached_ms(wanted: FreshnessConditions, facts: FreshnessFacts) -> int | None:
-    """Return the time of the newest landing, or of the newest event if `event_time_column` is given."""
+    """Return the time of the newest landing, or of the newest event if `event_time_column` is given.
+
+    The time is in milliseconds since the epoch; None without a landing or an event that counts.
+    """
     if wanted.event_time_column is not None:
         return facts.event_ms
     newest = facts.history.newest
@@ -162,13 +175,16 @@ def reached_ms(wanted: FreshnessConditions, facts: FreshnessFacts) -> int | None
 
 
 def is_young(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> bool:
-    """Return whether the newest landing or event is within `max_age`, even if the topic has no newer record."""
+    """Return whether the newest landing or event is within `max_age`; True without `max_age`.
+
+    Idle topics are not considered here: `_judge_late` considers them.
+    """
     reached = reached_ms(wanted, facts)
     return wanted.max_age is None or (reached is not None and now_ms - reached <= wanted.max_age * 1000)
 
 
 def no_landing_reason(wanted: FreshnessConditions, history: BranchHistory) -> StreamReason:
-    """Return the reason for a table without a counting landing."""
+    """Return the reason for a table without a counting landing: never landed, or expired."""
     if history.expired:
         return StreamReason(
             StreamCause.EXPIRED_LANDING, "the snapshots of all landings have expired, so their age is unknown"
@@ -182,7 +198,10 @@ def no_landing_reason(wanted: FreshnessConditions, history: BranchHistory) -> St
 def _judge_late(
     wanted: FreshnessConditions, facts: FreshnessFacts, age: float | None, now_ms: int
 ) -> tuple[bool, StreamReason]:
-    """Return whether a table past `max_age` counts as fresh, and the reason for the age."""
+    """Return whether a table past `max_age` counts as fresh, and the reason for the age.
+
+    The table counts as fresh only if Kafka was asked, all records of all topics are landed, and `idle_is_fresh` is set.
+    """
     assert wanted.max_age is not None, "see the caller"
     behind = [(group, one) for group, one in facts.backlogs if one.lacking or one.lost]
     age_text = (
@@ -242,7 +261,11 @@ class FreshnessCheck:
         return f"{self.iceberg_conn_id}/{self.wanted.table}"
 
     def look(self, connections: LookConnections, waited: float) -> Looking:
-        """Look once; see `watching.asking.LookCheck`."""
+        """Look once; see `watching.asking.LookCheck`.
+
+        Kafka is asked only for `complete_through`, or, with `kafka_conn_id`, whether the topics of a table past
+        `max_age` are idle.
+        """
         now_ms = int(time.time() * 1000)
         table: Table = yield from ask_table(connections, self.iceberg_conn_id, self.wanted.table)
         facts: FreshnessFacts = yield self._ask("landings", table, partial(self._landings, table, now_ms))
@@ -273,7 +296,10 @@ class FreshnessCheck:
         return column.newest([one.snapshot_id for one in history.recent], now_ms + CLOCK_SKEW_MS)
 
     def _of_kafka(self, connections: LookConnections, table: Table, facts: FreshnessFacts, now_ms: int) -> Step:
-        """Add to the facts the groups' backlogs, and the reasons for which the time is not complete."""
+        """Return the facts with the groups' backlogs, and with the reasons for an incomplete time.
+
+        Without a backlog the time is incomplete: nothing was landed. The reasons stay None without `complete_through`.
+        """
         wanted, backlogs = self.wanted, []
         reasons: list[StreamReason] | None = [] if wanted.complete_through is not None else None
         watch: KafkaWatch = yield ask_kafka(connections, str(self.kafka_conn_id))

@@ -27,11 +27,12 @@ Step = Generator[LookQuestion, Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class TimeCompleteness:
-    """Reasons for which a time is not complete; all are empty if the time is complete.
+    """Reasons for an incomplete time. The time is complete if all sets are empty and `covered` is True.
 
     `missing` are offsets below the boundaries that are not landed. `open` are the partitions with an open boundary,
-    `before` the partitions in which the group begins after the time. `unsettled` are open partitions that would be
-    closed without a transaction under way. `covered`: the ledger knows the first offsets of the time.
+    `before` the partitions in which the group begins after the time. `unsettled` is the part of `open` that would be
+    closed without a transaction under way. `covered` is False if the ledger does not know the first offset of the time:
+    the other fields are then empty. `partitions` is the number of all partitions.
     """
 
     topic: str
@@ -80,7 +81,10 @@ class TimeCompleteness:
 
 
 def covered_part(entry: TopicEntry, at_ms: int) -> Interval | None:
-    """Return the covered time that reaches up to `at_ms`, in milliseconds since the epoch, or None."""
+    """Return the covered time that begins before `at_ms` and reaches to `at_ms` or further.
+
+    Returns None if no covered time does. Times are milliseconds since the epoch.
+    """
     return next((part for part in entry.covered if part[0] < at_ms <= part[1]), None)
 
 
@@ -94,12 +98,17 @@ def measure_completeness(
 ) -> TimeCompleteness:
     """Decide whether all of a topic is landed up to a time.
 
-    :param highs: the boundary of the time, by partition.
-    :param lows: the start of the covered time that reaches up to it, by partition; None without a covered time.
-    :param ends: by partition, the log's end, records of open transactions included: a partition without a record at or
-        after the time counts as closed once all up to there is landed. None: it never does.
+    For a group that never resumed, without a covered time, the result has `covered=False`.
 
-    Raises DataLoss for offsets that Kafka no longer has.
+    :param highs: the boundary of the time, by partition.
+    :param lows: by partition, the boundary at the start of the covered time that contains the time; None without a
+        covered time.
+    :param table: the table's name, for the error.
+    :param ends: by partition, the log's end, records of open transactions included: a partition without a record at or
+        after the time counts as closed once all up to that end is landed. None: such a partition never counts as
+        closed.
+
+    Raises DataLoss for missing offsets that Kafka no longer has.
     """
     state, entry, topic = backlog.state, backlog.entry, backlog.topic
     if not entry.origin and lows is None:
@@ -121,15 +130,19 @@ def measure_completeness(
 def begins_of(
     backlog: TopicBacklog, partitions: Mapping[int, object], lows: Mapping[int, TimeBoundary] | None
 ) -> dict[int, int]:
-    """Return, by partition, the first offset of a time that belongs to the group.
+    """Return, by partition, the group's first offset of a time.
 
-    :param lows: the start of the covered time that reaches up to it, by partition; None without a covered time.
+    A group that has resumed begins at its origin; a group that has landed an interval begins at the interval's start.
+    If both are known, the lower offset counts; if neither is known, 0.
+
+    :param partitions: the partitions, as keys; the values are not used.
+    :param lows: by partition, the boundary at the start of the covered time; None without a covered time.
     """
     return {p: _begin(backlog, lows or {}, p) for p in partitions}
 
 
 def _begin(backlog: TopicBacklog, lows: Mapping[int, TimeBoundary], partition: int) -> int:
-    """Return the partition's first offset of this time that belongs to the group."""
+    """Return the group's first offset in a partition; see `begins_of`."""
     origin = backlog.entry.origin
     # A partition added after the origin was fixed begins at 0.
     begins = [origin.get(partition, 0)] if origin else []
@@ -143,14 +156,20 @@ def _names(topic: str, partitions: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class CompletenessQuestions:
-    """Asks Kafka for the facts behind the completeness of a table; `conn_id` names the watch in questions."""
+    """Questions to Kafka about the completeness of a table.
+
+    `conn_id` identifies the watch in the keys of questions; `table` is for errors.
+    """
 
     watch: KafkaWatch
     conn_id: str
     table: str
 
     def backlog(self, ledger: Ledger, topic: str) -> Step:
-        """Return the topic offsets that a ledger lacks, as a `TopicBacklog`. Raises TopicReplaced, LogTruncated."""
+        """Return the backlog of a topic by a ledger, as a `TopicBacklog`.
+
+        Raises TopicReplaced, LogTruncated.
+        """
         key, answer = ("topic", self.conn_id, topic), partial(self.watch.topic, topic)
         state = yield LookQuestion((*key, True), answer)
         try:
@@ -167,7 +186,7 @@ class CompletenessQuestions:
         return LookQuestion(key, partial(self.watch.high_watermarks, state), keep=0.0)
 
     def boundaries(self, backlog: TopicBacklog, at_ms: int) -> LookQuestion:
-        """Ask for the boundary of a time, by partition."""
+        """Ask for the boundary of a time, in milliseconds since the epoch, by partition."""
         # Use the ends of the same look: a boundary at or past them is open.
         ends = tuple(sorted((p, marks.end) for p, marks in backlog.state.marks.items()))
         key = ("boundaries", self.conn_id, backlog.state.identity, ends, at_ms)

@@ -47,10 +47,11 @@ class EventTimes:
         return cls(table, column, field.field_id, field.field_type)
 
     def newest(self, snapshot_ids: Iterable[int], until_ms: int) -> int | None:
-        """Return the newest event in files that these snapshots added, or None without files.
+        """Return the newest event in the files added by the given snapshots.
 
-        A file with an event dated after `until_ms` is skipped: its bound does not show the newest past event. Raises
-        InvalidArgument if the manifests keep no bounds of the column.
+        Returns None without an event up to `until_ms`. Times are milliseconds since the epoch. A file with an event
+        dated after `until_ms` is skipped: its bound does not show the newest past event. Raises InvalidArgument if the
+        manifests keep no bounds of the column.
         """
         newest: int | None = None
         for file in self._files(set(snapshot_ids)):
@@ -73,6 +74,7 @@ class EventTimes:
 
     def _check_empty(self, file: DataFile) -> None:
         nulls = (file.null_value_counts or {}).get(self.field_id)
+        # A file without rows, or with only nulls, has no bounds for a good reason.
         if file.record_count and nulls != file.record_count:
             raise InvalidArgument(
                 _ARGUMENT,

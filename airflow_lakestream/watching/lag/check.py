@@ -47,7 +47,11 @@ class LagLimits:
     per_partition: bool = True
 
     def far(self, lags: Iterable[PartitionLag]) -> list[PartitionLag]:
-        """Return the partitions over the limit; if the sum is over the limit, all partitions with lag."""
+        """Return the partitions over a limit of records or age.
+
+        If `records` limits the sum of the partitions (`per_partition` is False), a sum over the limit returns all
+        partitions with lag.
+        """
         behind = [lag for lag in lags if lag.records]
         too_many = [lag for lag in behind if self._too_many(lag, sum(one.records for one in behind))]
         return [lag for lag in behind if lag in too_many or self._too_old(lag)]
@@ -84,7 +88,13 @@ class ConsumerLag:
         return None if self.progress.newest_at is None else max(0.0, self.now - self.progress.newest_at)
 
     def judge(self, limits: LagLimits, *, fail: bool) -> Verdict:
-        """Compare the lag with the limits. A consumer over a limit fails with `fail`, and waits without."""
+        """Compare the lag with the limits.
+
+        A consumer without unread records is always done. `batch_age` limits only a consumer with unread records, for
+        which an unknown age counts as too old.
+
+        :param fail: True: a consumer over a limit has failed. False: it is waiting.
+        """
         lags = self.partitions
         behind = [lag for lag in lags if lag.records]
         lost = reasons_lost(self.unread)
@@ -102,6 +112,7 @@ class ConsumerLag:
         outcome = LookOutcome.FAILED if fail else LookOutcome.WAITING
         # A partition that never had a record does not count for the comparison.
         used = sum(marks.end > 0 for one in self.unread for marks in one.state.marks.values())
+        # Late partitions: only some partitions are over the limit, and some have no lag at all.
         late = 0 < len(far) < used and len(behind) < used
         return Verdict(outcome, (*self._behind_reasons(behind, worst, is_old, late), *lost), value)
 
@@ -141,6 +152,7 @@ class ConsumerLag:
             "lag": sum(lag.records for lag in lags),
             "partitions": partitions,
             "worst": worst and {"topic": worst.topic, "partition": worst.partition, "lag": worst.records},
+            # Without a timestamp of unread records the greatest age is unknown, and without unread records it is 0.
             "seconds": max((lag.seconds for lag in lags if lag.seconds is not None), default=None if worst else 0.0),
             "batch_age": self.batch_age,
             "lost": sum(one.lost.width for one in self.unread),
@@ -149,7 +161,10 @@ class ConsumerLag:
 
 @dataclass(frozen=True, kw_only=True)
 class LagCheck(ConsumerSource):
-    """Waits until a consumer is near the end of the topics; the arguments are the sensor's."""
+    """Waits until a consumer is near the end of the topics. The fields are `CheckpointLagSensor`'s arguments.
+
+    Without a limit no record may be unread. Raises InvalidArgument.
+    """
 
     max_lag_records: Any = None
     max_lag_seconds: Any = None

@@ -20,7 +20,11 @@ Step = Generator[LookQuestion, Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class UnreadLevel:
-    """Unread offsets of a consumer; `reached`: enough for a run; `seconds`: age of the oldest record seen."""
+    """Unread offsets of a consumer.
+
+    `reached`: the unread offsets are enough for a run. `seconds`: age of the oldest unread record seen, or None.
+    `partitions`: number of unread offsets by topic and partition, as text.
+    """
 
     reached: bool
     ranges: RangeSet
@@ -31,13 +35,16 @@ class UnreadLevel:
 
 @dataclass(frozen=True, kw_only=True)
 class LevelWatch(ConsumerSource):
-    """A consumer, with the level: a number of unread records, or an age of the oldest in seconds."""
+    """A consumer, with the level: `min_records` unread records, or an unread record of `min_wait` seconds."""
 
     min_records: int | None = None
     min_wait: float | None = None
 
     def look(self, connections: LookConnections) -> Step:
-        """Return `UnreadLevel`. Raises the errors of `ConsumerSource`."""
+        """Look once. Returns `UnreadLevel`; raises the errors of `ConsumerSource`.
+
+        For a consumer that has not begun, all records of the given topics are unread.
+        """
         progress = yield from self._read(connections)
         now = time.time()
         before_ms = None if self.min_wait is None else int((now - self.min_wait) * 1000)
@@ -70,14 +77,21 @@ class LevelWatch(ConsumerSource):
 
 @dataclass
 class LevelAlarm:
-    """Alarm for unread records: fires again once all are read, or after `again_after` seconds."""
+    """Alarm for unread records: fires when the level is reached.
+
+    Then the alarm is silent until all records for which it fired are read, or `again_after` seconds have passed.
+    """
 
     again_after: float
     fired_for: RangeSet | None = None
     fired_at: float = 0.0
 
     def fires(self, waiting: UnreadLevel, now: float) -> bool:
-        """Return whether to fire; if yes, remember the ranges."""
+        """Return whether to fire, and remember the ranges and the time of a firing.
+
+        :param waiting: the level now.
+        :param now: seconds since the epoch.
+        """
         if self.fired_for is not None:
             is_done = not self.fired_for & waiting.ranges
             if not is_done and now - self.fired_at < self.again_after:

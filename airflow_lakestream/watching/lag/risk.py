@@ -24,10 +24,11 @@ LAST_PART = 4
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """State of a partition at a moment. Rates are records per second; times are seconds since the epoch.
+    """State of a partition at a moment. Times are seconds since the epoch.
 
-    `unread` is the number of unread records, `first_at` the timestamp of the first. `capacity` is the number of records
-    that fit into the log by size; None without a limit.
+    `unread` is the number of unread records, `first_at` the timestamp of the first. `produced` and `landed` are rates,
+    in records per second. `retention` is in seconds, `capacity` the number of records that fit into the log by size;
+    None without such a limit.
     """
 
     unread: int
@@ -40,18 +41,25 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class TimeLeft:
-    """Seconds until the first unread record leaves: at current rates, and if reading stops."""
+    """Seconds until the first unread record leaves the log; infinite for never.
+
+    `going_on` is for the current rates, `stopped` for a consumer that stops reading now.
+    """
 
     going_on: float = math.inf
     stopped: float = math.inf
 
     def is_short(self, wanted: float) -> bool:
-        """Whether less than `wanted` seconds are left."""
+        """Whether less time is left than wanted.
+
+        At current rates `wanted` seconds have to be left; if reading stops, a quarter of them, since in the last
+        quarter no rate is trusted.
+        """
         return self.going_on < wanted or self.stopped < wanted / LAST_PART
 
 
 def time_left(view: PartitionView, now: float) -> TimeLeft:
-    """Return the time until the first unread record leaves the log."""
+    """Return the time until the first unread record leaves the log, by age or by size, whichever is sooner."""
     if not view.unread:
         return TimeLeft()
     by_time, by_size = _by_time(view, now), _by_size(view)
@@ -77,7 +85,10 @@ def _by_size(view: PartitionView) -> TimeLeft:
 
 
 def rate_to_catch_up(view: PartitionView, left: TimeLeft) -> float:
-    """Return the rate (records per second) for reading everything within half of the time left."""
+    """Return the rate (records per second) for reading all unread records within half of the time left.
+
+    `left.stopped` counts as the time left. If it is infinite, the rate at which records are produced is enough.
+    """
     if not view.unread:
         return 0.0
     within = left.stopped / 2
@@ -128,7 +139,11 @@ class RetentionRisk:
     every: float | None
 
     def judge(self, wanted: float, watch_for: float | None, waited: float) -> Verdict:
-        """Fail if less than `wanted` seconds are left or records are lost; otherwise be done, after `watch_for`."""
+        """Fail if less than `wanted` seconds are left, or if records are lost; otherwise be done.
+
+        :param watch_for: seconds to wait before being done; None: be done at once.
+        :param waited: seconds since the task began.
+        """
         short = [one for one in self.partitions if one.left.is_short(wanted)]
         reasons = [*self._expiring_reasons(short, wanted), *reasons_lost(self.unread)]
         if reasons:
@@ -190,7 +205,7 @@ class RetentionRisk:
 
 @dataclass(frozen=True, kw_only=True)
 class RiskCheck(ConsumerSource):
-    """Fails before unread records leave the log; the arguments are the sensor's."""
+    """Fails before unread records leave the log. The fields are the arguments of `RetentionRiskSensor`."""
 
     min_time_left: Any = "1h"
     watch_for: Any = None
@@ -235,7 +250,10 @@ class RiskCheck(ConsumerSource):
 
 
 def every_of(progress: ConsumerProgress) -> float | None:
-    """Return the seconds between the consumer's runs, from the last commits, or None if unknown."""
+    """Return the usual number of seconds between the consumer's runs, or None if unknown.
+
+    It is the median over the last commits; several commits of a run count as one.
+    """
     first: dict[str, float] = {}
     for step in progress.steps or ():
         first[step.run] = min(step.at, first.get(step.run, step.at))
@@ -246,7 +264,11 @@ def every_of(progress: ConsumerProgress) -> float | None:
 def partition_risks(
     unread: UnreadOffsets, settings: TopicSettings, progress: ConsumerProgress, every: float | None, now: float
 ) -> list[PartitionRisk]:
-    """Return the risk of each partition of a topic."""
+    """Return the risk of each partition of a topic.
+
+    :param every: seconds between the consumer's runs, or None if unknown.
+    :param now: seconds since the epoch.
+    """
     topic = unread.state.identity.topic
     window = _landing_window(settings, progress, every, now)
     recent = [step for step in progress.steps or () if step.at > now - window]
@@ -282,7 +304,11 @@ def _landing_window(settings: TopicSettings, progress: ConsumerProgress, every: 
 
 
 def _capacity(retention: TopicRetention, sizes: Sequence[int], held: int) -> float | None:
-    """Return the least number of records to fill a partition by size."""
+    """Return the least number of records to fill a partition by size, or None if unlimited or unknown.
+
+    :param sizes: bytes of a few records.
+    :param held: the number of offsets in the log now.
+    """
     if retention.size is None or not sizes:
         return None
     # The log is compressed, and these sizes are not. So take at least what the log holds now, without the segment that

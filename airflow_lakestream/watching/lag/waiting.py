@@ -42,7 +42,12 @@ class TopicBacklog:
 
 
 def backlog_of(ledger: Ledger, state: TopicState, table: str) -> TopicBacklog:
-    """Return the backlog of a topic by a ledger. Raises TopicReplaced, LogTruncated."""
+    """Return the backlog of a topic by a ledger.
+
+    :param table: the table's name, for the errors.
+
+    Raises TopicReplaced if the ledger has the topic with another id, LogTruncated if the log ends below landed offsets.
+    """
     topic = state.identity.topic
     check_identity(ledger, state.identity, table)
     entry = ledger.entry(state.identity)
@@ -107,7 +112,7 @@ class UnreadOffsets:
 
 
 def reasons_lost(unread: Iterable[UnreadOffsets]) -> list[StreamReason]:
-    """Return the reason for lost records of these topics, if any, as a list."""
+    """Return a list with the reason for lost records, or an empty list if no record is lost."""
     lost_texts = [format_ranges(one.lost) for one in unread if one.lost]
     return (
         [StreamReason(StreamCause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(lost_texts)}")]
@@ -118,16 +123,21 @@ def reasons_lost(unread: Iterable[UnreadOffsets]) -> list[StreamReason]:
 
 @dataclass(frozen=True)
 class TopicLook:
-    """Looks at a topic through a watch; `conn_id` names the watch in questions."""
+    """Looks at a topic through a watch. `conn_id` identifies the watch in the keys of questions."""
 
     conn_id: str
     watch: KafkaWatch
     state: TopicState
 
     def behind_holes(self, ranges: RangeSet, lost: RangeSet, *, reread: bool = False) -> Asking:
-        """Find the first unread records. Markers and aborted records do not count as lag, in front of records or alone.
+        """Find the first unread records. Returns `UnreadOffsets` with these records' timestamps as `oldest`.
 
-        Returns `UnreadOffsets`, whose `oldest` are the timestamps of the first records.
+        Markers and aborted records do not count as lag: they are removed from the unread offsets if they are in front
+        of the first unread record, or if no record follows.
+
+        :param ranges: the unread offsets.
+        :param lost: the unread offsets that Kafka no longer has; returned unchanged.
+        :param reread: read records again that an earlier look has read: compaction may have removed them.
         """
         topic = self.state.identity.topic
         firsts: dict[int, FirstRecord] = {}
@@ -153,10 +163,15 @@ class TopicLook:
         return UnreadOffsets(self.state, ranges, lost, firsts, {p: first.timestamp_ms for p, first in firsts.items()})
 
     def waiting(self, ranges: RangeSet, lost: RangeSet, before_ms: int | None) -> Asking:
-        """Find the unread and the overdue offsets.
+        """Find the unread and the overdue offsets. Returns `UnreadOffsets`.
 
-        Overdue are records from before `before_ms`. If it is None, the partitions share the number of timestamps that
-        are read for a single partition. Returns `UnreadOffsets`.
+        A partition with too many records or bytes to read is `crowded`: all its unread offsets count as overdue.
+
+        :param ranges: the unread offsets; holes at their beginning are removed, see `behind_holes`.
+        :param lost: the unread offsets that Kafka no longer has; returned unchanged.
+        :param before_ms: records from before this time are overdue. None: no record is overdue, timestamps are read
+            only for `oldest`, and all partitions together share the number of timestamps that is otherwise read for
+            each partition.
         """
         unread = yield from self.behind_holes(ranges, lost, reread=before_ms is not None)
         topic = self.state.identity.topic
@@ -178,9 +193,12 @@ class TopicLook:
         return replace(unread, oldest=oldest, overdue=overdue, crowded=crowded)
 
     def _overdue_below(self, unread: UnreadOffsets, proven: list[int], before_ms: int | None) -> Asking:
-        """Find the unread offsets below the first record of a young enough age: all are overdue.
+        """Find the overdue offsets of partitions with an overdue first unread record.
 
-        If that record is ahead of the unread offsets, only the first unread record is proven to be overdue.
+        All unread offsets are overdue that come before the log's first record with a timestamp at or after `before_ms`.
+        If that record is in front of the unread offsets, only the first unread record is proven to be overdue.
+
+        :param proven: these partitions.
         """
         if not proven or before_ms is None:
             return RangeSet()

@@ -23,6 +23,8 @@ from airflow_lakestream.watching.partitions.telling import EmittedPartitions, Pa
 def check_columns(table: Table, column: str, every: PartitionLength) -> None:
     """Refuse a table without the times of rows or the positions of records.
 
+    :param column: the column of times, at the top level of the schema; a date only for partitions of a day.
+
     Raises InvalidArgument, NoPositions.
     """
     event_times = EventTimes.of(table, column)
@@ -36,9 +38,17 @@ def check_columns(table: Table, column: str, every: PartitionLength) -> None:
 def late_rows(
     table: Table, column: str, every: PartitionLength, before: EmittedPartitions, unseen: RangeSet
 ) -> dict[int, int]:
-    """Return the number of rows of unseen offsets in emitted partitions, by the partition's start.
+    """Return the number of late rows by the start of the emitted partition.
 
-    Reads only files that may hold such offsets. Raises UnreadableRows.
+    Late are rows with an offset in `unseen` and a time in a partition of `before`. Only files that may hold such
+    offsets are read.
+
+    :param column: the column of times, see `check_columns`.
+    :param every: the length of the partitions.
+    :param before: the partitions emitted up to now.
+    :param unseen: offsets landed since the last emission.
+
+    Raises UnreadableRows.
     """
     late: Counter[int] = Counter()
     if not unseen:
@@ -59,7 +69,10 @@ def _files(table: Table, unseen: RangeSet) -> Iterator[FileScanTask]:
 
 
 def _starts(times: pa.ChunkedArray, every: PartitionLength) -> dict[int, int]:
-    """Return the number of times in each partition, by the partition's start. Nulls are left out."""
+    """Return the number of rows by the start of the partition with the row's time.
+
+    :param times: the rows' times; nulls are left out.
+    """
     times = times.drop_null()
     kind = times.type
     as_ms = pa.timestamp("ms", kind.tz if pa.types.is_timestamp(kind) else None)

@@ -93,7 +93,11 @@ class PartitionsLook:
     def look(self, connections: LookConnections, before: EmittedPartitions, now_ms: int | None = None) -> Step:
         """Look once. Returns `PartitionsResult`.
 
-        Raises NotThere, DataLoss, UnreadableTable, NoPositions, InvalidArgument, and the errors of ledgers and Kafka.
+        :param before: the partitions emitted up to now.
+        :param now_ms: milliseconds since the epoch; None: the present time.
+
+        Raises NotThere without the table or the ledger, DataLoss, UnreadableTable, NoPositions, InvalidArgument, and
+        the errors of ledgers and Kafka.
         """
         now_ms = int(time.time() * 1000) if now_ms is None else now_ms
         table: Table = yield from ask_table(connections, self.iceberg_conn_id, self.table)
@@ -109,9 +113,14 @@ class PartitionsLook:
     def decide(
         self, watch: KafkaWatch, ledger: Ledger, before: EmittedPartitions, new_rows: Mapping[int, int], now_ms: int
     ) -> Step:
-        """Decide about the partitions to emit. Returns `PartitionsResult`. Raises DataLoss if none is left.
+        """Decide about the partitions to emit. Returns `PartitionsResult`.
 
-        :param found: new rows in emitted partitions, by the partition's start.
+        Only partitions that are complete in all topics of the ledger are emitted.
+
+        :param new_rows: late rows found now in emitted partitions, by the partition's start.
+
+        Raises DataLoss if records are lost and no partition can be emitted; otherwise the result's reasons contain the
+        loss.
         """
         late = late_of(before, new_rows)
         spans: Sequence[Interval] = emission_candidates(before, self.size, self.since_ms, now_ms, late)
@@ -165,10 +174,10 @@ class _TopicSpans:
         self.reasons: list[StreamReason] = []
 
     def complete(self, spans: Sequence[Interval]) -> Step:
-        """Return the complete spans among sorted spans.
+        """Return the complete spans among sorted spans; also set `reasons`, `losses` and `by_origin`.
 
-        Among spans within the same covered time, or outside of any, each is complete if a later span is. So Kafka is
-        asked about few spans.
+        Among spans within the same covered time, or outside of any, each span is complete if a later span is complete.
+        So a binary search asks Kafka about few spans. `by_origin` are the complete spans outside of any covered time.
         """
         complete_spans: list[Interval] = []
         for part, group in itertools.groupby(spans, partial(part_of, self._backlog.entry)):
@@ -190,7 +199,13 @@ class _TopicSpans:
         return complete_spans
 
     def _doubtful_partitions(self, lows: Mapping[int, TimeBoundary]) -> str:
-        """Return as text the partitions with possibly removed records at the beginning of a covered time."""
+        """Return as text the partitions with possibly removed records at the beginning of a covered time.
+
+        In such a partition the log now begins with the covered time, and the offset before is not in the ledger: Kafka
+        may have removed records of the time.
+
+        :param lows: by partition, the boundary at the start of the covered time.
+        """
         state, held = self._backlog.state, self._backlog.entry.held
         topic = state.identity.topic
         starts = [(p, low.offset) for p, low in lows.items() if 0 < low.offset == state.marks[p].low]
@@ -201,8 +216,9 @@ class _TopicSpans:
     def _begins_by(self, span: Interval) -> Step:
         """Return whether the group certainly begins at the span's start, or before.
 
-        If the log begins with the span, Kafka may have lost records of the span. Records below the group's beginning
-        were never landed.
+        An earlier emission may have noted this. Otherwise the group's first offset is compared with the boundary of the
+        span's start: records below the group's beginning were never landed. If the log itself begins with the span, the
+        answer is False, since Kafka may have removed records of the span.
         """
         if self._begun is not None and self._begun.holds(span, self._backlog.entry):
             return True
@@ -213,7 +229,10 @@ class _TopicSpans:
         )
 
     def _is_lacking(self, span: Interval, lows: Mapping[int, TimeBoundary] | None) -> Step:
-        """Return whether something of the span is not landed, or may still come."""
+        """Return whether records of the span are not landed, or may still come.
+
+        A loss is added to `losses`, and counts as lacking. The reasons are noted for the span.
+        """
         highs = yield from self._boundaries_at(span[1])
         idle = self._idle_seconds is not None and self._now_ms - span[1] >= self._idle_seconds * 1000
         if idle and self._ends is None:
@@ -248,7 +267,10 @@ def check_since(argument: str, value: object) -> int:
 
 
 def _first_index(spans: Sequence[Interval], holds: Holds) -> Step:
-    """Return the index of the first span with `holds`, if `holds` is true for all later spans, too."""
+    """Return the index of the first span with `holds`, by binary search; or the number of spans.
+
+    `holds` must be true for all spans after the first span with `holds`.
+    """
     low, high = 0, len(spans)
     while low < high:
         middle = (low + high) // 2

@@ -41,15 +41,19 @@ class PartitionLength(StrEnum):
         )
 
     def between(self, since_ms: int, until_ms: int) -> list[Interval]:
-        """Return the whole partitions within a time, in order."""
+        """Return the whole partitions within a time, in order.
+
+        A partition that begins before `since_ms`, or ends after `until_ms`, is left out.
+        """
         first = -(-since_ms // self.width_ms) * self.width_ms
         return [(at, at + self.width_ms) for at in range(first, until_ms - self.width_ms + 1, self.width_ms)]
 
 
 class GroupBeginning(NamedTuple):
-    """A time (milliseconds since the epoch) after the beginning of a group, with the group's origin as text.
+    """A time (milliseconds since the epoch) at which a group had begun, with the group's origin as text.
 
-    A rollback to before its first landing lets the group begin again, with another origin.
+    A rollback to before the group's first landing lets the group begin again, with another origin: the time is then no
+    longer valid.
     """
 
     at_ms: int
@@ -91,7 +95,10 @@ class EmittedPartitions:
         return any(start <= span[0] and span[1] <= end for start, end in overlapping(self.spans, *span))
 
     def unseen(self, ledger: Ledger) -> RangeSet:
-        """Return the offsets landed since the last emission; empty before the first emission."""
+        """Return the offsets landed since the last emission.
+
+        The result is empty before the first emission: no row can then be late.
+        """
         if not self.spans:
             return RangeSet()
         return union(ranges - self.landed.get(key, RangeSet()) for key, ranges in landed_of(ledger).items())
@@ -138,7 +145,11 @@ def landed_of(ledger: Ledger) -> dict[Incarnation, RangeSet]:
 
 
 def late_of(before: EmittedPartitions, new_rows: Mapping[int, int]) -> dict[int, int]:
-    """Return the late rows not emitted yet: found now or before."""
+    """Return the late rows still to be emitted, by the partition's start.
+
+    :param before: the state with the late rows found by earlier looks.
+    :param new_rows: the late rows found now.
+    """
     starts = sorted({*before.waiting, *new_rows})
     return {start: before.waiting.get(start, 0) + new_rows.get(start, 0) for start in starts}
 
@@ -147,6 +158,9 @@ def emission_candidates(
     before: EmittedPartitions, every: PartitionLength, since_ms: int, until_ms: int, late: Iterable[int]
 ) -> list[Interval]:
     """Return the candidates for an emission, in order.
+
+    These are the whole partitions from `since_ms` until `until_ms` that are not emitted yet, and the emitted partitions
+    with late rows.
 
     :param late: the starts of partitions with late rows.
     """
@@ -161,7 +175,10 @@ def plan_emission(
     complete: Collection[Interval],
     by_origin: Mapping[Incarnation, Collection[Interval]] | None = None,
 ) -> PartitionEmission | None:
-    """Return the emission of the oldest complete partitions, or None without a complete partition.
+    """Return the emission of the oldest complete partitions, `MOST_EMITTED` at most.
+
+    Returns None without a complete partition. Late rows of partitions that are not emitted now wait in the state after
+    the emission.
 
     :param late: see `late_of`.
     :param complete: the candidates that are complete.
@@ -187,7 +204,13 @@ def _new_beginnings(
     by_origin: Mapping[Incarnation, Collection[Interval]],
     spans: Collection[Interval],
 ) -> dict[Incarnation, GroupBeginning]:
-    """Return the new beginnings of the group, by topic."""
+    """Return by topic the beginnings of the group to note with this emission.
+
+    A topic has a beginning if a partition to emit is complete because the group had begun by then. A known beginning is
+    replaced only if the group has another origin now.
+
+    :param spans: the partitions to emit.
+    """
     beginnings = {}
     for identity, entry in ledger.topics.items():
         key = identity.topic, identity.topic_id

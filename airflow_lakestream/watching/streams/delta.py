@@ -63,6 +63,8 @@ def look_back(
 ) -> BranchHistory:
     """Return the group's landings from the log; `snapshot_id` is the version.
 
+    `since` has only versions of other writers that change files, among the newest MOST_SINCE versions.
+
     :param store: a store whose root is the table's folder.
     :param since_ms: include landings from then on, MOST_RECENT at most, not only the last few.
     :param topic: only landings of this topic count.
@@ -77,6 +79,7 @@ def look_back(
         if len(recent) >= RECENT and (since_ms is None or record.at_ms < since_ms or len(recent) >= MOST_RECENT):
             break
         recent.append(record)
+    # The versions above the group's newest landing, but at most the newest MOST_SINCE.
     begin = head.version - MOST_SINCE if newest is None else max(newest, head.version - MOST_SINCE)
     since: list[SnapshotRecord] = []
     rolled_back: list[SnapshotRecord] = []
@@ -99,7 +102,8 @@ def landings_after(
 ) -> NewLandings:
     """Return the landings after a cursor, from the log: versions only grow, even by a RESTORE.
 
-    A cursor's number is the version plus 1, since the first version is 0. Raises UnreadableLedger.
+    A cursor's number is the version plus 1, since the first version is 0. If the log no longer has all versions after
+    the cursor, the oldest event has `earlier_expired`. Raises UnreadableLedger.
     """
     begin = cursor.of(head.table_id).sequence
     events: list[LandingEvent] = []

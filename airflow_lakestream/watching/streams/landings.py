@@ -94,7 +94,7 @@ class BranchHistory:
 
     @property
     def newest(self) -> SnapshotRecord | None:
-        """The newest counting snapshot."""
+        """The newest counting snapshot, or None."""
         return self.recent[0] if self.recent else None
 
     @property
@@ -104,11 +104,15 @@ class BranchHistory:
         landings = [one.landing for one in self.recent if one.landing is not None and one.landing.rows]
         for landing in landings:
             if landing.run_id == landings[0].run_id:
+                # A run may have several landings: a column is silent only if it had no value in all of them.
                 silent = in_both(silent, landing.silent)
         return silent or {}
 
     def reasons(self, now_ms: int) -> list[StreamReason]:
-        """Return reasons against trusting the table's newest snapshot alone."""
+        """Return reasons against trusting the newest snapshot alone.
+
+        The reasons are silent columns, rolled back landings, and later snapshots of compactions and other writers.
+        """
         reasons = []
         if silent := silent_texts(self.silent):
             texts = "; ".join(silent[:_SHOWN]) + (f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else "")
@@ -139,14 +143,17 @@ def look_back(
     since_ms: int | None = None,
     topic: str | None = None,
 ) -> BranchHistory:
-    """Return a branch's landings.
+    """Return a branch's history: the counting landings, and the newer snapshots.
+
+    Landings under former names of the group count, too.
 
     :param consumer_group: whose landings count; None: every group's.
     :param operations: only snapshots of these operations count; without a group, also snapshots of other writers.
     :param since_ms: include all snapshots that count from then on, not only the last few.
     :param topic: only landings of this topic count; landings of other topics are left out.
 
-    Raises InvalidArgument if the branch does not exist, UnreadableLedger.
+    Raises InvalidArgument if the branch does not exist, UnreadableLedger; and without a landing also the errors of
+    `read_ledgers`, since the ledger then decides whether landings have expired.
     """
     metadata = table.metadata
     names = None if consumer_group is None else names_of(metadata.properties, consumer_group)
@@ -164,6 +171,7 @@ def look_back(
             if enough:
                 break
             recent.append(record)
+        # A newer snapshot of another writer. Landings of other groups, and of other operations, are left out.
         elif not recent and codec.SUMMARY_LANDING_ID not in ledger_store.summary_of(snapshot):
             since.append(record)
         if consumer_group is not None and _starts_over(snapshot, consumer_group):
@@ -174,7 +182,7 @@ def look_back(
 
 
 def newest_snapshots(table: Table, most: int) -> list[SnapshotRecord]:
-    """Return the newest snapshots of main, by any writer. Raises UnreadableLedger."""
+    """Return the newest snapshots of main, by any writer, newest first. Raises UnreadableLedger."""
     metadata = table.metadata
     snapshots = islice(ledger_store.ancestors(metadata, ledger_store.head_of(metadata)), most)
     return [_record_of(snapshot, metadata, None) for snapshot in snapshots]
@@ -229,7 +237,13 @@ def _starts_over(snapshot: Snapshot, consumer_group: str) -> bool:
 def _rolled_back(
     metadata: TableMetadata, names: Collection[str] | None, recent: list[SnapshotRecord]
 ) -> Iterator[SnapshotRecord]:
-    """Yield landings outside of every branch, newer than all counting snapshots: offsets that may be landed again."""
+    """Yield landings outside of every branch, newer than all counting snapshots.
+
+    Their offsets may be landed again.
+
+    :param names: the group's names, or None for every group.
+    :param recent: the counting snapshots.
+    """
     in_branches = {
         one.snapshot_id
         for branch in {MAIN_BRANCH, *metadata.refs}
@@ -305,7 +319,7 @@ class IcebergStreams:
         return read_ledgers(self.table, consumer_group)[consumer_group]
 
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> BranchHistory:
-        """Return a group's landings, of a topic or all. Raises UnreadableLedger, UndecidedLedger."""
+        """Return a group's landings, of a topic or all; see `look_back` for the errors."""
         return look_back(self.table, consumer_group, topic=topic or None, since_ms=since_ms)
 
     def cursor(self) -> EventCursor:

@@ -51,11 +51,11 @@ class LakeConnections(Protocol):
 
 @dataclass(frozen=True)
 class StreamSearch:
-    """The search for streams: tables, namespaces, checkpoints.
+    """The search for streams by tables, namespaces and checkpoints.
 
     :param tables: names as `namespace.table`, or paths or URIs of Delta tables.
-    :param namespaces: all their tables with a ledger are looked at.
-    :param checkpoints: of Spark queries; the tables of the bundled apps' queries are looked at, too.
+    :param namespaces: all tables in these namespaces that have a ledger are looked at.
+    :param checkpoints: checkpoints of Spark queries. For a query of a bundled app the table is looked at, too.
     :param group: look only at the streams of this consumer group.
     :param landings_ms: report all landings of this many milliseconds; by default the last few.
     """
@@ -71,8 +71,9 @@ class StreamSearch:
     def streams(self, now_ms: int, max_age: float) -> list[StreamStatus]:
         """Look at all streams; see `status.stream_status` for the arguments.
 
-        A stream that can't be looked at is in the list, in the state UNSEEN. Raises InvalidArgument if a table or
-        namespace does not exist, NotThere without a checkpoint, and the errors of opening a catalog or a store.
+        A stream that can't be looked at is in the list, in the state UNSEEN. Raises InvalidArgument if a given table or
+        namespace does not exist, NotThere if a checkpoint does not exist, and the errors of opening a catalog or a
+        store.
         """
         topics = _LookTopics(self.kafka, int(now_ms - max_age * 1000))
         all_facts: list[StreamFacts] = []
@@ -163,7 +164,12 @@ class _LookTopics:
     unanswered: list[KafkaUnavailable] = field(default_factory=list)
 
     def compared(self, facts: StreamFacts, read_backlog: Callable[[TopicState], TopicBacklog]) -> StreamFacts:
-        """Return the facts with the backlog in the stream's topic, or with the problem of finding the backlog."""
+        """Return the facts with the backlog in the stream's topic, or with the problem of finding the backlog.
+
+        After `_UNANSWERED` requests without an answer Kafka is not asked any more: the last error is then the problem.
+
+        :param read_backlog: returns the backlog for the topic's present state.
+        """
         try:
             if len(self.unanswered) >= _UNANSWERED:
                 raise self.unanswered[-1]
@@ -178,7 +184,10 @@ class _LookTopics:
 
 
 def _or_problem(facts: Iterator[StreamFacts], unseen: StreamFacts) -> Iterator[StreamFacts]:
-    """Yield the facts found, and after an error `unseen` with the problem."""
+    """Yield the facts found, and after an error `unseen` with the problem.
+
+    InvalidArgument and NotThere are raised: the caller has named a table, namespace or checkpoint that does not exist.
+    """
     try:
         yield from facts
     except (InvalidArgument, NotThere):
@@ -195,6 +204,7 @@ def _problem_of(error: Exception, of_stream: tuple[type[Exception], ...] = ()) -
 
 
 def _entry(ledger: Ledger, topic: str) -> TopicEntry:
+    # A topic that was deleted and created again has an entry for each topic id.
     return sum((entry for identity, entry in ledger.topics.items() if identity.topic == topic), TopicEntry())
 
 

@@ -23,7 +23,13 @@ from airflow_lakestream.watching.streams.landings import BranchHistory, Snapshot
 
 
 class StreamState(StrEnum):
-    """Activity of a stream."""
+    """Activity of a stream.
+
+    LANDING: rows land, or records have just arrived, or nothing was landed yet. IDLE: all is landed. BEHIND: rows land,
+    but records are overdue. STALLED: records are overdue and no row lands, or a query without a landing has stopped.
+    FAILING: records are lost, a Spark query has failed, or the ledger or the topic can't be used. UNSEEN: the look
+    failed.
+    """
 
     LANDING = "landing"
     IDLE = "idle"
@@ -55,7 +61,10 @@ class SparkQuery:
         return now_ms if self.lease.state(now_ms / 1000) is LeaseState.HELD else int(self.lease.beat_at * 1000)
 
     def reason(self, now_ms: int, max_age: float) -> StreamReason | None:
-        """Return the reason for a query that lands no rows, or None if the query runs or has ended well."""
+        """Return the reason for a query that lands no rows, or None if the query runs or has ended well.
+
+        :param max_age: seconds without progress after which a running driver counts as stuck.
+        """
         lease, now = self.lease, now_ms / 1000
         state, ago = lease.state(now), span(max(0.0, now - lease.beat_at))
         if state is LeaseState.VANISHED:
@@ -160,9 +169,9 @@ class StreamStatus:
 
 
 def stream_status(facts: StreamFacts, now_ms: int, max_age: float) -> StreamStatus:
-    """Decide about the state of a stream.
+    """Decide about the state of a stream; see `StreamState`.
 
-    :param max_age: seconds for which a record may wait, and for which nothing may land while some wait.
+    :param max_age: seconds for which a record may wait, and for which no row may land while records wait.
     """
     age = None if facts.reached_ms is None else max(0, now_ms - facts.reached_ms) / 1000
     state, reasons = _decide_state(facts, now_ms, max_age, age)

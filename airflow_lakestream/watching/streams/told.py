@@ -32,7 +32,11 @@ class LandingEvent:
 
 @dataclass(frozen=True, slots=True)
 class NewLandings:
-    """Landings after a cursor, oldest first; `head` is the cursor to keep after all events are emitted."""
+    """Landings after a cursor, oldest first.
+
+    `head` is the cursor to keep after all events are emitted. It is None if the cursor must not move further than the
+    last event: if more landings remain, or if the table was rolled back to before the cursor.
+    """
 
     landings: tuple[LandingEvent, ...] = ()
     head: EventCursor | None = None
@@ -54,6 +58,9 @@ def event_of(
 ) -> LandingEvent:
     """Return the event of a landing; see docs/events.md.
 
+    `complete_through` is None here: only a look at Kafka can set it.
+
+    :param cursor: the cursor after this landing.
     :param is_cut: landings before it may have expired without an event.
     """
     covered = sorted({part for entry in landing.topics.values() for part in entry.covered})
@@ -82,6 +89,8 @@ def event_of(
 
 def landings_after(table: Table, name: str, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
     """Return the landings of main's history after a cursor.
+
+    If landings before the oldest event may have expired, this event has `earlier_expired`.
 
     :param name: the table, as users write it.
     :param consumer_group: whose landings count; None: every group's.

@@ -44,7 +44,10 @@ class LandingWatch:
         return lake_of(self.table)
 
     def cursor(self, connections: LookConnections) -> Step:
-        """Return the cursor after all landings up to now, or the first cursor without a table."""
+        """Return the cursor after all landings up to now.
+
+        Without a table it is the first cursor: all landings of a table created later are new.
+        """
         try:
             streams = yield from self._streams(connections)
         except NotThere:
@@ -54,7 +57,8 @@ class LandingWatch:
     def after(self, connections: LookConnections, cursor: EventCursor, most: int) -> Step:
         """Return `NewLandings`: at most `most` landings after a cursor.
 
-        Raises NotThere, the errors in the streams' `problems`, and errors of the catalog or the store.
+        `head` is None if more landings remain. Raises NotThere, the errors in the streams' `problems`, and errors of
+        the catalog or the store.
         """
         streams = yield from self._streams(connections)
         answer = partial(streams.after, cursor, self.consumer_group)
@@ -81,7 +85,10 @@ class LandingWatch:
         return streams
 
     def _with_completeness(self, connections: LookConnections, one: LandingEvent) -> Step:
-        """Set `complete_through` of the event, if the landing covers time and Kafka can be asked."""
+        """Set `complete_through` of the event to the end of the landing's covered time, if complete.
+
+        The event stays unchanged without a covered time, without a Kafka connection, and for a Delta table.
+        """
         if one.until_ms is None or self.kafka_conn_id is None or not self.lake.has_catalog:
             return one
         arguments = {

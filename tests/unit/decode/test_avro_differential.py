@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import avro.io
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,3 +156,14 @@ def check(schema: Any, payloads: list[bytes]) -> None:
 @given(cases())
 def test_every_record_is_what_the_official_package_reads_or_bad(case: tuple[Any, list[bytes]]) -> None:
     check(*case)
+
+
+def test_a_union_with_many_unfit_branches_reads_the_fit_one() -> None:
+    unfit = [{"type": "record", "name": f"R{n}", "fields": [{"name": "x", "type": "int"}]} for n in range(70)]
+    fit = {"type": "record", "name": "Fit", "fields": [{"name": "a", "type": "int"}]}
+    text = json.dumps({"type": "record", "name": "M", "fields": [{"name": "u", "type": [*unfit, fit]}]})
+    columns = pa.schema([("u", pa.struct([pa.field("a", pa.int32(), nullable=False)]))])
+    decoder = AvroDecoder(columns, "ignore", FakeRegistry({7: ("AVRO", text)}))
+    # The branch 70 as a varint, and the value 5.
+    found = decoder.decode(batch([b"\x00\x00\x00\x00\x07" + b"\x8c\x01" + b"\x0a"]))
+    assert (found.rows.to_pylist(), found.bad) == ([{"u": {"a": 5}}], [])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from google.protobuf import message_factory
+from google.protobuf import json_format, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -248,6 +248,23 @@ def test_a_required_group_is_left_out_and_missed() -> None:
 
     assert rows == [{"a": 2}]
     assert [index for index, _ in bad] == [1]
+
+
+def test_of_aliases_the_first_declared_is_the_text_as_in_the_official_package() -> None:
+    text = """
+syntax = "proto3";
+enum Level { option allow_alias = true; MIN = 0; NONE = 0; AAA = 0; BEST = 5; HIGH = 5; LOW = -3; }
+message M { Level level = 1; }
+"""
+    message = message_factory.GetMessageClass(descriptor(text, 0))
+    payloads = [message(level=number).SerializeToString() for number in (0, 5, -3)]
+    rows, bad = read(text, payloads, pa.schema([("level", pa.string())]))
+    official = [
+        json_format.MessageToDict(message.FromString(one), always_print_fields_with_no_presence=True)
+        for one in payloads
+    ]
+    assert (rows, bad) == (official, [])
+    assert [row["level"] for row in rows] == ["MIN", "BEST", "LOW"]
 
 
 def test_threads_that_share_a_decoder_read_and_reject_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
     ),
     "partitions that are null": (metadata(partitionColumns=None), UnfitTable, r"can't read it: .*partitionColumns"),
     "properties that are null": (metadata(configuration=None), UnfitTable, r"can't read it: .*configuration"),
-    "no metadata": (without("metaData"), DamagedLog, "no version that tells"),
+    "no metadata": (without("metaData"), DamagedLog, "no version with"),
     "no protocol": (without("protocol"), DamagedLog, r"none with its protocol"),
     "a log that is a file": (instead_of_log, DamagedLog, r"is a file and no folder"),
     "a version that is a page": (text("<html>"), DamagedLog, "was cut, or damaged"),

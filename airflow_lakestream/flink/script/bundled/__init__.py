@@ -92,7 +92,13 @@ def flink_cdc_script(
 
 
 def _filled(name: str, table: str, catalog: str, **values: str) -> str:
-    """Return a script with names filled in; `${kafka}` and `${database}` stay for the driver."""
+    """Return a script with names filled in; `${kafka}` and `${database}` stay for the driver.
+
+    :param name: the script's file name without .sql.
+    :param values: values of the script's further names.
+
+    Raises InvalidArgument for a malformed name of a table.
+    """
     check_table_name(table)
     namespace, _, last = ".".join(map(_quoted, table.split("."))).rpartition(".")
     names = {"catalog": _quoted(catalog), "namespace": namespace, "table": f"{namespace}.{last}"}
