@@ -192,7 +192,7 @@ class _ConnectionLakes:
         return open_store_properties(self.storage_conn)
 
 
-# What to look at: the tables, namespaces and checkpoints of the options. Raises InvalidArgument without any.
+# The objects to look at: the tables, namespaces and checkpoints of the options. Raises InvalidArgument without any.
 def _search(
     tables: list[str],
     namespaces: list[str],

@@ -88,7 +88,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a binary log that began again, whose events are late",
-        "airflow_lakestream/cdc/events/logs.py",
+        "airflow_lakestream/cdc/events/log_state.py",
         "        found = (began, strange,",
         "        found = (began & strange, strange,",
         "units",
@@ -96,7 +96,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a log that began again behind a snapshot, whose events are older",
-        "airflow_lakestream/cdc/events/logs.py",
+        "airflow_lakestream/cdc/events/log_state.py",
         "        began |= self._precedes_snapshot & ~self._is_new\n",
         "",
         "units",
@@ -104,7 +104,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a GTID of two servers' transactions",
-        "airflow_lakestream/cdc/events/logs.py",
+        "airflow_lakestream/cdc/events/log_state.py",
         "            self.is_strange |= own & shown & (places.number > self.servers[one].before)\n",
         "            del shown\n",
         "units",
@@ -112,7 +112,7 @@ MENDS = (
     ),
     CrossingMutant(
         "another server without GTIDs that nobody notices",
-        "airflow_lakestream/cdc/events/logs.py",
+        "airflow_lakestream/cdc/events/log_state.py",
         "found: Mask = self._servers & (before > 0) & (self._events.server != before)",
         "found: Mask = self._servers & (before > 0) & (self._events.server == -2)",
         "units",
@@ -120,7 +120,7 @@ MENDS = (
     ),
     CrossingMutant(
         "GTIDs that put no logs in order",
-        "airflow_lakestream/cdc/events/logs.py",
+        "airflow_lakestream/cdc/events/log_state.py",
         "return later | (self._falls & (self._is_new | goes_on)) | (self._precedes_snapshot & self._is_new)",
         "return later",
         "units",

@@ -16,7 +16,7 @@ from pyiceberg.manifest import (
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
-from airflow_lakestream.iceberg.commit.attempt import DeleteManifestWriter
+from airflow_lakestream.iceberg.commit.row_delta import DeleteManifestWriter
 
 # With the specification's ids, by which other engines find them.
 _POSITIONS = pa.schema(

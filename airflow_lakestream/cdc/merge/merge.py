@@ -7,9 +7,8 @@ into other files. The decision is for one head; another head needs a new one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -17,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, POSITION, VERSION
-from airflow_lakestream.cdc.keys.guards import GuardCheck, GuardKind
+from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, VERSION
+from airflow_lakestream.cdc.keys.guards import GuardCheck
 from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, find_keys, in_order
-from airflow_lakestream.cdc.keys.images import Image, images
 from airflow_lakestream.cdc.merge.audited import Look
 from airflow_lakestream.cdc.merge.files import (
     PART_BYTES,
@@ -35,7 +33,8 @@ from airflow_lakestream.cdc.merge.files import (
 )
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeWork
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
-from airflow_lakestream.cdc.merge.lookup import FileChange, KeyLookup, LookupResult, change_of, joined, with_numbers
+from airflow_lakestream.cdc.merge.judged import GuardedRows
+from airflow_lakestream.cdc.merge.lookup import FileChange, KeyLookup, LookupResult, change_of, joined
 from airflow_lakestream.cdc.merge.memory import MirrorEntries, MirrorMemory, row_column
 from airflow_lakestream.cdc.merge.newest import NewestEvents, is_before, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
@@ -44,95 +43,6 @@ from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.rising import Numbers, distinct
-
-
-@dataclass
-class GuardedRows:
-    """Check for rows to keep in spite of a deletion of the key.
-
-    :param batch: the newest events, with the guards.
-    :param judge: judges a row by its guards.
-    """
-
-    batch: NewestEvents
-    judge: GuardCheck
-
-    def stay(self, head: MirrorHead, file: File, found: LookupResult) -> Mask:
-        """Return a mask of a file's hits to keep. Raises MirrorStopped if the events can't decide about a row.
-
-        A row stays if its deletion is a repeated one, or if its guards keep it.
-        """
-        rows, at = found.rows, found.at
-        if rows is None:
-            # All rows are older than the events, and no event has a guard.
-            return np.zeros(len(at), np.bool_)
-        stays = self._is_repeated(rows, at)
-        guarded = np.isin(at, np.array(list(self.batch.guards), np.int64))
-        live = self._is_live(rows)
-        for place in np.flatnonzero(guarded).tolist():
-            guards = self.batch.guards[int(at[place])]
-            where = (rows[COMMIT][place].as_py(), rows[POSITION][place].as_py())
-            if not live[place]:
-                self.judge.is_gone(guards, where)
-                continue
-            needed = {name for guard in guards for name in guard.image}
-            values = self._values(head, file, int(found.hits[place]), needed) if needed else {}
-            stays[place] |= self.judge.keeps(guards, where, values)
-        return stays
-
-    def check_unanswered(self, memory: MirrorMemory) -> None:
-        """Refuse deletions of unknown rows: the table has no row of the key, and the memory no deletion.
-
-        Only guards of the kind `SENT` are checked, after `stay` was called for all files. Raises MirrorStopped.
-        """
-        for place, guards in self.batch.guards.items():
-            for guard in guards:
-                if guard.kind is not GuardKind.SENT or id(guard) in self.judge.done:
-                    continue
-                # The key's row, as if its event were at the deletion's place.
-                row = self.batch.rows.slice(place, 1)
-                for name, value in zip((COMMIT, POSITION), guard.since, strict=True):
-                    row = row.set_column(row.column_names.index(name), name, pa.array([value], pa.int64()))
-                if not memory.knows_deletion(row):
-                    raise self.judge.not_sent(guard)
-
-    @cached_property
-    def _gone(self) -> Mask:
-        return is_gone(self.batch.rows)
-
-    @cached_property
-    def _places(self) -> Mapping[str, Numbers]:
-        return {name: self.batch.rows[name].to_numpy() for name in (COMMIT, POSITION)}
-
-    def _is_live(self, rows: pa.Table) -> Mask:
-        live = np.ones(len(rows), np.bool_)
-        if DELETED in rows.column_names:
-            # A marked row has had its deletion: a copy of the deletion has the same place.
-            live = ~pc.fill_null(rows[DELETED], False).to_numpy()
-        return live if self.batch.truncated is None else live & ~is_before(rows, self.batch.truncated)
-
-    def _is_repeated(self, rows: pa.Table, at: Numbers) -> Mask:
-        """Return a mask of the rows to keep since the deletion is a repeated one, at the place of the row's last event.
-
-        An earlier batch has decided that the row remains after the transaction, and has given it the deletion's
-        version; see `cdc.keys.order`.
-        """
-        same = self._gone[at]
-        if not same.any():
-            return same
-        for name, events in self._places.items():
-            same &= events[at] == rows[name].to_numpy()
-        # Without places in the log, events of the same time are at one place.
-        stays: Mask = same & (self._places[POSITION][at] != 0) & self._is_live(rows)
-        return stays
-
-    def _values(self, head: MirrorHead, file: File, number: int, names: set[str]) -> Image:
-        for part, here in with_numbers(head.read(file)):
-            if number < here.stop:
-                columns = [name for name in part.column_names if name in names]
-                return images(part.slice(number - here.start, 1), columns)[0]
-        raise AssertionError("it was read before")
-
 
 # By default, a file is rewritten if it has lost this share of its rows, or if it is small: many small files would take
 # longer to read than one takes to write.
