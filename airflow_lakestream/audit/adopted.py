@@ -57,9 +57,10 @@ class AdoptedRows:
         return self.tallies.get(key, OffsetTally())
 
     def counted(self, audits: Iterable[PartitionAudit]) -> tuple[int, int]:
-        """Return the number of adopted offsets with a row, and the number without a row.
+        """Return the number of adopted offsets with a row, and without a row.
 
-        The ledger's counts include neither: a caller subtracts both numbers before a comparison with the ledger.
+        The ledger's counts leave adopted offsets out. Before a comparison, subtract the first number from the rows that
+        the audit has found, and the second from the rows that it misses.
         """
         with_row = lacking = 0
         for one in audits:

@@ -161,11 +161,11 @@ class ConnectorSetup:
         return any(begin > committed.get(p, begin) for p, begin in begins.items())
 
     def _has_unfit_rows(self, *, is_stopped: bool) -> bool:
-        """Publish the branch; return whether the branch has rows unfit for main.
+        """Publish the branch. Return True if the publication was refused because the branch has rows unfit for main.
 
-        Rows of a doubtful record, rows with wrong values, and rows that main has already are unfit. These rows are not
-        published, and the caller lets the sink read the records again from the ledger's end. Raises all other errors of
-        a publication.
+        Unfit are rows with wrong values, rows that main already has, and rows of a record that our decoder rejects (the
+        sink may have decoded this and later records wrongly). After True the caller makes the sink read again from the
+        ledger's end. Other errors are raised.
         """
         try:
             self._publish(is_stopped)

@@ -75,10 +75,10 @@ class ConnectPositions:
         return self.is_own(summary)
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
-        """Return, by partition, the end of the records in the branch as of a snapshot; None if unproven.
+        """Return, by partition, the offset after the last record in the branch at a snapshot; None if unprovable.
 
-        A snapshot is unproven without the coordinator's offsets in its summary, or if the control topic has lost its
-        events.
+        The offset is unprovable if the snapshot's summary lacks the coordinator's offsets, or if the coordinator's
+        events are gone from the control topic. Also remembers the newest offsets, for `beyond`.
         """
         try:
             until = {int(p): int(o) for p, o in json.loads(snapshot.summary[self._key]).items()}

@@ -174,10 +174,10 @@ class LedgerTypes:
 
 
 def in_new_rows(read: Mapping[str, SourceType], before: Mapping[str, SourceType]) -> dict[str, SourceType]:
-    """Return the ledger's types of a table after all rows were read again.
+    """Return the column types to record in the ledger after all rows of a table were read again.
 
-    A column of `read` has the type read. A column only of `before`, which the source has no more, is NULL in all
-    rows: its meaning stays, and no value is left that could be stale.
+    Columns in `read` get their type from there. Columns only in `before` are gone from the source and NULL in all rows:
+    they keep their type, and lose the marks of a dropped or stale column.
     """
     gone = {path: replace(one, since=None, dropped=None, stale=False) for path, one in before.items()}
     return {**gone, **read}

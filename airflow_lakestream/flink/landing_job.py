@@ -140,9 +140,12 @@ class LandingJobSeries(JobSeries):
         return JobFormat.parse("" if note is None else note.reads)
 
     def line(self, job: str, state: str) -> str:
-        """Return the line of the next job.
+        """Return, as text, the line of jobs that the next job belongs to.
 
-        With a state, the newest line goes on with the job. Without a state, the line is of this job alone.
+        Each later job of a line was restored from the state of the job before. With a state, the job continues the
+        newest line. Without a state, or before the first line, the job begins a new line.
+
+        :param state: the checkpoint or savepoint to restore; empty for none.
         """
         topic, known = self._landing.topic, self.newest_line()
         if not state or known is None:

@@ -124,7 +124,10 @@ class KubernetesBackend:
         self._remove(_pod(handle))
 
     def log_tail(self, handle: DriverHandle) -> list[str]:
-        """Return Kubernetes' reasons about the pod, and the last lines of the log, if available."""
+        """Return the pod's problems as Kubernetes reports them, and the last lines of the driver's log.
+
+        If there are neither, or if Kubernetes does not answer, return the kubectl command that shows the log.
+        """
         name, lines = _pod(handle), list[str]()
         with suppress(LakestreamError):
             pod = self._cluster.pod(name)

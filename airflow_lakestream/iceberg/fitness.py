@@ -145,9 +145,10 @@ def check_table(table: Table) -> None:
 
 
 def check_store(table: Table) -> None:
-    """Refuse a location unusable by the table's client, and forbid forks for a client unable to survive a fork.
+    """Check that the table's client can use the table's folders.
 
-    Raises InvalidArgument, PlaceNotWritable.
+    If the client breaks in forked processes, this process may not fork any more. Raises InvalidArgument,
+    PlaceNotWritable.
     """
     _check_client(table)
     for key, folder in _PLACES.items():

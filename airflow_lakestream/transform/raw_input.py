@@ -33,9 +33,12 @@ NEEDS_HEADERS = frozenset({"headers", "_kafka_headers"})
 
 
 def raw_columns(batch: RawBatch, columns: Collection[str]) -> tuple[dict[str, pa.Array], list[FailedRecord]]:
-    """Return these columns of the records, by name, and the bad records.
+    """Return columns of the records, by name, and the bad records.
 
-    Bad are text that is not UTF-8 and timestamps out of range; in the column such a record has NULL.
+    A record is bad if the text of a column is not UTF-8, or if its timestamp is out of range. The column then has NULL
+    for it.
+
+    :param columns: the names of the columns to return.
     """
     made: dict[str, pa.Array] = {}
     bad: dict[int, str] = {}

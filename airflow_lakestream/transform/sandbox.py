@@ -59,7 +59,7 @@ BARE_FUNCTIONS = frozenset(
 
 
 def open_database(memory_limit: str, threads: int) -> duckdb.DuckDBPyConnection:
-    """Return a new database in memory, with the macros, whose settings can't be changed any more.
+    """Return a new in-memory DuckDB database with the project's macros. The settings are locked.
 
     Raises InvalidArgument for a memory limit in another form than "256MB".
     """

@@ -155,7 +155,10 @@ class LookCheck(Protocol):
         """Name of the object of the look. Checks with the same subject look at the same time."""
 
     def look(self, connections: LookConnections, waited: float) -> Looking:
-        """Yield the questions of a look, and return the `Verdict`.
+        """Look once at the watched object: yield each question to an outside system, return the verdict.
+
+        The caller gets the answer of each question (`LookQuestion.answer`), and sends the answer, or throws its error,
+        into this generator.
 
         :param waited: seconds since the task began.
 

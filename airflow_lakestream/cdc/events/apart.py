@@ -135,11 +135,11 @@ class StagedEvents:
     row_bytes: int
 
     def needed(self, rows: pa.Table, key: Sequence[str]) -> pa.Table:
-        """Return the columns of events for sorting by key and for numbering: the key, `PLACE`, and maybe the versions.
+        """Return the columns needed to sort and to number events: the key, `PLACE`, and perhaps the version columns.
 
-        The versions are left out if no event has another version than in its file.
+        The version columns are left out if every event still has the version stored in its file.
 
-        :param rows: with place and version.
+        :param rows: the events, with `PLACE` and the version columns.
         """
         places = rows[PLACE].to_numpy()
         changed = any((rows[name].to_numpy() != self.versions[name].to_numpy()[places]).any() for name in VERSION)

@@ -51,7 +51,7 @@ class SwapGuard(HeadGuard):
     reach = RangeSet()
 
     def check_ledger(self, current: Table) -> None:
-        """Check the ledger, and refuse a mirror ahead of the new rows. Raises RefusalCarrier."""
+        """Check the ledger, and refuse a mirror with landed events that the new rows lack. Raises RefusalCarrier."""
         super().check_ledger(current)
         ledger = ledger_store.read_ledger(current, self._group)
         if more := beyond(ledger, self._landing, self.reach):

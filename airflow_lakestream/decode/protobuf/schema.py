@@ -146,7 +146,8 @@ def messages_in(text: str, references: Iterable[tuple[str, str]] = (), *, nested
 def arrow_schema(text: str, references: Iterable[tuple[str, str]] = (), message: Sequence[int] = (0,)) -> pa.Schema:
     """Return the columns of a table for messages of this schema, all nullable.
 
-    :param message: path of the message in the file, by indexes of the wire format (default: the first message).
+    :param message: the message's index path, as in Confluent's wire format: (1, 0) is the first message nested in the
+        file's second message (default: the first message).
 
     Raises SchemaRefused, with the field's path, and the errors of `compile_proto`.
     """

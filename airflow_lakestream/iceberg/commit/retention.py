@@ -155,7 +155,11 @@ def _keepers(before: TableMetadata, after: TableMetadata, gone: Collection[int])
 
 
 def protected(metadata: TableMetadata) -> set[int]:
-    """Return the snapshots of branches and tags, and all ancestors of branches outside of main."""
+    """Return the snapshots that expiry must keep.
+
+    These are the snapshots that branches and tags point to, and, of every branch except main, the ancestors that are
+    not in main's history.
+    """
     parents = {s.snapshot_id: s.parent_snapshot_id for s in metadata.snapshots}
     on_main = set(_ancestors(parents, metadata.current_snapshot_id))
     found = {ref.snapshot_id for ref in metadata.refs.values()}

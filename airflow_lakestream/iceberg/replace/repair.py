@@ -201,7 +201,11 @@ class RepairFinder(Finder):
         return replace(takeout, out=[*takeout.out, *gone], remainders=[*takeout.remainders, *ones])
 
     def _look_at_ledgers(self, table: Table) -> None:
-        """Exclude the landed positions of this head from the odd rows; files are read again after a change."""
+        """Update the filter of odd rows, which a repair removes: rows that a ledger has landed by now are not odd.
+
+        The ledgers are read from the table's current snapshot: the log may have grown since the audit. If the filter
+        changes, forget the findings in files, so that all files are read again.
+        """
         ledgers = [ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)]
         odd = tuple(one.without_landed(ledgers) for one in self.odd)
         if odd != self._odd_now:

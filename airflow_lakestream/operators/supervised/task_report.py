@@ -75,9 +75,10 @@ class TaskReport:
         return True
 
     def report(self) -> dict[str, Any]:
-        """Return the run's landings: the figures of `KafkaExtractOperator`'s report, and `summary`.
+        """Return the report of the run's landings: `summary()`, and keys named as in `KafkaExtractOperator`'s report.
 
-        The ranges are in `ranges` for the operator's topic, and by topic in `topics` for a regex.
+        Offset ranges are in `ranges` for a single topic, and in `topics`, by topic, if topics come from a regex. If
+        nothing has landed, `ranges` is empty in both cases.
         """
         since = self.progress.since(self.begun)
         topics: dict[str, list[list[int]]] = {}

@@ -43,12 +43,12 @@ _NOT_IN_FLINK = ("headers", "_kafka_headers", "_kafka_key")
 
 
 def translated(sql: str, columns: pa.Schema, *, raw: bool) -> str:
-    """Return a statement as Flink's SELECT from `source`, with the statement's columns and the records' positions.
+    """Return Flink's SELECT from `source` for a statement: the result columns, and each record's position.
 
-    The SELECT leaves out the records in doubt.
+    The SELECT leaves out records for which Flink's result might differ from DuckDB's.
 
     :param columns: the columns that the statement reads.
-    :param raw: the columns are texts of Kafka's records; else columns that Flink has decoded.
+    :param raw: True: the columns are the text of Kafka's records; False: Flink has decoded the columns.
 
     Raises InvalidArgument for a statement that DuckDB refuses, that is too long, or that is not in the common subset
     (NotCommon).
