@@ -206,7 +206,7 @@ def test_a_new_mirror_whose_records_have_no_key_is_refused_by_name(
 ) -> None:
     name = topic(1)
     produce(name, 0, [change("c", {"id": 1, "total": 1}, 1)])
-    with pytest.raises(InvalidArgument, match=r"key: .*events is new, and the keys of its records do not tell"):
+    with pytest.raises(InvalidArgument, match=r"key: .*events is new, and the keys of its records do not contain"):
         mirror_lake.land(name, key=None)
     assert mirror_lake.has_nothing()
 
