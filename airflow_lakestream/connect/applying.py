@@ -146,7 +146,7 @@ class ConnectorSetup:
             known = ", ".join(sorted(one.rpartition(".")[2] for one in plugins))
             raise ConfigRefused(f"connector.class {kind!r} is not installed on the workers.", f"They have {known}.")
         known_keys, errors = self._client.validate(config)
-        check_errors(errors)
+        check_errors(errors, config)
         check_keys(config, known_keys, HANDED_ON if self._spec.sink else ())
 
     def _is_ahead(self, sink: IcebergConnector) -> bool:

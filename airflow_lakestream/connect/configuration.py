@@ -96,13 +96,17 @@ def check_keys(config: Mapping[str, str], known: Collection[str], handed_on: Col
         log.warning("%s is not a setting that the connector lists; the connector may pass it to a library.", key)
 
 
-def check_errors(errors: Mapping[str, Collection[str]]) -> None:
+def check_errors(errors: Mapping[str, Collection[str]], config: Mapping[str, str]) -> None:
     """Refuse a configuration with errors of Connect's own validation. Raises ConfigRefused.
 
-    References to config providers are masked in the message.
+    Connect resolves config providers before the validation, and its message may contain the value, a secret. So the
+    message is left out for a setting with a reference to a provider.
     """
-    if errors:
-        problems = "; ".join(
-            f"{name}: {' '.join(_REFERENCE.sub('...', one) for one in errors[name])}" for name in errors
-        )
+    problems = "; ".join(
+        f"{name}: the value of {config[name]}, which is not shown"
+        if _REFERENCE.search(config.get(name, ""))
+        else f"{name}: {' '.join(errors[name])}"
+        for name in errors
+    )
+    if problems:
         raise ConfigRefused(f"Connect refuses {problems[:1000]}")

@@ -8,6 +8,7 @@ from airflow_lakestream.connect.configuration import (
     ConfigRefused,
     as_text,
     changed_settings,
+    check_errors,
     check_keys,
     refuse_literal_secrets,
 )
@@ -126,3 +127,13 @@ def test_values_are_compared_as_connect_keeps_them() -> None:
     assert changed_settings(text, {"a": "true", "b": "3", "c": "x", "name": "n", "d": "4"}) == ["b", "d"]
     with pytest.raises(ConfigRefused, match="a is a dict"):
         as_text({"a": {}})
+
+
+def test_a_message_of_connect_shows_no_value_of_a_config_provider() -> None:
+    config = {"port": "${file:/run/lake.properties:port}", "tasks.max": "many"}
+    errors = {"port": ["Invalid value s3cret for configuration port: Not a number"], "tasks.max": ["Not a number"]}
+    with pytest.raises(ConfigRefused, match=r"tasks\.max: Not a number") as caught:
+        check_errors(errors, config)
+    assert "s3cret" not in str(caught.value)
+    assert "port: the value of ${file:/run/lake.properties:port}, which is not shown" in str(caught.value)
+    check_errors({}, config)
