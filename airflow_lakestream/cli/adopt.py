@@ -130,7 +130,7 @@ def _tool(
     connect_conn: str,
 ) -> ToolPosition:
     from airflow_lakestream.adopt.sources import connect_sink, flink_savepoint, group, spark_checkpoint
-    from airflow_lakestream.adopt.sources.told import GivenRanges, OwnRows
+    from airflow_lakestream.adopt.sources.given_ranges import GivenRanges, OwnRows
     from airflow_lakestream.kafka.groups import KafkaGroups
 
     match origin:

@@ -79,7 +79,7 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
 
         parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options)]
         # mypy does not support functions with an assigned signature.
-        wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # Typer reads it
         wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
         return wrapper
 

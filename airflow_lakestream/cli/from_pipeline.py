@@ -74,7 +74,7 @@ def takes_pipeline(command: Command) -> Command:
     options += [inspect.Parameter(name, keyword, default=None, annotation=one) for name, one in _SOURCES.items()]
     options = [one.replace(kind=keyword) for one in options]
     # mypy does not support functions with an assigned signature.
-    wrapper.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    wrapper.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]  # Typer reads it
     wrapper.__annotations__ = {one.name: one.annotation for one in options}
     return wrapper
 

@@ -235,7 +235,7 @@ class DriverSupervision:
             spec.location, spec.fingerprint, spec.inputs, spec.limits.start_timeout, spec.properties
         )
         self._folder = DriverFolder(spec.location, spec.properties)
-        # `by` is the same in each try of a task run, so the tries share these files.
+        # `by` is the same in each try of a task run, so the tries share these files. The names are stored: keep them.
         run = fingerprint_of({"run": spec.by})
         self._begun_file, self._reported_file = f"begun-{run}.json", f"told-{run}.json"
         self._driver: FoundDriver | None = None

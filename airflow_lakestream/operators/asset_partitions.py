@@ -23,7 +23,7 @@ from airflow_lakestream.operators.rendering import TextRendering
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.watching.partitions.telling import EmittedPartitions
+    from airflow_lakestream.watching.partitions.emission import EmittedPartitions
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
 
         The state of the second asset keeps the newest emission that a run has found: earlier events are not read again.
         """
-        from airflow_lakestream.watching.partitions.telling import EmittedPartitions
+        from airflow_lakestream.watching.partitions.emission import EmittedPartitions
 
         _, book = self.outlets
         store, key = context["asset_state_store"][book], f"{_OURS}/{name}"[:_KEY_CHARACTERS]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.core.untold import EventCursor
+from airflow_lakestream.core.event_cursor import EventCursor
 
 
 class CursorStart(StrEnum):

@@ -10,7 +10,7 @@ from typing import Any
 from airflow.providers.common.compat.sdk import conf
 from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
-from airflow_lakestream.core.untold import EventCursor
+from airflow_lakestream.core.event_cursor import EventCursor
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.triggers.landing_cursor import CursorStart, StreamSubscription
 

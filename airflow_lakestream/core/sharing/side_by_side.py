@@ -214,7 +214,7 @@ class _ShareReading:
     def _has_stopped(self, number: int, patience: float) -> bool:
         try:
             answers = self.children.receive([number], patience)
-        except Exception as e:  # noqa: BLE001  # it is dead: the error that led here is raised
+        except Exception as e:  # noqa: BLE001  # the child process is dead, and its first error is raised
             log.info("%s", e)
             return True
         for _, message in answers:

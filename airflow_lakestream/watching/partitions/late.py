@@ -17,7 +17,7 @@ from airflow_lakestream.iceberg.ledger_store import name_of
 from airflow_lakestream.iceberg.replace.takeout import live_files, may_hold, read_rows
 from airflow_lakestream.tables.coordinates import COORDINATES, is_hit
 from airflow_lakestream.watching.freshness.event_time import EventTimes
-from airflow_lakestream.watching.partitions.telling import EmittedPartitions, PartitionLength
+from airflow_lakestream.watching.partitions.emission import EmittedPartitions, PartitionLength
 
 
 def check_columns(table: Table, column: str, every: PartitionLength) -> None:

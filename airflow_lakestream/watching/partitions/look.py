@@ -30,8 +30,7 @@ from airflow_lakestream.watching.freshness.completeness import (
     measure_completeness,
 )
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, topics_of
-from airflow_lakestream.watching.partitions.late import check_columns, late_rows
-from airflow_lakestream.watching.partitions.telling import (
+from airflow_lakestream.watching.partitions.emission import (
     EmittedPartitions,
     GroupBeginning,
     Incarnation,
@@ -41,6 +40,7 @@ from airflow_lakestream.watching.partitions.telling import (
     late_of,
     plan_emission,
 )
+from airflow_lakestream.watching.partitions.late import check_columns, late_rows
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import read_ledgers
 

@@ -22,15 +22,15 @@ from pyiceberg.table.snapshots import Snapshot
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.codec import UnreadableLedger
 from airflow_lakestream.core.column_use import in_both, silent_texts
+from airflow_lakestream.core.event_cursor import EventCursor, head_cursor
 from airflow_lakestream.core.ledger import Landing, LandingEngine, Ledger
 from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.restated import decode_restated
-from airflow_lakestream.core.untold import EventCursor, head_cursor
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.tables.rejects.settlement import names_of
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
-from airflow_lakestream.watching.streams.told import NewLandings, landings_after
+from airflow_lakestream.watching.streams.landing_events import NewLandings, landings_after
 
 RECENT = 5
 # At most this many columns are named in a reason.

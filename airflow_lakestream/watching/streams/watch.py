@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from airflow_lakestream.core.event_cursor import EventCursor
 from airflow_lakestream.core.policies import MissingPolicy
-from airflow_lakestream.core.untold import EventCursor
 from airflow_lakestream.lakes.formats import LakeFormat, lake_of
 from airflow_lakestream.tables.instants import iso
 from airflow_lakestream.watching.asking import LookConnections, LookOutcome, LookQuestion, NotThere, look_safely
 from airflow_lakestream.watching.checks import make_check
 from airflow_lakestream.watching.source import OPENED, ask_table
-from airflow_lakestream.watching.streams.told import LandingEvent, NewLandings
+from airflow_lakestream.watching.streams.landing_events import LandingEvent, NewLandings
 
 # A step of a look: asks questions, and returns a result.
 Step = Generator[LookQuestion, Any, Any]

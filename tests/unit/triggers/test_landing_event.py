@@ -14,7 +14,7 @@ from airflow.sdk import Asset
 from airflow.sdk.execution_time.context import AssetStateStoreAccessor, AssetStateStoreAccessors
 from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamManager
 
-from airflow_lakestream.core.untold import EventCursor
+from airflow_lakestream.core.event_cursor import EventCursor
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, LakestreamError
 from airflow_lakestream.triggers import landing_event
 from airflow_lakestream.triggers.landing_cursor import AssetCursors, StreamSubscription

@@ -17,8 +17,8 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.watching.partitions import late
+from airflow_lakestream.watching.partitions.emission import EmittedPartitions, PartitionLength
 from airflow_lakestream.watching.partitions.late import check_columns, late_rows
-from airflow_lakestream.watching.partitions.telling import EmittedPartitions, PartitionLength
 
 HOUR = PartitionLength.HOUR.width_ms
 BEGIN = 491_000 * HOUR

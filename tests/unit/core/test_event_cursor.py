@@ -13,10 +13,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from airflow_lakestream.core.codec import encode_summary
-from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
-from airflow_lakestream.core.lineage import TableFacts
-from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.untold import (
+from airflow_lakestream.core.event_cursor import (
     EventCursor,
     PendingSnapshots,
     head_cursor,
@@ -24,6 +21,9 @@ from airflow_lakestream.core.untold import (
     landing_of_summary,
     pending_snapshots,
 )
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
+from airflow_lakestream.core.lineage import TableFacts
+from airflow_lakestream.core.ranges import RangeSet
 from tests.support.table_model import IDENTITIES, TableModel
 
 HISTORIES = int(os.environ.get("LAKESTREAM_HISTORIES", "40"))

@@ -8,10 +8,10 @@ from typing import Any
 
 from pyiceberg.table import Table
 
+from airflow_lakestream.core.event_cursor import EventCursor, head_cursor, landing_in, pending_snapshots
 from airflow_lakestream.core.landing.report import triples
 from airflow_lakestream.core.ledger import Landing, LandingEngine
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.untold import EventCursor, head_cursor, landing_in, pending_snapshots
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.tables.instants import iso
 from airflow_lakestream.tables.rejects.settlement import names_of

@@ -9,9 +9,9 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from airflow_lakestream.core.codec import encode_summary
+from airflow_lakestream.core.event_cursor import EventCursor
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.untold import EventCursor
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.watching.streams.delta import DeltaStreams
 
