@@ -22,7 +22,7 @@ ORDER ?=
 SUITES ?= units integration dags faults
 BUDGET ?= 30
 
-.PHONY: help setup lint test test-all docs tools classes stores node test-kubernetes test-install kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-kubernetes soak-values soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-all docs tools classes stores s3 node test-kubernetes test-install kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-kubernetes soak-values soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -58,8 +58,11 @@ tools: # In seconds, before anything is installed.
 classes: setup
 	@$(BIN)/python -m dev classes
 
-stores: setup
+stores: s3
 	@$(BIN)/python -m dev stores
+
+s3: setup
+	@$(BIN)/python -m dev stores --only s3
 
 node: setup
 	@$(BIN)/python -m dev node
@@ -74,7 +77,7 @@ page-tools: docs old-airflow
 	@$(OLD)/bin/uv pip install --quiet --python $(OLD)/bin/python --group page
 	@$(BIN)/python -m dev browser
 
-faults: setup ## Play N seeded sequences of faults on a model of Kafka, from SEED on; see docs/faults.md
+faults: setup ## Play N seeded sequences of faults on a model of Kafka, from SEED on; see dev/FAULTS.md
 	$(BIN)/python -m tests.faults.play -n $(N) --seed $(SEED)
 
 faults-broker: setup ## The same with topics of a real broker, slower: N=20 (needs a JDK 17)
@@ -130,7 +133,7 @@ bench: setup ## Measure next to kcat, dlt, Spark: 30 minutes; ONLY=json,kcat for
 	@$(MAKE) --no-print-directory .bench/venv/.ready || echo "The peers' own environment is not there: dlt is left out."
 	@$(BIN)/python -m dev.bench --only '$(ONLY)' --runs $(RUNS) --budget $(BUDGET) --against '$(AGAINST)'
 
-bench-report: setup .bench/venv/.ready ## Write docs/benchmarks.md and its chart from what make bench has measured
+bench-report: setup .bench/venv/.ready ## Write docs/benchmarks.md, its chart and dev/BOUNDS.md from what make bench has measured
 	@$(BIN)/python -m dev.bench.report
 
 bench-sensors: setup ## Measure what N deferred sensors cost a triggerer, within 15 minutes (needs a JDK 17)

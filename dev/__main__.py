@@ -153,8 +153,9 @@ def classes(args: argparse.Namespace) -> None:
 
 def stores(args: argparse.Namespace) -> None:
     """Build the object stores of the tests, minutes long the first time, which are no test's own."""
-    for build in (s3.build, gcs.build, azure.install):
-        build(HOME / "bin", Clock().say)
+    for name, build in {"s3": s3.build, "gcs": gcs.build, "azure": azure.install}.items():
+        if args.only in {None, name}:
+            build(HOME / "bin", Clock().say)
 
 
 def node(args: argparse.Namespace) -> None:
@@ -205,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     longest = command(durations)
     longest.add_argument("-n", "--lines", type=int, default=50, help="lines of each list (default: 50)")
     command(classes)
-    command(stores)
+    command(stores).add_argument("--only", choices=["s3", "gcs", "azure"], help="one of them (default: all)")
     command(node)
     running = command(test)
     names = ", ".join(suite.name for suite in SUITES)

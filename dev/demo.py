@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from sqlalchemy.exc import OperationalError
@@ -23,6 +24,7 @@ from dev.services.airflow_api import AirflowAway
 from dev.services.kafka import Kafka
 from dev.services.postgres import Postgres
 from dev.sources.clickstream import produce_clickstream
+from dev.sources.flights import produce_flights
 from dev.sources.sending import ensure_topic
 from dev.sources.shop import CAPTURE, CUSTOMERS, count, open_shop, trade
 from dev.stack import Stack
@@ -30,6 +32,7 @@ from dev.stack import Stack
 DAG = "clickstream_to_lake"
 TOPIC = "clickstream"
 TABLE = "lake.clickstream"
+FLIGHTS = "flights"
 MIRROR = "customers_mirror"
 MIRRORED = "lake.customers"
 PARTITIONS = 4
@@ -40,6 +43,9 @@ _PARSED_WITHIN_S = 120
 _LANDED_WITHIN_S = 600
 _LOOK_EVERY_S = 1.0
 _TRADES_A_SECOND = 20
+_FLIGHTS_SENT = 20_000
+# DAGs that can't run without PostgreSQL and Debezium.
+NEEDING_POSTGRES = ("customers_mirror.py", "orders_cdc.py")
 _LOGS = CHECKOUT / "artifacts" / "demo"
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 # A slow API, and the catalog's file while a task commits.
@@ -59,8 +65,10 @@ def run_demo(rate: float, once: bool, cdc: bool) -> None:
         ThreadPoolExecutor(max_workers=1) as beside,
     ):
         try:
-            starting = beside.submit(stack.up_airflow, announce=not once)
+            starting = beside.submit(stack.up_airflow, _dags(stack, cdc=cdc), announce=not once)
             kafka = stack.up_kafka(announce=False)
+            sent = produce_flights(kafka.client_config(), FLIGHTS, count=_FLIGHTS_SENT)
+            clock.say(f"{FLIGHTS}: {sent:,} flights are in the topic, for the DAG flights_to_lake")
             with _clickstream(kafka, rate, clock), _shop(stack, clock) if cdc else nullcontext() as shop:
                 _watch(starting.result(), kafka, clock, once, shop)
         except DevError:
@@ -72,6 +80,16 @@ def run_demo(rate: float, once: bool, cdc: bool) -> None:
             # Before the thread is waited for: an Airflow that is still starting ends at once.
             stack.down()
             clock.say("demo: done, nothing is left running")
+
+
+def _dags(stack: Stack, *, cdc: bool) -> Path:
+    """Make the folder of the demo's DAGs: links to those of the checkout that can run here."""
+    folder = stack.folder / "dags"
+    folder.mkdir()
+    for one in (CHECKOUT / "dags").iterdir():
+        if one.name != "__pycache__" and (cdc or one.name not in NEEDING_POSTGRES):
+            (folder / one.name).symlink_to(one)
+    return folder
 
 
 @contextmanager
@@ -98,7 +116,7 @@ def _watch(airflow: Airflow, kafka: Kafka, clock: Clock, once: bool, shop: Postg
         landings.append(Landings(airflow, clock, MIRROR, MIRRORED))
     for one in landings:
         _unpause(airflow, one.dag, clock)
-    clock.say(f"airflow: waiting until {RUNS} runs of each have landed")
+    clock.say(f"airflow: waiting until {RUNS} runs{' of each' if len(landings) > 1 else ''} have landed")
     _wait(lambda: min(one.look() for one in landings) >= RUNS, f"{RUNS} runs to land", _LANDED_WITHIN_S)
     for one in landings:
         clock.say(f"demo: {one.runs} runs have landed rows in {one.table}")
@@ -196,7 +214,7 @@ def _clickstream(kafka: Kafka, rate: float, clock: Clock) -> Iterator[None]:
     """Keep events coming."""
     ensure_topic(kafka.client_config(), TOPIC, PARTITIONS)
     send = partial(produce_clickstream, kafka.client_config(), TOPIC, rate=rate, partitions=PARTITIONS)
-    with _kept_going(send, clock, TOPIC, f"{rate:g} events a second into {PARTITIONS} partitions"):
+    with _kept_going(send, clock, TOPIC, "events", f"{rate:g} a second into {PARTITIONS} partitions"):
         yield
 
 
@@ -206,22 +224,22 @@ def _shop(stack: Stack, clock: Clock) -> Iterator[Postgres]:
     postgres, connect = stack.up_postgres(), stack.up_connect()
     open_shop(postgres, connect)
     buy = partial(trade, postgres, rate=_TRADES_A_SECOND)
-    with _kept_going(buy, clock, CAPTURE, f"{_TRADES_A_SECOND:g} transactions a second in PostgreSQL"):
+    with _kept_going(buy, clock, CAPTURE, "transactions", f"{_TRADES_A_SECOND:g} a second in PostgreSQL"):
         yield postgres
 
 
 @contextmanager
-def _kept_going(work: Callable[..., int], clock: Clock, name: str, what: str) -> Iterator[None]:
-    """Let `work(stop=event)` go on in a thread of this process; it returns how much it did."""
+def _kept_going(work: Callable[..., int], clock: Clock, name: str, what: str, pace: str) -> Iterator[None]:
+    """Let `work(stop=event)` go on in a thread of this process; it returns how many it made of `what`."""
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=1) as beside:
         working = beside.submit(work, stop=stop)
-        clock.say(f"{name}: {what}")
+        clock.say(f"{name}: {what}, {pace}")
         try:
             yield
         finally:
             stop.set()
-        clock.say(f"{name}: {working.result():,} in all")
+        clock.say(f"{name}: stopped after {working.result():,} {what}")
 
 
 def _wait(done: Callable[[], bool], what: str, seconds: float) -> None:

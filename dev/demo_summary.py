@@ -23,13 +23,14 @@ _SNAPSHOTS = 5
 _ROWS = 6
 # What fits a terminal of 80 characters.
 _COLUMNS = ("_kafka_partition", "_kafka_offset", "timestamp", "event", "user_id", "url")
-_URL = 20
+_URL = 16
 _MORE = {
     "clickstream_backfill": "any day of the clickstream again, by the hour",
     "clickstream_parallel": "the same topic with several tasks, one commit",
     "clickstream_spark_micro_batch": "Spark lands what is there, and ends",
     "clickstream_enriched": "the same, joined with a table of sites by a function of DataFrames",
     "clickstream_windows": "windows of five minutes and sessions, whose state Spark keeps",
+    "flights_to_lake": "20,000 flights of 2013 into a table designed by hand",
     "clickstream_streaming": "a supervised Spark query without an end; pause the DAG, then mark its task failed",
     "supervise_lakestream": "whether the stream is fresh, keeps up and loses nothing",
     "lake_maintenance": "compacts and expires, and leaves the ledger whole",
@@ -94,10 +95,11 @@ def print_more(console: Console, *, cdc: bool) -> None:
     grid.add_column("what it does")
     for dag, what in _MORE.items():
         grid.add_row(dag, what)
-    for dag, what in _CDC.items():
-        on = " (is on)" if dag == "customers_mirror" else ""
-        grid.add_row(dag, f"{what}{on}" if cdc else f"{what} (make demo CDC=1 brings PostgreSQL and Debezium)")
+    for dag, what in _CDC.items() if cdc else ():
+        grid.add_row(dag, f"{what}{' (is on)' if dag == 'customers_mirror' else ''}")
     console.print(grid)
+    if not cdc:
+        console.print(f"make demo CDC=1 also has {' and '.join(_CDC)}, which mirror tables of a PostgreSQL.")
     console.print("Spark fetches its packages the first time, some 100 MB.")
 
 
@@ -115,6 +117,7 @@ def print_next(console: Console, airflow: Airflow, kafka: Kafka, *, table: str, 
         *(f"export {name}={shlex.quote(variables[name])}" for name in _CONNECTIONS),
         f".venv/bin/lakestream status --table {table} --watch",
         f".venv/bin/lakestream ledger show --table {table} --group {group}",
+        f".venv/bin/lakestream audit --table {table} --group {group}",
         f'.venv/bin/python -c "{query}"',
     ]
     console.print("\n[bold]Next, in another terminal, in this folder:[/bold]\n")
@@ -125,7 +128,7 @@ def print_next(console: Console, airflow: Airflow, kafka: Kafka, *, table: str, 
 
 
 def _snapshots(landings: list[Snapshot], what: str = "Landings", rows: str = "rows") -> Grid:
-    grid = _grid(f"{what} (the last {_SNAPSHOTS})")
+    grid = _grid(f"{what} (the last {_SNAPSHOTS})" if len(landings) > _SNAPSHOTS else what)
     grid.add_column("at")
     grid.add_column("snapshot")
     grid.add_column(rows, justify="right")

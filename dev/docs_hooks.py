@@ -1,19 +1,97 @@
-"""What MkDocs does to our pages besides: links in docstrings, and words that the search knows."""
+"""Hooks of MkDocs: tables of settings, links in docstrings, and words for the search."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
+from airflow_lakestream.config.engines import engines_table
+from airflow_lakestream.config.setting import MIRRORS, Setting, SettingTaker
+from airflow_lakestream.config.settings import SETTINGS
+from airflow_lakestream.core import policies, routing
+from airflow_lakestream.core.names import DEFAULT_METADATA
+
 _SEE_ALSO = re.compile(r"<p>\.\. seealso:: (.*?)</p>", re.DOTALL)
 _PAGE = re.compile(r"docs/([\w/-]+)\.md(#[\w-]+)?")
 # A row of docs/words.md: what people look for, and a sentence whose first link leads to the subject.
 _WORDS = re.compile(r"^\| ([^|]+) \| [^|]*?\]\(([\w/-]+)\.md(#[\w-]+)?\)[^|]* \|$", re.MULTILINE)
+
+
+# A line for those who read the repository, behind the comment of a table. The site has the table in place of both.
+_ELSEWHERE = r"(?:\nThe table is in the built site: .*)?"
+# Where a page has the table of a taker's settings.
+_SETTINGS = re.compile(rf"<!-- settings: (\w+) -->{_ELSEWHERE}")
+# Where a page has the table of the settings that a taker refuses.
+_REFUSED = re.compile(rf"<!-- refused: (\w+) -->{_ELSEWHERE}")
+_ENGINES = re.compile(rf"<!-- engines -->{_ELSEWHERE}")
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Write the tables of settings and engines."""
+    return with_tables(markdown, page.file.src_uri.count("/"))
+
+
+def with_tables(markdown: str, depth: int) -> str:
+    """Return a page with its tables of settings, and of engines.
+
+    :param depth: the number of folders between `docs` and the page.
+    """
+    up = "../" * depth
+    markdown = _ENGINES.sub(lambda _: "\n".join(engines_table()), markdown)
+    markdown = _REFUSED.sub(lambda found: "\n".join(_refusals(SettingTaker[found[1].upper()])), markdown)
+    return _SETTINGS.sub(lambda found: "\n".join(_rows(SettingTaker[found[1].upper()], up)), markdown)
+
+
+def _rows(taker: SettingTaker, up: str) -> Iterator[str]:
+    defaults = {name: value for module in _CONFIGS[taker] for name, value in _defaults(module)}
+    yield "| parameter | default | meaning |\n|---|---|---|"
+    for one in SETTINGS.values():
+        if one.doc and not _is_refused(one, taker):
+            text = re.sub(r"\]\((?=\w)", f"]({up}", one.markdown(taker)).replace("|", "\\|")
+            default = one.mirrors_default if taker in MIRRORS else None
+            yield f"| `{one.name}` | {default or one.default or defaults.get(one.name, '')} | {text} |"
+
+
+def _refusals(taker: SettingTaker) -> Iterator[str]:
+    yield "| parameter | reason |\n|---|---|"
+    for one in SETTINGS.values():
+        if one.doc and _is_refused(one, taker) and (refusal := one.refusal(taker)) is not None:
+            yield f"| `{one.name}` | {refusal.reason} |"
+
+
+# One operator takes the settings of both kinds of mirrors.
+def _is_refused(setting: Setting, taker: SettingTaker) -> bool:
+    takers = MIRRORS if taker in MIRRORS else (taker,)
+    return all(setting.refusal(one) is not None for one in takers)
+
+
+# The wheel's build has neither Arrow nor PyIceberg, so that the configurations are read, not imported.
+_CONFIGS = {SettingTaker.LANDING: ("decoding", "landing"), SettingTaker.MIRROR: ("decoding", "landing", "mirror")}
+
+
+def _defaults(module: str) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a configuration's module, and their defaults in Markdown."""
+    tree = ast.parse(Path(__file__).parents[1].joinpath("airflow_lakestream", "config", f"{module}.py").read_text())
+    names = {**vars(policies), **vars(routing), "DEFAULT_METADATA": DEFAULT_METADATA}
+    for node in ast.walk(tree):
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant() | ast.Name() | ast.Attribute() as value):
+                yield name, _shown(eval(ast.unparse(value), names))  # our own source
+
+
+def _shown(default: object) -> str:
+    if default is None:
+        return "none"
+    if isinstance(default, str):
+        return f"`{json.dumps(default)}`"
+    return ", ".join(default) if isinstance(default, tuple) else f"`{default}`"
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -12,9 +12,11 @@ from pathlib import Path
 from dev.errors import JavaMissing
 
 OLDEST = 17
+# Spark 4 runs on no newer one, and Kafka does.
+NEWEST_OF_SPARK = 21
 
 _REMEDY = (
-    f"install a JDK {OLDEST} or newer (Debian and Ubuntu: apt install openjdk-17-jdk-headless; macOS: "
+    f"install a JDK {OLDEST} to {NEWEST_OF_SPARK} (Debian and Ubuntu: apt install openjdk-17-jdk-headless; macOS: "
     "brew install openjdk@17), and put it on PATH or name its folder in JAVA_HOME"
 )
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -47,15 +49,14 @@ def parse_version(output: str) -> int | None:
 
 
 def find_jdk(environment: dict[str, str] | None = None) -> Jdk:
-    """Find the first JDK of JAVA_HOME and PATH that is new enough."""
+    """Find the first JDK of JAVA_HOME and PATH that runs Spark, or else the first that is new enough for Kafka."""
     environment = dict(os.environ) if environment is None else environment
-    too_old = []
-    for program in _candidates(environment):
-        version = _version_of(program)
-        if version is not None and version >= OLDEST:
+    versions = {program: version for program in _candidates(environment) if (version := _version_of(program))}
+    # Sorting keeps the order of those that are equal.
+    for program, version in sorted(versions.items(), key=lambda one: one[1] > NEWEST_OF_SPARK):
+        if version >= OLDEST:
             return Jdk(program.resolve().parent.parent, version)
-        if version is not None:
-            too_old.append(f"{program} is Java {version}")
+    too_old = [f"{program} is Java {version}" for program, version in versions.items()]
     found = f"Java {OLDEST} is needed, and {', '.join(too_old)}" if too_old else "No Java found"
     raise JavaMissing(f"{found}: {_REMEDY}.")
 

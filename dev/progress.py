@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -25,4 +26,20 @@ class Clock:
 
     def say(self, text: str) -> None:
         """Print one line of progress."""
-        print(f"[{self.elapsed:6.1f} s] {text}", flush=True)
+        # One write: `print` makes two, and another thread's line may come between them.
+        sys.stdout.write(f"[{self.elapsed:6.1f} s] {text}\n")
+        sys.stdout.flush()
+
+
+class Reminder:
+    """Says a line each half minute, as long as it is called."""
+
+    def __init__(self, say: Say, text: str, every: float = 30.0) -> None:
+        self._say, self._text, self._every = say, text, every
+        self._last = time.monotonic()
+
+    def __call__(self) -> None:
+        """Say the line, if the last one is old enough."""
+        if time.monotonic() - self._last >= self._every:
+            self._last = time.monotonic()
+            self._say(self._text)

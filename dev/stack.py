@@ -27,7 +27,7 @@ from dev.errors import NotUp, ServiceConflict
 from dev.java import Jdk, find_jdk
 from dev.locks import file_lock
 from dev.processes import ProcessId
-from dev.progress import Say, quiet
+from dev.progress import Reminder, Say, quiet
 from dev.service import CHECKOUT, Owner, ServiceFolder
 from dev.services import airflow as airflow_service
 from dev.services import azure as azure_service
@@ -411,13 +411,20 @@ class Stack:
             broker = beside.submit(self.up_kafka, announce=False)
             database = self.up_postgres().new_database("airflow")
             self._say("airflow: starting (half a minute or so)")
+            remind = Reminder(self._say, "airflow: still starting")
+
+            def check() -> None:
+                remind()
+                if broker.done():
+                    broker.result()
+
             airflow = airflow_service.start(
                 folder,
                 dags_folder,
                 database,
                 {"bootstrap.servers": expected},
                 self._owner,
-                check=lambda: broker.result() if broker.done() else None,
+                check=check,
             )
             if broker.result().bootstrap == expected:
                 return airflow

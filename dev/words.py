@@ -43,7 +43,7 @@ BANNED: Mapping[str, str] = {
 _ONE_WORD = """
 Audit Batch Counts Finding Landing Ledger Mirror Plan Record Sink Verdict
 Alerts Checks Connect Flink Freshness Lag Metadata Orchestration Part Pipeline Quality Retention Sensor Source Spark
-Transformation
+Setting Transformation
 Conflict Contention Exceeded Fenced Malformed Misfit Overtaken Stopped Superseded Terminal Transient Undecided Unfit
 Unroutable _Busy _Exists _Signalled _Undone
 Java Lease Odd Proposing Tombstones Transformed

@@ -4,7 +4,7 @@
     make bench AGAINST=v0.1.0 ONLY=json   # this checkout beside a commit or a wheel, in turn
 
 Each run is saved at once in `.bench/latest.json`, so an interrupt loses only the run it meets. `make bench-report`
-writes docs/benchmarks.md from that file.
+writes docs/benchmarks.md and dev/BOUNDS.md from that file.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def measure(folder: Path, say: Callable[[str], None], scale: float = 1) -> Itera
     rows = max(1_000, int(ROWS * scale))
     for recent in (False, True):
         for changes in CHANGES:
-            case = f"{'new rows mostly' if recent else 'any row'}, {int(changes * scale):,} at once"
+            case = f"{'new rows mostly' if recent else 'any row'}, {int(changes * scale):,}"
             say(f"mirror of {rows:,} rows: {case}")
             yield from _measure(folder, case, rows, max(100, int(changes * scale)), recent=recent)
 
@@ -46,15 +46,16 @@ def _measure(folder: Path, case: str, rows: int, changes: int, *, recent: bool) 
         words += ["--changes", str(changes), "--batches", str(BATCHES), *(["--recent"] if recent else [])]
         command = [sys.executable, "-m", "dev.bench.programs.mirroring", *words]
         done = run_measured(command, {**os.environ, "PYTHONPATH": str(CHECKOUT)}, timeout=3600)
-        told = json.loads(result.read_text())
-    batches = told["batches"][1:]
+        measured = json.loads(result.read_text())
+    batches = measured["batches"][1:]
     rate = CORES * changes / statistics.median(batch["whole batch"][1] for batch in batches)
     yield Figure(case, "changes/s by CPU of 2 cores", rate, "changes/s", f">= {WANTED:,}", rate >= WANTED)
     for phase in batches[-1]:
         wall, cpu = (statistics.median(batch.get(phase, (0, 0))[side] for batch in batches) for side in (0, 1))
         yield Figure(case, phase, wall, "s")
-        yield Figure(case, "  CPU of it, each change", 1e6 * cpu / changes, "us")
-    yield Figure(case, f"files of {told['rows']:,} rows", told["files"], "files")
+        yield Figure(case, f"{phase}: CPU", 1e6 * cpu / changes, "us")
+    yield Figure(case, "rows", measured["rows"], "rows")
+    yield Figure(case, "files", measured["files"], "files")
     yield Figure(case, "peak PSS", done.peak_pss / 2**20, "MiB")
 
 

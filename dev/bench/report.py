@@ -1,10 +1,11 @@
-"""`make bench-report`: docs/benchmarks.md and its chart, from what `make bench` has measured."""
+"""`make bench-report`: docs/benchmarks.md, its chart and dev/BOUNDS.md, from what `make bench` has measured."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from dev.bench.bounds import by_row, undisturbed, verdicts
@@ -16,14 +17,15 @@ from dev.bench.summary import markdown
 from dev.service import CHECKOUT
 
 PAGE = CHECKOUT / "docs" / "benchmarks.md"
+BOUNDS = CHECKOUT / "dev" / "BOUNDS.md"
 CHART = CHECKOUT / "docs" / "images" / "benchmarks.png"
 
 _PAGE = """\
 # Benchmarks
 
-Written by `make bench-report` from one run of `make bench` ({started}, {runs}).
-All rows read the same topics on the same machine, in turn, round by round: {machine}.
-Ratios are what carries over to another machine; rates do not.
+Speed, memory and cost of landings next to other tools: one run of `make bench` ({started}, {runs}), on {machine}.
+`make bench-report` writes this page. All rows read the same topics in turn. Ratios hold on other machines; rates do
+not.
 
 ![Records per second by peer and format](images/benchmarks.png)
 
@@ -31,59 +33,61 @@ Ratios are what carries over to another machine; rates do not.
 
 {table}
 
-- A row is measured from the first line of its work (`execute()`, the dlt pipeline, the start of the Spark query) to its
-  end. The start of Python and Airflow is in no rate; that of Spark's JVM is where the row says so. kcat's whole run
-  counts, half a second of it being kcat's own start and end.
-- Rates are medians over the runs; the spread is the distance of the fastest run from the slowest, as a share of the
-  median. MB are those of the records' values, uncompressed.
-- Memory is the peak of the whole process tree over its whole life: in the PSS shared pages count once. It is that of
-  each row's first run, which counts for nothing else where there are others: to look at it five times a second takes 6%
-  of two cores from an extract by three processes. That run also warms the broker's JVM and the system's caches.
-- CPU seconds are those of the process tree while the rate was measured.
-- A commit is the manifests and the catalog's answer, median of the commits of a run. The first commit is the time of
-  the table's first snapshot. Files are data files.
+- A row's time is from the first line of its work (`execute()`, the dlt pipeline, the start of the Spark query) to its
+  end, without the start of Python, Airflow and, unless the row has "start counted", of Spark's JVM. kcat's own start
+  and end count, half a second.
+- Rates are medians over the runs. MB are those of the records' values, uncompressed. CPU seconds are those of the
+  process tree, and memory is its peak PSS, with shared pages counted once.
+- A commit is the manifests and the catalog's answer, median. The first commit is the time of the first snapshot.
 
-## What has to hold
+## What bounds the extract
 
-{bounds}
-
-### What bounds the extract
-
-kcat counts bytes in C and keeps no record. `confluent-kafka` makes a Python object of each record, and each
-of its parts (time, key, value, headers) is one more call: under one interpreter lock, while librdkafka's own threads,
-Arrow and DuckDB work at the same time. The table's CPU seconds show the possible gain on all cores: the broker
-takes its part of them too, and the first half second of a task goes to imports and connections, which is a
-quarter of two million records' time. What was gained already: the cyclic garbage collector walks past records and
-imports no more, librdkafka's pause for full queues is 20 ms and not a second, values go to Arrow as one buffer for each
-chunk, of a size that stays in the processor's cache, messages are not asked for what is known of all of them (their
-partition, that they are no error), a process for each core reads and decodes, and these wait for a first look at the
-columns no longer than it takes. On two cores "n processes" is two. A bound that is missed stays missed, and is shown
-above.
+`confluent-kafka` makes Python objects of each record, under one interpreter lock; kcat counts bytes in C. The broker
+needs the same cores, and the first half second of a task goes to imports. On two cores "n processes" is two.
 
 ## How it was run
 
-- Topics of 4 partitions, lz4, made by `dev/bench/topics.py`: the same clickstream events in each format, some 200 bytes
-  as JSON (smaller in Avro and Protobuf); 1 KB, 1 MiB and 10 MiB with a text of random hexadecimal digits besides. Avro
-  and Protobuf come in Confluent's framing, with their schemas in an Apicurio registry. One broker, on the same machine.
-- Every run lands in an empty table of a catalog in SQLite with its warehouse on the local disk. A run whose table does
-  not hold all records once is an error, not a row.
-- Extract rows are real task runs of an Airflow (`dag.test()`), with the defaults of `KafkaExtractOperator` besides what
-  the row says; "n processes" is its own choice of `parallelism`. With 1% bad records, the good ones land in the table
-  and the others in its reject table.
-- They, and those of `ConsumeFromTopicOperator`, run with what `pip install airflow-lakestream[protobuf]` brings. Where
-  pandas is installed too, as with the extra for Spark, pyarrow imports it: 0.1 s more at the start of each task.
-- `ConsumeFromTopicOperator` runs `apply_function_batch` with `json.loads`, `Table.from_pylist` and one PyIceberg append
-  for each batch, without types for times and without the records' places; the number of records is configured, which
-  spares it the wait for one more. Its appends get slower with every snapshot: a longer topic is read at a lower rate.
-- dlt reads as its Kafka source does, a dict for each record, with its default of one worker for each step.
-- Spark is a plain app on all cores, with `from_json` and Iceberg's own writer, `availableNow`, with its default memory:
-  the first query of a session is cold, the second warm. "Start counted" is from the app's first line on.
-- Slow peers read the first records of the same topic only: the column of records says how many.
+- Topics of 4 partitions, lz4, on one broker on the same machine: the same clickstream events in each format, some 200
+  bytes as JSON (smaller in Avro and Protobuf); 1 KB, 1 MiB and 10 MiB with a text of random hexadecimal digits. Avro
+  and Protobuf have Confluent's framing, and schemas in an Apicurio registry.
+- Every run lands in an empty table, with a catalog in SQLite and the warehouse on the local disk. A run whose table
+  does not have all records once is an error, not a row.
+- Extract rows are task runs of an Airflow (`dag.test()`), with the operator's defaults except as the row specifies.
+- Extract and `ConsumeFromTopicOperator` run with the extra `protobuf`. Where pandas is installed too, each task starts
+  0.1 s later.
+- `ConsumeFromTopicOperator` runs `apply_function_batch` with `json.loads`, `Table.from_pylist` and one PyIceberg
+  append for each batch. Appends get slower with every snapshot.
+- dlt reads as its Kafka source does, a dict for each record, with its defaults.
+- Spark is a plain app on all cores, with `from_json`, Iceberg's writer and `availableNow`: the first query of a session
+  is cold, the second warm.
 {versions}
 {left_out}"""
 
+_BOUNDS = """\
+# Bounds of the benchmark
+
+What the rows of [the benchmark](../docs/benchmarks.md) have to hold next to each other, and the costs of each step:
+`make bench-report` writes this page.
+
+## Ratios
+
+{bounds}
+
+## Rows
+
+The spread is (fastest - slowest) / median. Memory is of a row's first run, which is not timed if the row has more runs.
+
+{table}
+
+## Other costs
+
+{figures}
+"""
+
 _LEDGER = """
-## What the ledger, the audit, the commands and the page cost
+## Other costs
+
+"Any row" and "new rows mostly" are changes merged into a mirror of 5,000,000 rows in one batch; CPU is per change.
 
 {figures}
 """
@@ -99,8 +103,9 @@ def main() -> int:
     if not results.samples:
         print(f"{source} holds no run of any row yet.")
         return 1
-    PAGE.write_text(render(results))
-    print(f"{PAGE.relative_to(CHECKOUT)} is written.")
+    for page, text in ((PAGE, render(results)), (BOUNDS, render_bounds(results))):
+        page.write_text(text)
+        print(f"{page.relative_to(CHECKOUT)} is written.")
     if not PEERS_PYTHON.exists():
         print(f"No chart: {PEERS_PYTHON} is not there; make bench installs it.")
         return 1
@@ -118,11 +123,19 @@ def render(results: Results) -> str:
         runs=_runs(results),
         machine=machine.pop("machine"),
         table=markdown(results),
-        bounds=_figures(list(verdicts(results.samples))),
         versions="- Versions: " + ", ".join(f"{name} {version}" for name, version in machine.items()) + ".",
         left_out=_left_out(results),
     )
-    return page + (_LEDGER.format(figures=_figures(results.figures)) if results.figures else "")
+    return page + (_LEDGER.format(figures=_other_costs(_without_steps(results.figures))) if results.figures else "")
+
+
+def render_bounds(results: Results) -> str:
+    """Return the maintainers' page: the bounds with their verdicts, and each step of a batch."""
+    return _BOUNDS.format(
+        bounds=_figures(list(verdicts(results.samples))),
+        table=markdown(results, whole=True),
+        figures=_other_costs(results.figures) or "None measured.",
+    )
 
 
 def _runs(results: Results) -> str:
@@ -145,6 +158,42 @@ def _figures(figures: Sequence[Figure]) -> str:
         value = f"{figure.value:,.2f} {figure.unit if figure.unit != 'ratio' else ''}".strip()
         case = titles.get(figure.case, figure.case)
         lines.append(f"| {case} | {_measured(figure.metric, titles)} | {value} | {figure.bound or ''} | {verdict} |")
+    return "\n".join(lines)
+
+
+def _without_steps(figures: Sequence[Figure]) -> list[Figure]:
+    """Leave out the steps of a batch, each of which has a figure of its CPU, and keep the whole batch."""
+    steps = {(one.case, one.metric.removesuffix(": CPU")) for one in figures if one.metric.endswith(": CPU")}
+    kept = "whole batch"
+    return [
+        one for one in figures if (name := one.metric.removesuffix(": CPU")) == kept or (one.case, name) not in steps
+    ]
+
+
+def _other_costs(figures: Sequence[Figure]) -> str:
+    """Write cases with the same metrics, one after the other, as columns of one table, and the others as lines."""
+    cases: dict[str, list[Figure]] = {}
+    for figure in figures:
+        cases.setdefault(figure.case, []).append(figure)
+    groups = [list(group) for _, group in groupby(cases.values(), lambda case: [figure.metric for figure in case])]
+    single = [figure for group in groups if len(group) == 1 for figure in group[0]]
+    return "\n\n".join(
+        [*([_figures(single)] if single else []), *(_columns(group) for group in groups if len(group) > 1)]
+    )
+
+
+def _columns(cases: Sequence[Sequence[Figure]]) -> str:
+    """Write a column for each case, and a line for each metric."""
+    lines = [
+        "| | " + " | ".join(case[0].case for case in cases) + " | bound |",
+        "| --- |" + " --: |" * len(cases) + " --- |",
+    ]
+    for line in zip(*cases, strict=True):
+        unit = "" if line[0].unit == "ratio" or line[0].unit in line[0].metric.split() else f", {line[0].unit}"
+        failed = [figure.case for figure in line if figure.holds is False]
+        bound = f"{line[0].bound}: " + (f"**does not hold** ({', '.join(failed)})" if failed else "holds")
+        values = " | ".join(f"{figure.value:,.{0 if figure.value >= 1000 else 2}f}" for figure in line)
+        lines.append(f"| {line[0].metric.strip()}{unit} | {values} | {bound if line[0].bound else ''} |")
     return "\n".join(lines)
 
 

@@ -15,10 +15,14 @@ NONE = "-"
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and what stands under it for the runs of a row."""
+    """A heading, and the text below for the runs of a row.
+
+    :param is_in_docs: the column is in the documentation's table, too.
+    """
 
     heading: str
     cell: Callable[[Sequence[Sample]], str]
+    is_in_docs: bool = True
 
 
 def _median(name: str, form: str, unit: float = 1) -> Callable[[Sequence[Sample]], str]:
@@ -47,16 +51,16 @@ def _cpu_per_million(runs: Sequence[Sample]) -> str:
 COLUMNS = (
     Column("records", lambda runs: format(runs[0].records, ",")),
     Column("records/s", _median("rate", ",.0f")),
-    Column("spread", lambda runs: f"{spread(runs):.0%}" if len(undisturbed(runs)) > 1 else NONE),
+    Column("spread", lambda runs: f"{spread(runs):.0%}" if len(undisturbed(runs)) > 1 else NONE, is_in_docs=False),
     Column("MB/s", _megabytes_per_second),
     Column("peak PSS, MiB", _median("peak_pss", ",.0f", MIB)),
-    Column("peak RSS, MiB", _median("peak_rss", ",.0f", MIB)),
+    Column("peak RSS, MiB", _median("peak_rss", ",.0f", MIB), is_in_docs=False),
     Column("CPU s per million", _cpu_per_million),
-    Column("files", _median("files", ",.0f")),
-    Column("commits", _median("commits", ",.0f")),
+    Column("files", _median("files", ",.0f"), is_in_docs=False),
+    Column("commits", _median("commits", ",.0f"), is_in_docs=False),
     Column("a commit, ms", _median("commit_seconds", ",.0f", 0.001)),
     Column("first commit after, s", _median("first_commit_seconds", ",.2f")),
-    Column("runs", lambda runs: str(len(undisturbed(runs)))),
+    Column("runs", lambda runs: str(len(undisturbed(runs))), is_in_docs=False),
 )
 
 
@@ -78,8 +82,12 @@ def print_table(results: Results) -> None:
         print("  ".join([first, *(cell.strip().rjust(width) for cell, width in zip(others, widths[1:], strict=True))]))
 
 
-def markdown(results: Results) -> str:
-    """Return the table in Markdown, numbers to the right."""
-    heading, *rest = lines(results)
-    rule = ["---", *("--:" for _ in COLUMNS)]
+def markdown(results: Results, *, whole: bool = False) -> str:
+    """Return the table in Markdown, numbers to the right.
+
+    :param whole: with the columns for maintainers, too.
+    """
+    kept = [0, *(place for place, column in enumerate(COLUMNS, 1) if whole or column.is_in_docs)]
+    heading, *rest = ([line[place] for place in kept] for line in lines(results))
+    rule = ["---", *("--:" for _ in heading[1:])]
     return "\n".join("| " + " | ".join(line) + " |" for line in (heading, rule, *rest))

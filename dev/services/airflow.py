@@ -184,6 +184,8 @@ def _environment(folder: Path, dags_folder: Path, port: int) -> dict[str, str]:
         "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
         # A file that has changed is parsed at once all the same.
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",
+        # The type of the catalog in the connection's extra, sql, would be a warning in each task's log.
+        "AIRFLOW__LOGGING__MIN_LENGTH_MASKED_SECRET": "3",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
         "SCARF_ANALYTICS": "False",
         # The parts of Airflow talk to each other over the loopback: never by a proxy.

@@ -65,6 +65,10 @@ class Choice:
         by_rule = any(not reach.own for reach in reaches)
         return sorted(self._files[name]) if by_rule else sorted({path for reach in reaches for path in reach.own})
 
+    def has_what_reaches(self, suite: Suite) -> bool:
+        """Whether a changed file has a suite run that is otherwise run by hand."""
+        return any(fnmatchcase(path, glob) for path in self.changed for glob in suite.reached_by)
+
     def lines(self, every: bool = False) -> Iterator[str]:
         """Yield a line for each suite: why it is reached, or that it is not; or a line for each changed file."""
         for name, reaches in self.reaches.items():

@@ -14,7 +14,7 @@ from dev.durations import Durations
 from dev.service import CHECKOUT
 from dev.services.kubernetes import lacking
 from dev.suites.choice import Choice, choice_of
-from dev.suites.table import QUICK, SUITES, Suite
+from dev.suites.table import NIGHTLY, QUICK, SUITES, Suite
 from dev.suites.tools import REACHED, known
 
 NEWEST, OLDEST = ".venv/bin/python", ".venv-airflow-3.1/bin/python"
@@ -100,27 +100,52 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
     if REACHED in names and (choice := choice_of(CHECKOUT)) is not None:
         print(*choice.lines(), sep="\n", flush=True)
         chosen = [suite for suite in chosen if suite.name in choice.names]
+        chosen += [suite for suite in SUITES if choice.has_what_reaches(suite)]
     chosen, left_out = _without_unmade(chosen, names)
-    # Those that are no tests are targets of the Makefile themselves.
-    made = {target for suite in chosen for target in (suite.prepared_by if suite.follows else (suite.name,))}
-    make = ["make", "--no-print-directory", f"--jobs={os.cpu_count()}", *sorted(made)]
-    if made and subprocess.run(make, cwd=CHECKOUT, check=False).returncode:
-        return False
-    asked = [(run, [suite for suite in chosen if suite.name in run.suites]) for run in RUNS]
+    # The suites and tests of a long night are left out of what many wait for, and named.
+    nightly = not {*names} <= {*QUICK, REACHED}
+    if not nightly:
+        left_out += [f"  --   {one.name:<12} left to `make test-all`" for one in chosen if one.nightly]
+        left_out += [f"  --   {glob} left to `make test-all`: {why}" for glob, why in NIGHTLY]
+        chosen = [suite for suite in chosen if not suite.nightly]
+    asked = [(run, of_run) for run in RUNS if (of_run := [suite for suite in chosen if suite.name in run.suites])]
     spread, alone = ([one for one in asked if one[0].spreads is spreads] for spreads in (True, False))
+    first = spread[0][1] if spread else []
+    left = [] if nightly else ["--nightly=without"]
+    # Those that are no tests are targets of the Makefile themselves.
+    at_once = {suite.name for suite in chosen if not suite.follows} | _targets(first)
+    if not _make(at_once):
+        return False
 
     def play(lane: Sequence[tuple[PytestRun, Sequence[Suite]]], kept: bool) -> list[tuple[bool, list[SuiteResult]]]:
-        return [_play(run, of_run, choice, _options(run, of_run, choice, jobs, order), kept) for run, of_run in lane]
+        return [
+            _play(run, of_run, choice, [*_options(run, of_run, choice, jobs, order), *left], kept)
+            for run, of_run in lane
+            if of_run is first or prepared.result()
+        ]
 
-    # Runs of one process wait much, for a browser, an installation, a scheduler: they go on beside those that spread.
-    with ThreadPoolExecutor(1) as beside:
-        waiting = beside.submit(play, alone, kept=any(of_run for _, of_run in spread))
+    # Downloads and builds for later runs, and runs of one process, wait much, for the network, a browser, a scheduler:
+    # they go on beside those that spread.
+    with ThreadPoolExecutor(2) as beside:
+        prepared = beside.submit(_make, _targets(suite for _, of_run in asked for suite in of_run) - at_once)
+        waiting = beside.submit(play, alone, kept=bool(spread))
         played = [*play(spread, kept=False), *waiting.result()]
     results = [result for _, of_run in played for result in of_run]
     print("\nsuites:", *left_out, sep="\n")
     for result in results:
         print(result)
-    return all(well for well, _ in played) and all(result.passed for result in results)
+    return prepared.result() and all(well for well, _ in played) and all(result.passed for result in results)
+
+
+def _targets(suites: Iterable[Suite]) -> set[str]:
+    """Return the targets of the Makefile that make what suites of tests need."""
+    return {target for suite in suites for target in suite.prepared_by}
+
+
+def _make(targets: set[str]) -> bool:
+    """Make targets of the Makefile, and return whether each could be made."""
+    make = ["make", "--no-print-directory", f"--jobs={os.cpu_count()}", *sorted(targets)]
+    return not targets or subprocess.run(make, cwd=CHECKOUT, check=False).returncode == 0
 
 
 def _play(

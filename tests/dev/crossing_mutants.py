@@ -44,7 +44,7 @@ MUTANTS = (
         "    if twice:\n",
         "    if twice < 0:\n",
         "units",
-        "tests/unit/publishing/test_publish.py::test_a_row_twice_within_one_file_is_refused",
+        "tests/unit/publishing/test_publish_refused.py::test_a_row_twice_within_one_file_is_refused",
     ),
     CrossingMutant(
         "a position of Connect that is one event too far",
@@ -159,8 +159,8 @@ MUTANTS = (
     CrossingMutant(
         "a metric of rows that counts what was read",
         "airflow_lakestream/metrics.py",
-        '_count("rows", counts.written, tags)',
-        '_count("rows", counts.read, tags)',
+        "sum(one.written for one in counts)",
+        "sum(one.read for one in counts)",
         "integration",
         "tests/integration/test_metrics.py::test_each_commit_of_a_landing_is_measured",
     ),

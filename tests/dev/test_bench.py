@@ -248,6 +248,29 @@ def test_results_survive_and_make_a_page_when_only_part_is_there(tmp_path: Path)
     assert "2 cores" in page
 
 
+def test_cases_with_the_same_metrics_are_columns_of_one_table_and_the_others_are_lines() -> None:
+    figures = [
+        Figure("alone", "size", 2.0, "MB"),
+        *(Figure(case, "rate", value, "rows/s", ">= 5", value >= 5) for case, value in (("a", 6000.0), ("b", 4.0))),
+    ]
+    page = report.render(results(sample("json"), figures=figures))
+    assert "| alone | size | 2.00 MB |  |  |\n\n| | a | b | bound |\n| --- | --: | --: | --- |\n" in page
+    assert "| rate, rows/s | 6,000 | 4.00 | >= 5: **does not hold** (b) |\n" in page
+    assert "peak RSS" not in page
+    assert "spread" not in page
+
+
+def test_the_steps_of_a_batch_and_the_bounds_of_rows_are_for_maintainers() -> None:
+    batch = [("decode", 2.0), ("decode: CPU", 3.0), ("whole batch", 5.0), ("whole batch: CPU", 6.0), ("files", 7.0)]
+    some = results(sample("json"), sample("kcat"), figures=[Figure("a", *one, "s") for one in batch])
+    assert [one for one, _ in batch if f"| a | {one} |" in report.render(some)] == [one for one, _ in batch[2:]]
+    bounds = report.render_bounds(some)
+    assert [one for one, _ in batch if f"| a | {one} |" in bounds] == [one for one, _ in batch]
+    assert "| rate / kcat to nowhere: the limit of reading | 1.00 | >= 0.5 | holds |" in bounds
+    assert " | spread | " in bounds
+    assert "None measured." in report.render_bounds(results())
+
+
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(code)]
 

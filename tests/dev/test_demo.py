@@ -1,4 +1,4 @@
-"""The demo as it ends before it is up: by a signal, and by a service that does not start."""
+"""The demo as it ends: by a signal, by a service that does not start, and by itself with a mirrored database."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.support.broker import poll_until
 
 
 @contextmanager
-def demo(output: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def demo(output: Path, *options: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     with output.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "dev", "demo", "--once"],
+            [sys.executable, "-u", "-m", "dev", "demo", "--once", *options],
             cwd=CHECKOUT,
             env={**os.environ, **environment},
             stdout=out,
@@ -58,4 +58,15 @@ def test_a_failed_start_says_why_and_keeps_the_logs(tmp_path: Path) -> None:
     said = output.read_text()
     assert "OutOfMemoryError: Metaspace); its log is" in said
     assert "Metaspace" in (CHECKOUT / "artifacts" / "demo" / "kafka.log").read_text()
+    assert_is_gone(process, said)
+
+
+def test_a_demo_with_a_database_shows_its_mirror_and_no_address_of_what_it_takes_down(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with demo(output, "--cdc") as process:
+        assert process.wait(480) == 0, output.read_text()[-3000:]
+    said = output.read_text()
+    assert "lake.customers mirrors shop.public.customers: 1,000 rows, 1,000 in PostgreSQL" in said
+    assert "http://" not in said
+    assert "password" not in said.lower()
     assert_is_gone(process, said)

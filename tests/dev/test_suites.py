@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import fnmatch
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from dev.suites import running, table
 from dev.suites.choice import BASE, Choice, base_of, changed_since, report
 from dev.suites.graph import UsesGraph, matching
 from dev.suites.running import RUNS, PytestRun, SuiteResult, paths_of, run_suites
-from dev.suites.table import BRANCHES, EVERYTHING, LOADING, READ, SUITES, USES
+from dev.suites.table import BRANCHES, EVERYTHING, LOADING, NIGHTLY, READ, SUITES, USES, Suite
 from dev.suites.tools import known
 
 ALL = {suite.name for suite in SUITES}
@@ -211,7 +212,7 @@ def test_files_of_a_suite_are_those_that_feel_the_change(graph: UsesGraph) -> No
 
 
 def test_each_folder_of_tests_is_in_one_suite(graph: UsesGraph) -> None:
-    tests = [path for path in graph.files if fnmatchcase(path, "tests/*/test_*.py")]
+    tests = [path for path in graph.files if fnmatch.fnmatchcase(path, "tests/*/test_*.py")]
     suites = [suite for suite in SUITES if suite.follows and suite.name != "long"]
     of = {path: [one.name for one in suites if path.startswith(one.folders)] for path in tests}
     assert {path: names for path, names in of.items() if len(names) != 1} == {}
@@ -295,6 +296,54 @@ def test_a_suite_whose_parts_take_minutes_is_left_out_with_a_line_until_they_are
     assert running._without_unmade(known([suite.name]), [suite.name]) == ([suite], [])
     monkeypatch.setattr(running, "lacking", list)
     assert running._without_unmade(known(["all"]), ["all"]) == (known(["all"]), [])
+
+
+def test_each_row_of_nightly_tests_has_tests_and_leaves_others_in_their_suite(graph: UsesGraph) -> None:
+    paths = [path for path in graph.files if fnmatch.fnmatchcase(path, "tests/*/test_*.py")]
+    trees = {path: ast.walk(ast.parse((CHECKOUT / path).read_text())) for path in paths}
+    functions = {path: [one.name for one in tree if isinstance(one, ast.FunctionDef)] for path, tree in trees.items()}
+    tests = [f"{path}::{name}" for path, names in functions.items() for name in names if name.startswith("test_")]
+    # Parameters of a test are no part of its source.
+    rows = {glob: fnmatch.filter(tests, glob.partition("[[]")[0] + "*") for glob, _ in NIGHTLY}
+    assert [glob for glob, found in rows.items() if not found] == []
+    whole = {glob: found for glob, found in rows.items() if "[[]" not in glob}
+    left = {test for found in whole.values() for test in found}
+    suites = {suite.name: suite.folders for suite in SUITES if suite.folders and not suite.nightly}
+    stay = [test for test in tests if test not in left]
+    assert [
+        name for name, folders in suites.items() if not [*filter(lambda test: test.startswith(folders), stay)]
+    ] == []
+
+
+def test_nightly_suites_and_tests_are_left_to_all_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    played: list[list[str]] = []
+    monkeypatch.setattr(running, "_make", lambda targets: True)
+    monkeypatch.setattr(running, "choice_of", lambda root: None)
+
+    def play(run: PytestRun, suites: list[Suite], choice: object, options: list[str], kept: bool) -> tuple[bool, list]:
+        played.append([*(suite.name for suite in suites), *options])
+        return True, []
+
+    monkeypatch.setattr(running, "_play", play)
+    assert run_suites(["reached"], jobs=1)
+    said = capfd.readouterr().out
+    assert all("--nightly=without" in one for one in played)
+    assert "matrix" not in {name for one in played for name in one}
+    assert re.search("-- +matrix +left to `make test-all`", said)
+    assert all(f"{glob} left to `make test-all`: {why}" in said for glob, why in NIGHTLY)
+    played.clear()
+    assert run_suites(["all"], jobs=1)
+    assert "left to" not in capfd.readouterr().out
+    assert {"matrix", "engines"} <= {name for one in played for name in one}
+    assert not any("--nightly=without" in one for one in played)
+
+
+@pytest.mark.parametrize(("changed", "reached"), [("dev/pins.txt", True), ("dev/demo.py", False)])
+def test_a_change_of_the_packaging_has_the_wheel_installed(changed: str, reached: bool, graph: UsesGraph) -> None:
+    choice = Choice(graph, [changed])
+    assert [suite.name for suite in SUITES if choice.has_what_reaches(suite)] == ["install"] * reached
 
 
 def test_an_unknown_suite_is_refused_before_anything_runs() -> None:

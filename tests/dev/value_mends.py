@@ -122,7 +122,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a placeholder in hexadecimal taken for its text",
-        "airflow_lakestream/core/formats.py",
+        "airflow_lakestream/core/policies.py",
         'if placeholder.startswith("hex:") else placeholder.encode()',
         'if placeholder == "hex:" else placeholder.encode()',
         "units",

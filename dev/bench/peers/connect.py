@@ -18,8 +18,7 @@ from airflow_lakestream.connect.driving import ConnectorSupervision
 from airflow_lakestream.connect.iceberg_sink import complete_config
 from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.driver.supervisor import SupervisionLimits
-from airflow_lakestream.driver.watch import DriverLook
+from airflow_lakestream.driver.supervisor import DriverLook, SupervisionLimits
 from airflow_lakestream.kafka.groups import KafkaGroups
 from airflow_lakestream.run.job import ExtractConfig, build_job
 from dev.bench.lab import Lab

@@ -40,15 +40,15 @@ _AT_ONCE = 500_000
 _RECORDS = 20_000
 _IDENTITY = TopicIdentity("shop.public.orders", "topic-id", "cluster-id")
 Take = Callable[..., Mapping[str, Any]]
-BATCH, DECODE = "whole batch", "decode and hand over (executors)"
+BATCH, DECODE = "whole batch", "decode (executors)"
 # Each is a part of the batch, and of no other one.
 PHASES: tuple[tuple[Any, str, str], ...] = (
-    (mirror_module, "read_bare", "read what was handed over"),
-    (CommitEvents, "joined", "read what was handed over"),
-    (mirror_module, "newest", "last event of each key"),
-    (BatchMerger, "_looked_up", "which rows of which files"),
+    (mirror_module, "read_bare", "read handover"),
+    (CommitEvents, "joined", "read handover"),
+    (mirror_module, "newest", "last events"),
+    (BatchMerger, "_looked_up", "find rows"),
     (BatchMerger, "_old_rows", "values left out"),
-    (BatchMerger, "_incoming", "rows that come in"),
+    (BatchMerger, "_incoming", "new rows"),
     (BatchMerger, "_write", "files written, rows deleted in place"),
     (BatchMerger, "remember", "deletions remembered"),
 )
@@ -146,7 +146,7 @@ def decode(config: MirrorConfig, outline: Any, batches: Sequence[RawBatch]) -> M
 
 def sink_of(lake: Lake, config: MirrorConfig) -> Mirror:
     """Return the mirror's sink, as a run opens it."""
-    opened = lake.catalog() if config.lake.has_catalog else DeltaStorage()
+    opened = lake.catalog() if config.lake.format == "iceberg" else DeltaStorage()
     sink: Mirror = config.lake.part("mirror")(opened, config.table, config.consumer_group, config.mirror)
     return sink
 

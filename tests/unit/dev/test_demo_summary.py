@@ -1,16 +1,17 @@
-"""What the demo says to try next can be copied into a shell, and holds no password."""
+"""The commands that the demo prints can be copied into a shell and have no password; tables fit 80 characters."""
 
 from __future__ import annotations
 
 import ast
 import json
 import shlex
+from datetime import UTC, datetime
 
 import pytest
 from rich.console import Console
 
 from airflow_lakestream.cli.app import app
-from dev.demo_summary import print_next
+from dev.demo_summary import _COLUMNS, _rows, print_next
 from dev.services.airflow import Airflow
 
 AIRFLOW = Airflow(
@@ -33,9 +34,9 @@ class Broker:
 
 def test_what_to_try_next_is_copied_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     print_next(Console(width=80), AIRFLOW, Broker(), table="lake.clickstream", group="clickstream_to_lake")  # type: ignore[arg-type]
-    told = capsys.readouterr().out
-    assert AIRFLOW.password not in told
-    lines = [shlex.split(line) for line in told.splitlines() if line.startswith(("export", ".venv"))]
+    printed = capsys.readouterr().out
+    assert AIRFLOW.password not in printed
+    lines = [shlex.split(line) for line in printed.splitlines() if line.startswith(("export", ".venv"))]
     exported = dict(words[1].split("=", 1) for words in lines if words[0] == "export")
     assert exported["AIRFLOW_HOME"] == AIRFLOW.home
     iceberg = json.loads(exported["AIRFLOW_CONN_ICEBERG_DEFAULT"])
@@ -45,4 +46,13 @@ def test_what_to_try_next_is_copied_as_it_stands(capsys: pytest.CaptureFixture[s
     known = {one.name or getattr(one.callback, "__name__", "") for one in app.registered_commands}
     assert commands <= known | {one.name for one in app.registered_groups}
     ast.parse(next(words[2] for words in lines if words[0].endswith("/python")))
-    assert "/some where/warehouse/lake/clickstream" in told
+    assert "/some where/warehouse/lake/clickstream" in printed
+
+
+def test_a_table_of_rows_fits_80_characters_and_its_head_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    url = "https://s10.example.com/customers/1234"
+    row = dict(zip(_COLUMNS, (3, 123_456, datetime.now(UTC), "add_to_cart", "u038529", url), strict=True))
+    Console(width=80).print(_rows([row]))
+    printed = capsys.readouterr().out
+    for whole in ("partition", "offset", "123456", "timestamp", "add_to_cart", "u038529", "s10.example.com…"):
+        assert whole in printed

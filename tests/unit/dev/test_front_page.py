@@ -47,8 +47,15 @@ def test_what_is_there_and_what_is_not_are_whole_sentences(title: str, count: in
 
 
 def test_a_user_is_told_how_to_report_and_what_a_version_means() -> None:
-    assert "SECURITY.md" in section("Bugs, versions, security")
-    assert "lakestream doctor" in section("Bugs, versions, security")
+    said = " ".join(section("Bugs, versions, security").split())
+    for name in ("lakestream --version", "lakestream doctor --json", "docs/upgrade.md", "SECURITY.md"):
+        assert name in said
+
+
+def test_exactly_once_is_a_picture_and_two_bullets() -> None:
+    said = section("How exactly-once works")
+    assert len(re.findall(r"^!\[", said, re.MULTILINE)) == 1
+    assert len(re.findall(r"^- ", said, re.MULTILINE)) == 2
 
 
 @pytest.mark.parametrize("name", ["README.md", "SECURITY.md", "dev/CONTRIBUTING.md"])

@@ -40,8 +40,14 @@ def test_a_java_home_that_is_too_old_gives_way_to_path(tmp_path):
     assert find_jdk({"JAVA_HOME": str(home), "PATH": str(on_path / "bin")}).version == 17
 
 
+def test_a_java_that_is_too_new_for_spark_gives_way_to_path_and_is_taken_alone(tmp_path):
+    home, on_path = fake_jdk(tmp_path / "home", "25.0.1"), fake_jdk(tmp_path / "path", "21.0.1")
+    assert find_jdk({"JAVA_HOME": str(home), "PATH": str(on_path / "bin")}).version == 21
+    assert find_jdk({"JAVA_HOME": str(home), "PATH": str(tmp_path)}).version == 25
+
+
 def test_no_java_is_one_line_with_the_remedy(tmp_path):
-    with pytest.raises(JavaMissing, match=r"No Java found: install a JDK 17 or newer .*JAVA_HOME") as error:
+    with pytest.raises(JavaMissing, match=r"No Java found: install a JDK 17 to 21 .*JAVA_HOME") as error:
         find_jdk({"PATH": str(tmp_path), "JAVA_HOME": str(tmp_path)})
     assert "\n" not in str(error.value)
 
