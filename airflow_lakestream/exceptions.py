@@ -38,11 +38,20 @@ class UnknownValue(InvalidArgument):
         super().__init__(argument, f"{value!r} is not one of {', '.join(map(repr, self.known))}.")
 
 
+# The package is not on PyPI: it is installed from a clone, or by a wheel as in docs/deploy.md.
+_INSTALL = "pip install '.{}' --constraint dev/constraints.txt, in a clone"
+
+
+def install_command(extra: str = "") -> str:
+    """Return the command that installs the package, with an extra if one is given."""
+    return _INSTALL.format(f"[{extra}]") + f" (or the wheel with its extra {extra})" if extra else _INSTALL.format("")
+
+
 class MissingExtra(LakestreamError, Terminal, ImportError):
     """A package of an extra is missing; the text has the command for the installation."""
 
     def __init__(self, extra: str, missing: str | None) -> None:
-        super().__init__(f"{missing} is not installed: pip install 'airflow-lakestream[{extra}]'", name=missing)
+        super().__init__(f"{missing} is not installed: {install_command(extra)}", name=missing)
 
 
 class BadRecord(LakestreamError, Terminal):

@@ -57,12 +57,16 @@ class LandingMeter:
         self._catalog = catalog
 
     def __call__(self, done: CommittedLanding) -> None:
-        """Measure a commit. A landing of several topics counts for the first topic."""
-        [topic, *_] = [identity.topic for identity in done.landing.topics] or [""]
-        tags, counts = {**self._tags, "table": done.table, "topic": topic}, done.landing.counts
+        """Measure a commit: rows by topic; the commit itself, and its bytes, for all its topics together."""
+        landing = done.landing
+        topics = sorted({identity.topic for identity in landing.topics})
+        tags = {**self._tags, "table": done.table}
+        for topic in topics:
+            counts = [one.counts for key, one in landing.topics.items() if key.topic == topic]
+            _count("rows", sum(one.written for one in counts), {**tags, "topic": topic})
+            _count("rejected", sum(one.rejected for one in counts), {**tags, "topic": topic})
+        tags["topic"] = ",".join(topics)
         _count("landings", 1, tags)
-        _count("rows", counts.written, tags)
-        _count("rejected", counts.rejected, tags)
         _time("commit", done.seconds, tags)
         if self._catalog is not None:
             self._measure_bytes(done, tags)

@@ -7,6 +7,8 @@ notifiers of your own in their place. For the page of streams it also reports th
 
 from __future__ import annotations
 
+import json
+import logging
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +22,8 @@ from airflow_lakestream.operators.table_contents import TableContentsOperator
 from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
 from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
 from airflow_lakestream.sensors.retention_risk import RetentionRiskSensor
+
+log = logging.getLogger(__name__)
 
 # Defaults for settings that a stream of the list leaves out.
 USUAL = {"max_age": "30m", "max_lag_seconds": "30m", "min_time_left": "6h", "samples": 3}
@@ -56,6 +60,9 @@ with DAG(
     def streams(params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """Return the streams of the form or of the variable, with default limits for missing settings."""
         given = (params or {})["streams"] or Variable.get("lakestream_streams", default=[], deserialize_json=True)
+        if not given:
+            form = [{"table": "lake.orders", "consumer_group": "orders_to_lake"}]
+            log.warning("no streams: set the Airflow variable lakestream_streams to %s", json.dumps(form))
         # A stream with a wrong setting fails its own tasks, and no other stream's.
         return [{**USUAL, **(one if isinstance(one, dict) else {"table": str(one)})} for one in given]
 

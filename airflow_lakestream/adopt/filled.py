@@ -14,13 +14,13 @@ from airflow_lakestream.audit.books import groups_of
 from airflow_lakestream.audit.rows import RowPositions, count_rows
 from airflow_lakestream.audit.run import load
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.mirrors import refuse_mirror
-from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.ports import HeadMoved
+from airflow_lakestream.core.routing import refuse_mirror
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.positions import PositionColumns
 
@@ -143,12 +143,7 @@ def open_filled(lake: Any, table: str, group: str) -> FilledTable:
     :param table: the table's name, or its path or URI.
     :param group: the adopting consumer group.
     """
-    if TableFormat.of(table) is TableFormat.DELTA:
-        from airflow_lakestream.adopt.delta import DeltaFilledTable
-
-        filled: FilledTable = DeltaFilledTable(lake, table, group)
-    else:
-        filled = IcebergFilledTable(lake, table, group)
+    filled: FilledTable = lake_of(table).part("filled")(lake, table, group)
     refuse_mirror(table, filled.properties, "adopted by topic, partition and offset")
     if filled.head is None:
         raise CannotAdopt(f"{table} is empty: there is nothing to adopt.")

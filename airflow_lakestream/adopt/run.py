@@ -22,8 +22,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.tables.adopted import AdoptionReceipt, noted
-from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
+from airflow_lakestream.tables.positions import OWN_COLUMNS, AdoptionReceipt, PositionColumns, noted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,7 @@ from airflow_lakestream.audit.compare import PartitionAudit
 from airflow_lakestream.audit.rows import RowPositions
 from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet, shown
-from airflow_lakestream.tables.adopted import receipts
-from airflow_lakestream.tables.positions import PositionColumns
+from airflow_lakestream.tables.positions import PositionColumns, receipts
 
 
 @dataclass

@@ -171,7 +171,10 @@ class PartitionAudit:
 
 
 def compare(facts: PartitionFacts) -> PartitionAudit:
-    """Compare the facts of a partition, window by window of offsets, for bounded memory."""
+    """Compare a partition's ledgers, Kafka records and rows; return the verdict.
+
+    Offsets are compared in windows, for bounded memory.
+    """
     topic, partition = facts.topic, facts.partition
     tallies = {
         "landed": OffsetTally(facts.landed.intervals(topic, partition)),

@@ -19,9 +19,9 @@ from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.rows import RowPositions, UnreadableRows
 from airflow_lakestream.audit.run import Audit, find_lost, load_consistent, look_for_positions
 from airflow_lakestream.audit.statistics import FileFacts, LostFile, TableFiles, partly
-from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_location
 from airflow_lakestream.core.ports import CannotReplace
+from airflow_lakestream.core.routing import refuse_mirror
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.reject_table import DeltaMainLedgers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -22,20 +23,20 @@ from airflow_lakestream.audit.result import AuditResult, CountComparison, Unplac
 from airflow_lakestream.audit.rows import NoPositions, RowPositions, UnreadableRows, count_rejected, count_rows
 from airflow_lakestream.audit.statistics import LostFile, SizeOf, TableFiles, table_files, take_out_lost
 from airflow_lakestream.audit.tally import OffsetTally
-from airflow_lakestream.core.mirrors import refuse_mirror
-from airflow_lakestream.core.names import check_table_name, check_topic
-from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.names import BESIDE, check_table_name, check_topic
+from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.core.routing import refuse_mirror
+from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
 from airflow_lakestream.iceberg.upkeep.narrow_bounds import wrong_bounds
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.tables.adopted import has_adopted
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 from airflow_lakestream.tables.coordinates import COORDINATES
-from airflow_lakestream.tables.positions import PositionColumns
+from airflow_lakestream.tables.positions import PositionColumns, has_adopted
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.transformed import without_positions
 
@@ -136,11 +137,24 @@ Loaded = TypeVar("Loaded")
 
 
 class TableMissing(LakestreamError, Terminal):
-    """The table does not exist."""
+    """The table does not exist; the error suggests the nearest table of the namespace."""
 
-    def __init__(self, table: str) -> None:
+    def __init__(self, table: str, catalog: Catalog) -> None:
         self.table = table
-        super().__init__(f"table: {table} does not exist in the catalog. Correct the name or the Iceberg connection.")
+        super().__init__(
+            f"table: {table} does not exist in the catalog. Correct the name or the Iceberg connection."
+            + near_table(catalog, table)
+        )
+
+
+def near_table(catalog: Catalog, table: str) -> str:
+    """Return a question for the nearest table of a missing table's namespace, or an empty text."""
+    # Only an error gets better by it, so that no failure may replace that error.
+    with suppress(Exception):
+        names = (name for *_, name in catalog.list_tables(catalog.namespace_from(table)) if not name.endswith(BESIDE))
+        if near := nearest(table.rpartition(".")[2], names):
+            return f" Did you mean '{table.rpartition('.')[0]}.{near}'?"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,13 +369,11 @@ def find_lost(
 
 def load(catalog: Catalog, table: str) -> Table:
     """Load a table. Raises TableMissing, `fitness.UnreadableTable`, and InvalidArgument for a Delta table's path."""
-    if TableFormat.of(table) is TableFormat.DELTA:
-        problem = f"{table!r} is the path of a Delta table; audits and repairs are for Iceberg tables."
-        raise InvalidArgument("table", problem, "`lakestream ledger show` prints the ledgers of a Delta table.")
+    lake_of(table).require(LakeCapability.EDITS, "table", table)
     try:
         return fitness.load_table(catalog, table)
     except NoSuchTableError as e:
-        raise TableMissing(table) from e
+        raise TableMissing(table, catalog) from e
 
 
 def load_both(catalog: Catalog, table: str) -> tuple[Table, Table | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from airflow_lakestream.core.formats import UNAVAILABLE as UNAVAILABLE
+from airflow_lakestream.core.policies import UNAVAILABLE as UNAVAILABLE
 
 # The version of an event. COMMIT is the commit before the event's transaction, or in a binary log the log position of
 # the event itself. POSITION is the event's log position, or in a binary log the number of the row in the event; 0 for
@@ -38,6 +38,8 @@ OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, *
 
 # Operations: a row read by a snapshot, and the last row of the table that it read.
 READ, READ_LAST = "r", "r: last"
+# A plain record that deletes its key, if deleted rows stay: its values are the row's last ones.
+MARK = "m"
 
 _VERSION_TYPES = {COMMIT: pa.int64(), POSITION: pa.int64(), PARTITION: pa.int32(), OFFSET: pa.int64()}
 

@@ -15,14 +15,15 @@ from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.audited import look_of
 from airflow_lakestream.cdc.merge.entries import EntryFiles, compacted, entry_files
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
-from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX
+from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, REPLACED, SUFFIX
 from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
 from airflow_lakestream.cdc.merge.newest import NewestEvents
 from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
 from airflow_lakestream.cdc.stops import column_became_wider
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.delta.commit.guard import check_fit, check_ledger
+from airflow_lakestream.core.ports import StaleFiles
+from airflow_lakestream.delta.commit.guard import DeltaTarget, check_fit, check_ledger
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import check_removable
 from airflow_lakestream.delta.head import DeltaTableHead
@@ -30,8 +31,14 @@ from airflow_lakestream.delta.replace.takeout import remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import DeltaTableAccess
 from airflow_lakestream.delta.write import handover
-from airflow_lakestream.delta.write.columns import conform
+from airflow_lakestream.delta.write.columns import conform, delta_fields
 from airflow_lakestream.delta.write.files import Add, without_committed
+from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
+
+
+def id_of(mirror: DeltaTableHead) -> str:
+    """Return the mirror's id, as noted in the mirror's entries: from the properties, or else the table's id."""
+    return mirror.properties.get(MIRROR_ID, mirror.table_id)
 
 
 class DeltaEntries(DeltaSink):
@@ -73,7 +80,7 @@ class DeltaEntries(DeltaSink):
         """Commit the taken entries; return the version.
 
         The same commit compacts many files into few. If the table has the entries of a dropped mirror, the commit
-        removes these entries.
+        removes these entries, and the columns of another key.
         """
         adds, target, made, committed = list(self._buffer.flush()), self._target(), list[Add](), list[Add]()
 
@@ -94,6 +101,17 @@ class DeltaEntries(DeltaSink):
 
         # `made` has the compacted files of all attempts. Only the files of the last attempt are committed.
         return self._drive_and_clean(landing, make, lambda done: without_committed(made, committed if done else ()))
+
+    def _change_of(self, head: DeltaTableHead) -> SchemaChange:
+        if self._is_own(head):
+            return super()._change_of(head)
+        # A dropped mirror may have had another key.
+        return SchemaChange.nowhere(whole_schema(self._design, None))
+
+    def _target(self) -> DeltaTarget:
+        if self._head is None or self._is_own(self._head):
+            return super()._target()
+        return DeltaTarget(self._head, delta_fields(self._columns), self._head.partitions)
 
     def _is_own(self, head: DeltaTableHead) -> bool:
         properties: Mapping[str, str] = head.properties
@@ -121,6 +139,7 @@ class DeltaMirror(DeltaSink):
     hands: MergePool = MergeThreads()
     staging: StagedEventFiles = handover
     _id = ""
+    _is_of_records = False
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Look at the table; return the properties and columns, or None if the table does not exist.
@@ -129,7 +148,7 @@ class DeltaMirror(DeltaSink):
         for a table whose rows can't be deleted.
         """
         head = self._tables.open(self._name)
-        self._id = uuid.uuid4().hex if head is None else head.properties.get(MIRROR_ID, head.table_id)
+        self._id = uuid.uuid4().hex if head is None else id_of(head)
         if head is None:
             return None
         check_removable(head)
@@ -138,6 +157,7 @@ class DeltaMirror(DeltaSink):
     def take(self, mirror: MirrorDesign) -> None:
         """Use this design of the mirror from now on, with the mirror's id in the table's properties."""
         self._design = replace(mirror.table, notes={**mirror.table.notes, MIRROR_ID: self._id})
+        self._is_of_records = mirror.is_of_records
 
     def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
         """Use this design for a new table.
@@ -173,7 +193,7 @@ class DeltaMirror(DeltaSink):
         before = self._planned(None)
         self._change, problems = self._grown(before, wanted)
         if problems:
-            raise column_became_wider(self._name, "; ".join(problems))
+            raise column_became_wider(self._name, "; ".join(problems), of_records=self._is_of_records)
         return self._change.texts if self._change.texts != before.texts else ()
 
     def _entries(
@@ -207,6 +227,9 @@ class DeltaMirror(DeltaSink):
             nonlocal founded
             check_fit(head, target, self._name)
             check_ledger(head, self._group, landing, allow_group_overlap=self._allow_group_overlap)
+            if head is not None and id_of(head) != self._id:
+                # Its entries are of the new id; entries of the old one would remove these.
+                raise StaleFiles(self._name, REPLACED)
             at = DeltaHead(self._tables, head, columns, order, written, self._folder) if head is not None else None
             merged = merger.merge(at)
             merger.remember(merged)

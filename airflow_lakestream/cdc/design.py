@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -14,12 +15,15 @@ from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, VERSION, mirro
 from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.keys.identity import check_key
 from airflow_lakestream.core.checks import RowChecker
-from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.policies import MergeMode, OutOfRange
+from airflow_lakestream.core.routing import MIRROR, is_of_records
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema
+
+# By whether a table only gets rows of new keys.
+_ROWS = {True: "first records", False: "newest records"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class MirrorDesign:
         was made; None if unknown.
     :param logs: the binary logs that were followed, as noted with the last landing.
     :param auditor: checks rows before the commit, if any.
+    :param sequence_by: for a mirror of plain records, the columns that order them; empty if offsets alone do. None for
+        a mirror of a database's table.
+    :param insert_only: for a mirror of plain records, whether the first record of a key stays.
     """
 
     table: TableDesign
@@ -52,6 +59,13 @@ class MirrorDesign:
     source_table: str | None = None
     logs: BinaryLogs = field(default_factory=BinaryLogs)
     auditor: RowChecker | None = None
+    sequence_by: tuple[str, ...] | None = None
+    insert_only: bool = False
+
+    @property
+    def is_of_records(self) -> bool:
+        """Whether rows are made of plain records, not of a database's events."""
+        return self.sequence_by is not None
 
     def of_table(self, name: str, properties: Mapping[str, str], columns: pa.Schema) -> MirrorDesign:
         """Return the design with the key and the notes of an existing mirror.
@@ -68,11 +82,15 @@ class MirrorDesign:
             problem = f"{name} exists, and is not a mirror."
             raise InvalidArgument("table", problem, "Choose a table that does not exist yet, or drop it.")
         held = json.loads(note)
+        self._check_source(name, sequence_noted(held))
         key, soft_delete = tuple(held["key"]), bool(held["soft_delete"])
         if self.key is not None and self.key != key:
             raise InvalidArgument("key", f"{name} is mirrored by {', '.join(key)}, not by {', '.join(self.key)}.")
         if soft_delete != self.soft_delete:
             raise InvalidArgument("soft_delete", f"{name} was made with {soft_delete}.", "A mirror keeps its setting.")
+        if (insert_only := bool(held.get("insert_only"))) != self.insert_only:
+            problem = f"{name} was made with {insert_only}, so its rows are the {_ROWS[insert_only]} of their keys."
+            raise InvalidArgument("insert_only", problem, "A table keeps its setting: make a new one for another.")
         record_key = None if held.get("record_key") is None else tuple(held["record_key"])
         if not self.is_key_given and self.key is None and record_key is not None and set(record_key) != set(key):
             problem = f"{name} is mirrored by {', '.join(key)}, but the records' keys have other columns."
@@ -86,6 +104,20 @@ class MirrorDesign:
         key_columns = [columns.field(one) for one in key if one not in given.column_names and one in columns.names]
         schema = to_schema(pa.schema([*arrow_schema(given), *key_columns]))
         return replace(found, table=replace(self.table, schema=schema)).with_key(key)
+
+    def _check_source(self, name: str, noted: tuple[str, ...] | None) -> None:
+        """Refuse a mirror of another kind of source, or in another order. Raises InvalidArgument.
+
+        :param noted: the columns that order the mirror's records, as noted; None for a mirror of a database's table.
+        """
+        if (noted is None) != (self.sequence_by is None):
+            held, asked = ("Debezium's events", "plain records") if noted is None else ("plain records", "events")
+            problem = f"{name} is made of {held}, and this run would add {asked}."
+            raise InvalidArgument("envelope", problem, "Choose a table that does not exist yet.")
+        if noted != self.sequence_by:
+            order = f"by {', '.join(noted)}" if noted else "by offset, without sequence_by"
+            problem = f"the rows of {name} are in order {order}."
+            raise InvalidArgument("sequence_by", problem, "A table keeps its order: make a new one for another order.")
 
     def of_rows(self, name: str, rows: pa.Table) -> MirrorDesign:
         """Return the design of a new mirror for these events.
@@ -119,7 +151,8 @@ class MirrorDesign:
         """
         note = {"key": list(key), "soft_delete": self.soft_delete}
         logs = self.logs.to_note()
-        optional = {"record_key": self.record_key, "source_table": self.source_table, "logs": logs}
+        optional: dict[str, Any] = {"record_key": self.record_key, "source_table": self.source_table, "logs": logs}
+        optional |= {"sequence_by": self.sequence_by, "insert_only": self.insert_only or None}
         text = json.dumps(note | {name: value for name, value in optional.items() if value is not None})
         schema = None if self.table.schema is None else _with_required(self.table.schema, key)
         metadata_columns, notes = mirror_schema(soft_delete=self.soft_delete), {**self.table.notes, MIRROR: text}
@@ -131,6 +164,11 @@ class MirrorDesign:
         The note has the present state of the source: its table, the columns of the records' keys, and the binary logs.
         """
         return self if self.key is None else self.with_key(self.key)
+
+
+def sequence_noted(note: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the columns that order a mirror's records, by the mirror's note; None if it is not of plain records."""
+    return tuple(note["sequence_by"]) if is_of_records(note) else None
 
 
 def key_of(rows: pa.Table, mirror: str) -> tuple[str, ...]:

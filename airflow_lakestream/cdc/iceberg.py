@@ -19,7 +19,7 @@ from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.audited import look_of
 from airflow_lakestream.cdc.merge.entries import EntryFiles, compacted, entry_files
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
-from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX
+from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, REPLACED, SUFFIX
 from airflow_lakestream.cdc.merge.merge import BatchMerger
 from airflow_lakestream.cdc.merge.newest import NewestEvents
 from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
@@ -28,6 +28,7 @@ from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit.attempt import FileRewrite
+from airflow_lakestream.iceberg.commit.guard import RefusalCarrier
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
@@ -221,6 +222,9 @@ class IcebergMirror(IcebergSink):
 
         # Called for each commit attempt: another head needs another decision of the merge.
         def rewrite(table: Table) -> FileRewrite:
+            if mirror_id(table.metadata) != mirror_id(target.metadata):
+                # Its entries are of the new id; entries of the old one would remove these.
+                raise RefusalCarrier(StaleFiles(self._name, REPLACED))
             head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
             merged = merger.merge(head)
             merger.remember(merged)

@@ -27,6 +27,7 @@ from airflow_lakestream.cdc.columns import (
     PARTITION,
     RECORD_KEY,
     TABLE,
+    TRANSACTION,
 )
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.apart import StagedEvents, ValuesApart, forget, read_bare, whole_events
@@ -36,14 +37,17 @@ from airflow_lakestream.cdc.events.provenance import OldKeyState, expanded
 from airflow_lakestream.cdc.events.record_keys import as_list
 from airflow_lakestream.cdc.events.taken import CommitEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
+from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.hands import MergePool
-from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, newest
+from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, first_records, newest, newest_records
 from airflow_lakestream.cdc.merge.snapshots import without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.ports import SharedSink, TableState
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.wrapped import WrappedSharedSink
+from airflow_lakestream.tables.sink import WrappedSharedSink
+
+_OF_ORIGIN = {TABLE, KEY_NAMES, OLD, RECORD_KEY, *LOG, *NOTES}
 
 
 def follow(
@@ -62,6 +66,13 @@ def follow(
     """
     assert design.key is not None, "the first events have set it"
     design.check_key(design.key, events.schema)
+    if design.sequence_by is not None:
+        # Without the columns of an origin, no step takes plain records for one transaction of a database.
+        events = events.drop_columns([name for name in events.column_names if name in {TRANSACTION, *_OF_ORIGIN}])
+        if design.insert_only:
+            return design.noted(), first_records(events, design.key, topics_of(landing), staged)
+        ties = PartitionTies(mirror, topics_of(landing), design.key, design.sequence_by)
+        return design.noted(), newest_records(events, ties, soft_delete=design.soft_delete, staged=staged)
     design = checked(design, events, mirror, landing)
     events, logs = order_by_log(events, design.logs, _other_log(events, mirror, landing))
     design = replace(design, logs=logs).noted()
@@ -69,8 +80,7 @@ def follow(
         # With several source tables, the end of one table's snapshot does not concern the rows of the other tables.
         events = without_ends(events)
     # These columns are not needed any more; sorting would copy them with the rest.
-    unneeded = {TABLE, KEY_NAMES, OLD, RECORD_KEY, *LOG, *NOTES}
-    events = events.drop_columns([name for name in events.column_names if name in unneeded])
+    events = events.drop_columns([name for name in events.column_names if name in _OF_ORIGIN])
     found = newest(
         events,
         design.key or (),
@@ -143,8 +153,8 @@ def _no_row_before(key: Sequence[str]) -> str:
 def _with_table(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDesign:
     """Return the design with the name of the database's table. Raises MirrorStopped for events of another table.
 
-    With `source_tables` no name is noted, but each name must match. Then a truncation is refused, too: the mirror does
-    not show which rows came from the truncated table.
+    With `source_tables`, all tables whose names match are allowed, and the design gets no name. Then a truncation stops
+    the mirror, too, since the mirror does not show which rows came from the truncated table.
 
     :param stop: makes the error, from the reason, the rows at fault, the problem and the remedy.
     """
@@ -301,7 +311,7 @@ class Mirror(WrappedSharedSink):
         self._asked = self.design = design
         self._taken = CommitEvents()
         # All topics that have landed here.
-        self._topics: set[str] = set()
+        self._topics: set[TopicIdentity] = set()
 
     def load(self, run_id: str) -> TableState:
         """Load the table again; return the state, with the columns of change events as the schema.
@@ -312,7 +322,9 @@ class Mirror(WrappedSharedSink):
         self.design = self._asked if held is None else self._asked.of_table(self.name, *held)
         self.table.take(self.design)
         state = self.table.load(run_id)
-        self._topics = {one.topic for ledger in (state.ledger, *state.other_ledgers.values()) for one in ledger.topics}
+        self._topics = {one for ledger in (state.ledger, *state.other_ledgers.values()) for one in ledger.topics}
+        if self.design.is_of_records:
+            return state
         schema = None if state.schema is None else event_columns(state.schema)
         return replace(state, schema=schema, type_remedy=RESNAPSHOT)
 
@@ -339,19 +351,33 @@ class Mirror(WrappedSharedSink):
 
         Raises MirrorStopped if the events do not fit the mirror, and the errors of the merge and of the commit.
         """
+        self._check_topics(landing)
         self.design, batch, columns = self._followed(landing)
         # The merge needs only the batch: free the memory of the events.
         pa.default_memory_pool().release_unused()
         self.table.take(self.design)
         self._grow(columns)
-        if self._topics - {identity.topic for identity in landing.topics}:
-            # Entries do not contain their topic: which of them are older than the lows of one topic is unknown.
+        own_topics = {identity.topic for identity in landing.topics}
+        if self.design.sequence_by or {one.topic for one in self._topics} - own_topics:
+            # Entries do not contain their topic: which of them are older than the lows of one topic is unknown. And by
+            # a sequence, a record may be late at any offset.
             landing = replace(landing, lows={})
         done = self.table.merge(batch, self.design, landing)
         self._forget()
         del batch
         pa.default_memory_pool().release_unused()
         return done
+
+    def _check_topics(self, landing: Landing) -> None:
+        """Refuse plain records of another topic than before: offsets of two topics have no order.
+
+        A topic that was deleted and created again is another topic. Raises InvalidArgument.
+        """
+        others = self._topics - landing.topics.keys()
+        if self.design.is_of_records and others:
+            topic = min(one.topic for one in others)
+            problem = f"{self.name} has records of another topic {topic}, and offsets of two topics have no order."
+            raise InvalidArgument("topic", problem, "Land each topic, also a recreated one, in a table of its own.")
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Refuse a replace: rows of a mirror are states, not records."""
@@ -376,7 +402,8 @@ class Mirror(WrappedSharedSink):
                 log.info("%s: the driver reads whole events of this batch: %s.", self.name, e)
         # Sorted here: sorting later, while a caller still holds the events, would need the memory twice.
         read = partial(whole_events, self.table.staging.open_file, self.outline() if self._taken.files else None)
-        events = by_version(self._taken.joined(read, self._columns_of_events(), self.name))
+        columns, of_records = self._columns_of_events(), self.design.is_of_records
+        events = by_version(self._taken.joined(read, columns, self.name, of_records=of_records))
         if not self.table.is_there and (self.table.refounds or self._asked.table.schema is not None):
             # The mirror's own columns are added to the given ones together with its key.
             self._found(events)

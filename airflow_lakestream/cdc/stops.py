@@ -33,6 +33,8 @@ class StopReason(StrEnum):
 
 
 RESNAPSHOT = "Let Debezium read the table again, and replace the mirror's rows: `lakestream mirror resnapshot`."
+# A table of plain records has no database that could send the rows again.
+NEW_TABLE = "Correct the producer, or land the topic in a new table"
 
 
 class MirrorStopped(LakestreamError, Terminal):
@@ -57,26 +59,43 @@ class ColumnTypeOrigin:
         return cls(kind, f"partition {partition}, offset {offset}")
 
 
-def type_changed(table: str, column: str, one: ColumnTypeOrigin, other: ColumnTypeOrigin) -> MirrorStopped:
-    """Return the error for a column with two types and without a common type."""
+def type_changed(
+    table: str, column: str, one: ColumnTypeOrigin, other: ColumnTypeOrigin, *, of_records: bool = False
+) -> MirrorStopped:
+    """Return the error for a column with two types and without a common type.
+
+    :param of_records: the mirror is one of plain records.
+    """
+    both = f"{one.type} ({one.where}) and {other.type} ({other.where})"
+    problem = f"the column {column} is {both}, and no type holds both."
+    if of_records:
+        remedy = f'{NEW_TABLE}, with a type for the column, such as schema="{column} string".'
+        return MirrorStopped(table, StopReason.TYPE_CHANGED, problem, remedy)
     return MirrorStopped(
         table,
         StopReason.TYPE_CHANGED,
-        f"the column {column} is {one.type} ({one.where}) and {other.type} ({other.where}), and no type holds both. "
+        f"{problem} "
         "The database changed the column's type (ALTER TABLE ... ALTER COLUMN ... TYPE), or dropped the column and "
         "added another one of its name. In JSON without schemas values decide the type, and may just differ: set "
         "value.converter.schemas.enable=true in the connector.",
     )
 
 
-def column_became_wider(table: str, problems: str) -> MirrorStopped:
-    """Return the error for wider columns in the database; columns of a Delta table can't become wider."""
+def column_became_wider(table: str, problems: str, *, of_records: bool = False) -> MirrorStopped:
+    """Return the error for wider columns in the source; columns of a Delta table can't become wider.
+
+    :param of_records: the mirror is one of plain records.
+    """
+    who, way = (
+        ("a schema of the records", "Land the topic in a new table")
+        if of_records
+        else ("the database", "Drop the mirror, and let Debezium read the table again with a snapshot")
+    )
     return MirrorStopped(
         table,
         StopReason.TYPE_CHANGED,
-        f"the database has changed a type ({problems}). A mirror never changes the types of a Delta table.",
-        "Drop the mirror, and let Debezium read the table again with a snapshot; or give the wider type to the column "
-        "with ALTER TABLE, where all readers know type widening.",
+        f"{who} has changed a type ({problems}). A mirror never changes the types of a Delta table.",
+        f"{way}; or give the wider type to the column with ALTER TABLE, where all readers know type widening.",
     )
 
 
@@ -104,8 +123,12 @@ def order_of_logs_unknown(table: str, topic: str, partition: int, offset: int, p
     )
 
 
-def name_not_free(table: str, column: str, reason: str) -> MirrorStopped:
-    """Return the error for a column of the database with a name unfit for the mirror."""
+def name_not_free(table: str, column: str, reason: str, *, of_records: bool = False) -> MirrorStopped:
+    """Return the error for a column of the database, or a field of records, with a name unfit for the mirror."""
+    if of_records:
+        problem = f"the schema of the records has a field {column!r}, and {reason}."
+        remedy = f'Give the column another name: rename_columns={{{json.dumps(column, ensure_ascii=False)}: "..."}}.'
+        return MirrorStopped(table, StopReason.RESERVED_NAME, problem, remedy)
     return MirrorStopped(
         table,
         StopReason.RESERVED_NAME,

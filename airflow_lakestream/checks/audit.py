@@ -31,6 +31,8 @@ class SqlAuditor:
     def __init__(self, checks: LandingChecks) -> None:
         self.checks = checks
         self._statements: list[LandingCheck] = []
+        # The columns that the statements fit, as the last process has said.
+        self._fitting: pa.Schema | None = None
         if checks.statements:
             with closing(CheckProcess()) as process:
                 for sql in checks.statements:
@@ -41,7 +43,7 @@ class SqlAuditor:
     def check_columns(self, columns: pa.Schema) -> None:
         """Raise InvalidArgument if the checks don't fit the columns."""
         self._check_names(columns)
-        if self._statements:
+        if self._statements and columns != self._fitting:
             with closing(CheckProcess()) as process:
                 self._bind(process, columns)
 
@@ -59,10 +61,14 @@ class SqlAuditor:
                     raise InvalidArgument(f"checks.{kind}", f"there is no column {name!r}.", there)
 
     def _bind(self, process: CheckProcess, columns: pa.Schema) -> None:
+        # The batches of a stream, and the publications of a branch, have the same columns again and again.
+        if columns == self._fitting:
+            return
         for one in self._statements:
             label = one.label.removeprefix("sql: ")
             with _planning(label):
                 process.bind(label, one.statement, columns)
+        self._fitting = columns
 
     def findings(self, written: StagedRows) -> Sequence[Finding]:
         """Return the failed checks. Raises InvalidArgument, SqlFailed, and the errors of reading the files.
@@ -148,7 +154,7 @@ class _CheckRun:
                 except Exceeded as error:
                     # The check has ended its process: the next check gets another.
                     process = None
-                    findings.append(Finding(check.label, f"it {error}", self._to_blame(check, error)))
+                    findings.append(Finding(check.label, f"it {error}", self._positions_at_fault(check, error)))
         finally:
             if process is not None:
                 process.close()
@@ -171,11 +177,11 @@ class _CheckRun:
         if count != wanted:
             raise AssertionError(f"{wanted} rows are to be committed, and their files have {count}")
 
-    def _to_blame(self, check: LandingCheck, error: Exceeded) -> list[str]:
-        """Return the positions of the rows to blame for the end of a process: a single row, or as few as possible.
+    def _positions_at_fault(self, check: LandingCheck, error: Exceeded) -> list[str]:
+        """Return the positions of the rows that made a check end its process: a single row, or as few as possible.
 
-        The rows are halved again and again, each half checked in a process of its own, until `SEARCH` seconds are over.
-        The result is empty if the check took too long, or if the rows have no positions.
+        The search halves the rows again and again, and checks each half in a new process, until `SEARCH` seconds are
+        over. The result is empty if the check took too long, or if the rows have no positions.
 
         :param check: the check that has ended its process, by `error`.
         """

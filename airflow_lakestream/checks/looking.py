@@ -20,9 +20,8 @@ from fsspec import AbstractFileSystem
 from airflow_lakestream.core.checks import RELATION, Finding
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.stores.ranged_file import RangedFile
-from airflow_lakestream.tables.coordinates import COORDINATES
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.stores.folders import RangedFile
+from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.engine import error_text
 from airflow_lakestream.transform.json_macros import MACROS
 from airflow_lakestream.transform.sandbox import open_database, parse, unparse
@@ -90,6 +89,8 @@ class _LandingFile(RangedFile):
 # Limits of an error: rows, and characters of a value.
 FEW, LONGEST = 5, 80
 TIMESTAMP = "_kafka_timestamp"
+# As in `tables.coordinates`, which needs Arrow's functions: a sixth of the time in which the process starts.
+COORDINATES = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
 
 
 @dataclass(frozen=True)

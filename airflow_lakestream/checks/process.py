@@ -11,7 +11,7 @@ import pyarrow as pa
 from airflow_lakestream.checks.looking import CheckFiles, LandingCheck
 from airflow_lakestream.core.checks import Finding, StagedRows
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.bounds import ProcessBounds
 from airflow_lakestream.transform.messages import send
 from airflow_lakestream.transform.process import BoundedProcess, Exceeded, Message

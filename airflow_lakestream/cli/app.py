@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
+import gc
 import io
 import locale
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from airflow_lakestream import __version__
 from airflow_lakestream.cli import ledger, mirror, pipeline, rejects
@@ -24,11 +29,20 @@ from airflow_lakestream.cli.connections import IcebergConn, KafkaConn, StorageCo
 from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.cli.doctor import doctor
 from airflow_lakestream.cli.plan import plan
-from airflow_lakestream.cli.preview import Servers, columns_of, open_topic, preview, topic_lines, without_logs
+from airflow_lakestream.cli.preview import (
+    Servers,
+    columns_lines,
+    columns_of,
+    open_topic,
+    preview,
+    topic_lines,
+    without_logs,
+)
 from airflow_lakestream.cli.status import status
 from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.lakes.formats import LakeCapability
 
 if TYPE_CHECKING:
     from airflow_lakestream.onramp.dag_file import DagFile
@@ -36,6 +50,9 @@ if TYPE_CHECKING:
 
 # Formats whose records lack types that a registry would know: the file names the columns.
 _NAMED_COLUMNS = ("json", "csv")
+_NO_COMMAND = re.compile(r"No such command '([^']*)'")
+# A gap to fill in, such as <broker:9092>, in a line of a connection.
+_GAP = re.compile(r"<[^<>]+>")
 
 
 class FileExists(LakestreamError, Terminal):
@@ -107,14 +124,41 @@ def init(
         text = _text(file, as_yaml=as_yaml)
         lines = _connection_lines(file, bootstrap_servers, kafka_conn, iceberg_conn, storage_conn)
     _write(path, text, force=force)
-    report = [*topic_lines(found), *([printable(f"Key: {', '.join(file.key)}")] if file.key else columns_of(found))]
+    report = [*topic_lines(found), *_columns_in(file, found)]
     report += [f"Wrote {path}: {'pipeline' if as_yaml else 'DAG'} {dag_id}, {topic} -> {table}, by {chosen}."]
-    report += ["It needs these connections; replace each <...>:", *lines]
-    where = "Airflow's DAG folder"
-    if as_yaml:
-        where = f'a folder that one of {where} loads: airflow_lakestream.pipelines.load("pipelines/")'
-    report += [f"Then: lakestream doctor --topic {topic}, and put the file into {where}."]
+    has_gaps = any(_GAP.search(line) for line in lines)
+    report += [f"It needs these connections{'; replace each <...>' if has_gaps else ''}:", *lines]
+    is_chosen = output is not None
+    report += [f"Then: lakestream doctor --topic {topic}{_next_step(path, as_yaml=as_yaml, is_chosen=is_chosen)}."]
     typer.echo("\n".join(report))
+
+
+def _columns_in(file: DagFile, found: TopicPreview) -> list[str]:
+    """Return the key of a mirror, or the columns as the file has them, with notes; else the previewed columns."""
+    from airflow_lakestream.onramp.preview import ColumnsBy
+
+    if file.key:
+        return [printable(f"Key: {', '.join(file.key)}")]
+    if file.columns is None or found.columns_by is not ColumnsBy.RECORDS:
+        return columns_of(found)
+    heading = f"Columns in the file, guessed from {file.columns_by}; correct them before the first run:"
+    return columns_lines(heading, file.columns, file.column_notes)
+
+
+def _next_step(path: Path, *, as_yaml: bool, is_chosen: bool) -> str:
+    """Return the advice about the place of the file; empty if it is in Airflow's DAG folder already.
+
+    :param is_chosen: whether the user chose the place. Airflow's configuration is not read for it, only its variables.
+    """
+    if as_yaml:
+        load = 'airflow_lakestream.pipelines.load("pipelines/")'
+        return f", and put the file into a folder that a DAG file in Airflow's DAG folder loads: {load}"
+    home = os.environ.get("AIRFLOW_HOME", "~/airflow")
+    dags = Path(os.environ.get("AIRFLOW__CORE__DAGS_FOLDER", f"{home}/dags")).expanduser()
+    is_there = dags.resolve() in path.resolve().parents
+    if is_there:
+        return ""
+    return ", and put the file into Airflow's DAG folder" + (" if it is not there yet" if is_chosen else "")
 
 
 def _asked(option: str, value: str | None, default: str | None) -> str:
@@ -171,6 +215,7 @@ def _with_columns(file: DagFile, found: TopicPreview, decoding: Mapping[str, Any
     Raises InvalidArgument if the format is unknown.
     """
     from airflow_lakestream.onramp.dag_file import DagEngine
+    from airflow_lakestream.onramp.likely_times import with_likely_times
 
     if found.decoding.get("format") is None and found.problem is not None:
         remedy = "Give --format (and --schema), or --schema-registry."
@@ -185,9 +230,12 @@ def _with_columns(file: DagFile, found: TopicPreview, decoding: Mapping[str, Any
         settings.pop("envelope", None)
         return replace(file, decoding=settings, columns=columns, columns_by="what you gave", key=found.key)
     columns_by = "what you gave" if decoding.get("schema") else f"{found.looked_at} records of {found.topic}"
-    if columns is None and found.decoding.get("format") in _NAMED_COLUMNS and "sql" not in settings:
+    notes: Sequence[str] = ()
+    if not decoding.get("schema") and found.decoding.get("format") in _NAMED_COLUMNS and "sql" not in settings:
         columns = found.columns
-    return replace(file, decoding=settings, columns=columns, columns_by=columns_by)
+        if columns is not None:
+            columns, notes = with_likely_times(columns, found.kinds)
+    return replace(file, decoding=settings, columns=columns, columns_by=columns_by, column_notes=notes)
 
 
 def _is_mirror(found: TopicPreview, decoding: Mapping[str, Any]) -> bool:
@@ -202,11 +250,10 @@ def _check(file: DagFile, found: TopicPreview) -> None:
     """Refuse arguments that a run would refuse. Raises InvalidArgument, also for a mirror of a topic without events."""
     from airflow_lakestream.config.landing import ExtractConfig
     from airflow_lakestream.config.mirror import MirrorConfig
-    from airflow_lakestream.core.policies import TableFormat
     from airflow_lakestream.onramp.dag_file import DagEngine
 
     arguments = {"topic": file.topic, "table": file.table, "consumer_group": file.group, "schema": file.columns}
-    arguments |= {"table_format": TableFormat.of(file.table)}
+    arguments |= {"table_format": file.lake.format}
     if file.engine is not DagEngine.MIRROR:
         ExtractConfig(**{**found.decoding, **arguments})
         return
@@ -237,7 +284,7 @@ def _connection_lines(
     known = connection_fields if bootstrap_servers is None else _unknown
     servers = {"bootstrap.servers": bootstrap_servers or "<broker:9092>"}
     lines = [export_line(kafka_conn, known(kafka_conn) or {"conn_type": "kafka", "extra": servers})]
-    if file.is_delta:
+    if LakeCapability.CATALOG not in file.lake.can:
         if storage_conn is not None:
             options = {"aws_region": "<region>", "aws_access_key_id": "<id>", "aws_secret_access_key": "<secret>"}
             lines.append(export_line(storage_conn, known(storage_conn) or {"conn_type": "generic", "extra": options}))
@@ -309,6 +356,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         _begin_in_utf8()
+        # Python collects garbage once more before it ends: with all of Airflow's objects that takes a second.
+        atexit.register(gc.freeze)
     # If the locale lacks letters, escape them: a letter must not fail the command.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -318,9 +367,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _begin_in_utf8() -> None:
-    """Start the program again in UTF-8 if the locale has ASCII alone; this call then does not return.
+    """Start the program again in Python's UTF-8 mode if the locale's encoding is ASCII; then do not return.
 
-    Airflow reads UTF-8 files by the locale.
+    Airflow reads its files, which are in UTF-8, with the locale's encoding.
     """
     if codecs.lookup(locale.getencoding()).name == "ascii" and os.environ.get(_UTF8) != "1":
         command = [sys.executable, *sys.orig_argv[1:]]
@@ -334,7 +383,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         _refuse_templates(sys.argv[1:] if arguments is None else arguments)
-        code = app(args=None if arguments is None else list(arguments), prog_name="lakestream", standalone_mode=False)
+        given = None if arguments is None else list(arguments)
+        code = _command()(args=given, prog_name="lakestream", standalone_mode=False)
     except SystemExit:
         # Click's end if nobody reads the output: its code, 1, would mean damage.
         return FAILED
@@ -351,6 +401,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+# Typer would build all commands again for each call.
+_command = cache(partial(get_command, app))
+
+
 def _refuse_templates(arguments: Sequence[str]) -> None:
     """Refuse templates in any option, since no template is rendered here. Raises InvalidArgument."""
     option = ""
@@ -361,6 +415,12 @@ def _refuse_templates(arguments: Sequence[str]) -> None:
         option = name if is_option and not value else ""
 
 
+def _below_groups(name: str) -> list[str]:
+    """Return the commands of groups with this name, each with its group, such as `rejects replay`."""
+    groups = getattr(_command(), "commands", {})
+    return [f"{group} {name}" for group, one in groups.items() if name in getattr(one, "commands", ())]
+
+
 # The text of the line on stderr. Errors of other packages begin with the name of their class.
 def _one_line(error: BaseException) -> str:
     # Extensions wrap a KeyboardInterrupt that arrives while they work into a SystemError.
@@ -368,6 +428,8 @@ def _one_line(error: BaseException) -> str:
         return "interrupted."
     # Wrong arguments, in the words of any version of Typer and Click.
     if format_message := getattr(error, "format_message", None):
+        if (match := _NO_COMMAND.match(format_message())) and (known := _below_groups(match[1])):
+            return f"No such command {match[1]!r}. Did you mean {' or '.join(map(repr, known))}? See lakestream --help."
         return f"{format_message()} See lakestream --help.".replace("\n", " ")
     text = printable(" ".join(str(error).split()))
     return text if isinstance(error, LakestreamError) else f"{type(error).__name__}: {text}"

@@ -25,6 +25,7 @@ from airflow_lakestream.cli.connections import (
 from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.audit.result import AuditResult
@@ -63,7 +64,6 @@ def audit(
     With --repair the exit code is about the table after the repair; 2 means that nothing was changed.
     """
     with aside():
-        from airflow_lakestream.lakes.formats import lake_of
         from airflow_lakestream.run.repair import TableRepair
 
         more = {"tombstones": tombstones, "on_data_loss": on_data_loss}
@@ -72,9 +72,8 @@ def audit(
             name = next(iter(options)).replace("_", "-")
             raise InvalidArgument(f"--{name}", "belongs to --repair: an audit decodes nothing.")
         lake = lake_of(table)
-        if repair and not lake.has_catalog:
-            problem = f"{table!r} is the path of a Delta table; repairs are for Iceberg tables."
-            raise InvalidArgument("--repair", problem, 'Land the ranges again: mode="ranges", replace=True.')
+        if repair:
+            lake.require(LakeCapability.REPAIR, "--repair", table)
         opened = open_lake(table, iceberg_conn, storage_conn)
         group = group_of(opened, table, group)
         look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.settings import problem_of
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 from airflow_lakestream.registry.config import is_client_setting
 from airflow_lakestream.runtime.collector import pause_collection
 
@@ -119,12 +119,9 @@ _AS_LIBRARY = "_AIRFLOW__AS_LIBRARY"
 
 
 def of_iceberg(table: str | None) -> str | None:
-    """Return the name of an Iceberg table. Raises BadParameter for the path of a Delta table."""
-    if table is not None and TableFormat.of(table) is TableFormat.DELTA:
-        raise typer.BadParameter(
-            f"{table} is the path of a Delta table, and this command reads Iceberg tables. `lakestream ledger show` "
-            "reads both; see docs/delta.md for what to ask Delta itself."
-        )
+    """Return the name of an Iceberg table. Raises InvalidArgument for the path of a Delta table."""
+    if table is not None:
+        lake_of(table).require(LakeCapability.EDITS, "--table", table)
     return table
 
 
@@ -173,7 +170,7 @@ def connection_fields(conn_id: str) -> dict[str, Any] | None:
 
     The fields include secrets; `extra` is a mapping.
     """
-    with like_the_airflow_command():
+    with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.store import fields_of
 
         return fields_of(conn_id)
@@ -226,9 +223,7 @@ def open_lake(table: str, iceberg_conn: str, storage_conn: str | None) -> Any:
 
     Raises InvalidArgument and CatalogUnavailable.
     """
-    from airflow_lakestream.lakes.formats import lake_of
-
-    return open_catalog(iceberg_conn) if lake_of(table).has_catalog else open_storage(storage_conn)
+    return open_catalog(iceberg_conn) if LakeCapability.CATALOG in lake_of(table).can else open_storage(storage_conn)
 
 
 def group_of(lake: Any, table: str, given: str | None) -> str:
@@ -241,11 +236,13 @@ def group_of(lake: Any, table: str, given: str | None) -> str:
     """
     if given is not None:
         return given
-    from airflow_lakestream.lakes.formats import lake_of
+
+    from airflow_lakestream.audit.run import near_table
 
     streams = lake_of(table).part("books").at(lake, table)
     if streams is None:
-        raise InvalidArgument("--table", f"there is no table {table}.", "Correct its name, or say --group, too.")
+        near = near_table(lake, table) if LakeCapability.CATALOG in lake_of(table).can else ""
+        raise InvalidArgument("--table", f"there is no table {table}.", f"Correct its name, or say --group, too.{near}")
     known = tuple(group for group in streams.groups() if _has_ledger(streams, group))
     if len(known) == 1:
         return str(known[0])

@@ -14,8 +14,8 @@ import typer
 
 from airflow_lakestream.config.decoding import DECODING, DecodingSettings
 from airflow_lakestream.config.literals import refuse_templates
-from airflow_lakestream.core.formats import KeyFormat, UnavailableValues, ValueEnvelope, ValueFormat
-from airflow_lakestream.core.policies import SqlInput, TimestampsFiner, UnknownFields
+from airflow_lakestream.config.setting import Setting
+from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.exceptions import InvalidArgument
 
 
@@ -28,22 +28,6 @@ def one_of(kind: type[StrEnum], but: str = "") -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-_HELP = {
-    "format": f"of values: {one_of(ValueFormat)}",
-    "key_format": f"of keys, which become the column _key: {one_of(KeyFormat)}",
-    "envelope": f"around the row in a value: {one_of(ValueEnvelope)}",
-    "schema_registry": "a URL, or an Airflow connection; default: kafka's",
-    "writer_schemas": "a schema of Avro's single-object encoding, as JSON; may be repeated",
-    "schema": "the columns as DDL, such as 'id bigint not null, name string'",
-    "unknown_fields": f"fields without a column: {one_of(UnknownFields)}",
-    "sql": "a SELECT from {{ input }}, or a file of it that ends with .sql; templates are not rendered",
-    "sql_input": f"what the SELECT reads: {one_of(SqlInput)} (raw: keys and values as text)",
-    "csv_delimiter": "the character between fields; default: a comma",
-    "rename_columns": 'names of columns by those of fields, as JSON: {"_file": "file"}',
-    "timestamps_finer": f"of times finer than microseconds: {one_of(TimestampsFiner)}",
-    "unavailable_placeholder": "the connector's unavailable.value.placeholder, if it has another; also hex:...",
-    "unavailable_values": f"of events that leave a value out: {one_of(UnavailableValues)}",
-}
 Command = Callable[..., None]
 
 
@@ -57,7 +41,7 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
     """
 
     def option(name: str, kind: Any) -> inspect.Parameter:
-        info = typer.Option(f"--{name.replace('_', '-')}", help=when + _HELP[name])
+        info = typer.Option(f"--{name.replace('_', '-')}", help=when + _help_of(SETTINGS[name]))
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info])
 
     def decorate(command: Command) -> Command:
@@ -84,6 +68,12 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
         return wrapper
 
     return decorate
+
+
+def _help_of(setting: Setting) -> str:
+    """Return an option's help: the summary, and all choices."""
+    choices = f": {one_of(setting.kind)}" if isinstance(setting.kind, type) else ""
+    return f"{setting.summary[:1].lower()}{setting.summary[1:]}{choices}"
 
 
 def _statement(given: str | None) -> str | None:

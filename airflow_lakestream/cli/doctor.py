@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +20,7 @@ from airflow_lakestream.cli.connections import (
     open_store_properties,
 )
 from airflow_lakestream.cli.preview import Servers, open_servers, without_logs
-from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.lakes.formats import DEFAULT, LakeCapability, lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.onramp.doctor.finding import DoctorFinding
@@ -60,14 +60,14 @@ def doctor(
         if topic is not None:
             check_topic(topic)
         checks = _DoctorRun()
-        is_delta = table is not None and TableFormat.of(table) is TableFormat.DELTA
+        lake = DEFAULT if table is None else lake_of(table)
         with_spark = choose(DagEngine, "--engine", engine) is DagEngine.SPARK
-        checks.machine(with_spark=with_spark, is_delta=is_delta)
+        checks.machine(with_spark=with_spark, extras=lake.extras)
         checks.kafka(bootstrap_servers, kafka_conn, schema_registry, topic)
-        if is_delta:
-            checks.delta(str(table), storage_conn, read_only=read_only)
-        else:
+        if LakeCapability.CATALOG in lake.can:
             checks.iceberg(iceberg_conn, table, read_only=read_only)
+        else:
+            checks.delta(str(table), storage_conn, read_only=read_only)
         if checkpoint is not None:
             checks.checkpoint(checkpoint, storage_conn, read_only=read_only)
     found = checks.findings
@@ -86,10 +86,10 @@ class _DoctorRun:
         self.findings: list[DoctorFinding] = []
         self._settings: list[Mapping[str, Any] | None] = []
 
-    def machine(self, *, with_spark: bool, is_delta: bool) -> None:
+    def machine(self, *, with_spark: bool, extras: Sequence[str]) -> None:
         from airflow_lakestream.onramp.doctor.machine import JAVA, PACKAGES, check_java, check_packages
 
-        needed = [extra for extra, used in (("spark", with_spark), ("delta", is_delta)) if used]
+        needed = [*(("spark",) if with_spark else ()), *extras]
         self._look(PACKAGES, lambda: check_packages(needed))
         self._look(JAVA, lambda: check_java(needed=with_spark))
 

@@ -79,7 +79,7 @@ def _named(task_id: str) -> tuple[str, str] | None:
 def _load(dag_id: str, folder: Path | None) -> Any:
     from airflow_lakestream.hooks.dags import dags_in
 
-    dags, errors, place = dags_in(folder)
+    dags, errors, place = dags_in(folder, dag_id)
     if (dag := dags.get(dag_id)) is not None:
         return dag
     problem = f"there is no DAG {dag_id!r} in {place}."

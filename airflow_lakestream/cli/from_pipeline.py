@@ -14,8 +14,7 @@ import typer
 
 from airflow_lakestream.config.decoding import DECODING
 from airflow_lakestream.config.literals import refuse_templates
-from airflow_lakestream.core.formats import ValueFormat
-from airflow_lakestream.core.policies import SqlInput
+from airflow_lakestream.core.policies import SqlInput, ValueFormat
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:

@@ -19,13 +19,11 @@ from airflow_lakestream.cli.connections import (
     aside,
     group_of,
     open_catalog,
-    open_storage,
+    open_lake,
 )
 from airflow_lakestream.cli.ledger_edits import forget, rebuild, rename, reset
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.ranges import RangeSet, shown
-from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
     from airflow_lakestream.iceberg.upkeep.landing_history import PastLanding
@@ -110,7 +108,7 @@ def _entry_lines(identity: TopicIdentity, entry: TopicEntry) -> Iterator[str]:
 
 def _covered(entry: TopicEntry) -> list[tuple[str, str]]:
     # Imported here, since it imports NumPy, which the help of a command does not need.
-    from airflow_lakestream.tables.instants import iso
+    from airflow_lakestream.tables.coordinates import iso
 
     return [(iso(start, shortly=False), iso(end, shortly=False)) for start, end in entry.covered]
 
@@ -159,19 +157,14 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print the offsets held by the table for the group, the beginning of each partition, and lost offsets."""
-    if TableFormat.of(table) is TableFormat.DELTA:
-        _show_delta(table, group, storage_conn, as_json=as_json)
-        return
     with aside():
-        from airflow_lakestream.audit.books import TableLedgers
-        from airflow_lakestream.audit.run import load
-        from airflow_lakestream.iceberg.fan_out.books import note_on
+        from airflow_lakestream.run.rejected import open_rejected
 
-        catalog = open_catalog(iceberg_conn)
-        group = group_of(catalog, table, group)
-        loaded = load(catalog, table)
-        ledger = TableLedgers.of(loaded, group, None).own
-    if note := note_on(loaded.metadata.properties):
+        lake = open_lake(table, iceberg_conn, storage_conn)
+        group = group_of(lake, table, group)
+        books = open_rejected(lake, table, group)
+        ledger = books.ledger(group)
+    if note := books.note:
         typer.echo(f"{table}: {note}", err=True)
     typer.echo(json.dumps(ledger_json(ledger), indent=2) if as_json else ledger_text(ledger))
 
@@ -194,19 +187,6 @@ def history(
         check_group(loaded, group)
         found = list(landings(loaded, group))
     typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found))
-
-
-def _show_delta(table: str, group: str | None, storage_conn: str | None, *, as_json: bool) -> None:
-    with aside():
-        storage = open_storage(storage_conn)
-        from airflow_lakestream.delta.ledger_store import check_not_taken_away, read_ledger
-
-        if (head := storage.open(table)) is None:
-            raise InvalidArgument("table", f"there is no Delta table at {table}.")
-        group = group_of(storage, table, group)
-        check_not_taken_away(head, group, storage.store(table))
-        ledger = read_ledger(head, group)
-    typer.echo(json.dumps(ledger_json(ledger), indent=2) if as_json else ledger_text(ledger))
 
 
 for command in (rebuild, rename, reset, forget):

@@ -112,9 +112,9 @@ def rebuild(
 ) -> None:
     """Make a ledger from the rows, if the table's metadata no longer contains the group's landings.
 
-    Offsets with a row are landed. An offset without a row is left for the next run if Kafka still shows its record,
-    counts as landed if Kafka shows no record, and as lost if the log begins above it. The group begins at the first
-    row.
+    An offset with a row counts as landed. An offset without a row is left for the next run if Kafka still shows its
+    record, counts as lost if the log begins above it, and otherwise counts as landed. In each partition, the group
+    begins at its first row.
     """
     with aside():
         from airflow_lakestream.audit.run import load

@@ -19,9 +19,9 @@ from airflow_lakestream.cli.connections import (
     open_registry,
     open_variables,
 )
-from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.pipelines.compiled import CompiledPipeline, SinkLanding
@@ -225,7 +225,7 @@ def _columns(config: Any, lake: Any) -> list[str]:
 
 def _existing_columns(table: str, lake: Any) -> set[str] | None:
     """Return the columns of a table, or None if the table does not exist."""
-    if TableFormat.of(table) is TableFormat.DELTA:
+    if LakeCapability.CATALOG not in lake_of(table).can:
         head = lake.open(table)
         return None if head is None else set(head.schema.names)
     return set(lake.load_table(table).schema().column_names) if lake.table_exists(table) else None

@@ -24,12 +24,13 @@ from airflow_lakestream.cli.connections import (
 )
 from airflow_lakestream.cli.decoding import one_of
 from airflow_lakestream.cli.from_pipeline import takes_pipeline
-from airflow_lakestream.core.policies import OnDataLoss, StartOffset, TableFormat
+from airflow_lakestream.core.policies import OnDataLoss, StartOffset
+from airflow_lakestream.core.printable import counted
+from airflow_lakestream.lakes.formats import lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.core.landing.job import LandingJob
     from airflow_lakestream.core.landing.plan import Plan
-    from airflow_lakestream.core.ports import TableState
 
 # Records that are read of each partition to estimate the size of all.
 SAMPLE = 500
@@ -69,7 +70,8 @@ class DryRun:
 
     def render(self) -> str:
         """Return the plan as text for people."""
-        lines = [f"{self.topic} -> {self.table}: at most {self.records:,} records in {self.commits:,} commits or more"]
+        size = f"at most {counted(self.records, 'record')} in at least {counted(self.commits, 'commit')}"
+        lines = [f"{self.topic} -> {self.table}: {size}"]
         if self.payload is not None:
             lines.append(f"  about {self.payload:,} bytes of keys and values, by a sample of {self.sampled:,} offsets")
         lines += [f"  {r}: {len(r):,} offsets" for r in self.plan.ranges]
@@ -115,7 +117,7 @@ def plan(
         config = ExtractConfig(
             topic=topic,
             table=table,
-            table_format=TableFormat.of(table),
+            table_format=lake_of(table).format,
             consumer_group=group or "the-only-one",
             start_offset=start_offset,
             start_timestamp=start_timestamp,
@@ -142,8 +144,7 @@ def dry_run(job: LandingJob, lake: Any) -> DryRun:
     from airflow_lakestream.core.landing.refusing import refuse_doubling
     from airflow_lakestream.core.ranges import RangeSet
 
-    look = _look_at_delta if TableFormat.of(job.table) is TableFormat.DELTA else _look
-    table = look(lake, job.table, job.consumer_group)
+    table = lake_of(job.table).part("state")(lake, job.table, job.consumer_group)
     ledger, others = table.ledger, table.other_ledgers
     state = job.source.look()
     check_identity(ledger, state.identity, job.table)
@@ -161,42 +162,6 @@ def dry_run(job: LandingJob, lake: Any) -> DryRun:
     by_bytes = math.ceil((payload or 0) / job.limits.max_batch_bytes)
     commits = max(by_bytes, 1 if plan.changes_the_ledger else 0)
     return DryRun(job.table, state.identity.topic, plan, records, payload, sampled, commits)
-
-
-# The state of the table as a run would see it; `exists` is False for a missing table.
-def _look(catalog: Any, table: str, group: str) -> TableState:
-    from functools import partial
-
-    from pyiceberg.exceptions import NoSuchTableError
-
-    from airflow_lakestream.core.ledger import Ledger
-    from airflow_lakestream.core.ports import TableState
-    from airflow_lakestream.iceberg import fitness, ledger_store
-    from airflow_lakestream.iceberg.unaccounted import look_for_rows
-
-    try:
-        loaded = fitness.load_table(catalog, table)
-    except NoSuchTableError:
-        return TableState(Ledger(group), exists=False)
-    others = {g: ledger_store.read_ledger(loaded, g) for g in ledger_store.groups(loaded) if g != group}
-    return TableState(ledger_store.read_ledger(loaded, group), others, look_for_rows=partial(look_for_rows, loaded))
-
-
-def _look_at_delta(storage: Any, table: str, group: str) -> TableState:
-    from functools import partial
-
-    from airflow_lakestream.core.ledger import Ledger
-    from airflow_lakestream.core.ports import TableState
-    from airflow_lakestream.delta import ledger_store
-    from airflow_lakestream.delta.commit.protocol import check_writable
-    from airflow_lakestream.delta.unaccounted import look_for_rows
-
-    if (head := storage.open(table)) is None:
-        return TableState(Ledger(group), exists=False)
-    check_writable(head)
-    ledger_store.check_not_taken_away(head, group, storage.store(table))
-    others = ledger_store.other_ledgers(head, group)
-    return TableState(ledger_store.read_ledger(head, group), others, look_for_rows=partial(look_for_rows, head))
 
 
 def _sample(job: LandingJob, plan: Plan) -> tuple[int, int]:

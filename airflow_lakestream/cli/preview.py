@@ -15,7 +15,7 @@ from airflow_lakestream.cli.connections import Json, KafkaConn, KafkaConnection,
 from airflow_lakestream.cli.decoding import one_of, takes_decoding
 from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.core.policies import Tombstones
-from airflow_lakestream.core.printable import printable
+from airflow_lakestream.core.printable import counted, printable
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def open_servers(
 def topic_lines(found: TopicPreview) -> list[str]:
     """Return the known facts about a topic as lines: size, format, and notes."""
     rate = "" if found.rate is None else f", about {found.rate:,.3g} records a minute by the newest timestamps"
-    lines = [f"{found.topic}: {found.partitions} partitions, {found.offsets:,} offsets{rate}"]
+    lines = [f"{found.topic}: {counted(found.partitions, 'partition')}, {counted(found.offsets, 'offset')}{rate}"]
     settings = {name: value for name, value in found.decoding.items() if isinstance(value, str) and name != "schema"}
     settings_text = ", ".join(f"{name}={value}" for name, value in settings.items())
     if found.reason and found.problem is None:
@@ -132,19 +132,33 @@ def topic_lines(found: TopicPreview) -> list[str]:
 
 def columns_of(found: TopicPreview) -> list[str]:
     """Return the columns and the remarks about the columns, a line for each; a single line if they are unknown."""
-    from pyiceberg.schema import Schema
-
-    from airflow_lakestream.tables.schema.columns import to_schema
-    from airflow_lakestream.tables.schema.types import schema_text
-
     if found.columns is None:
         return [printable(f"The columns are not known: {found.problem}")]
-    lines = [printable(schema_text(Schema(one))) for one in to_schema(found.columns).fields]
-    return [
-        f"Columns, as a first run would make them ({found.looked_at} records looked at):",
-        *(f"  {x}" for x in lines),
-        *(f"Look at {remark}" for remark in found.remarks),
-    ]
+    return columns_lines(_heading(found), found.columns, found.remarks)
+
+
+def _heading(found: TopicPreview) -> str:
+    from airflow_lakestream.onramp.preview import ColumnsBy
+
+    records = counted(found.looked_at, "record")
+    return {
+        ColumnsBy.SCHEMA: "Columns of the given schema:",
+        ColumnsBy.SQL: "Columns that the statement makes:",
+        ColumnsBy.RECORDS: f"Columns guessed from {records}; a first run guesses from its own first batch:",
+        ColumnsBy.FORMAT: "Columns of a new table, by the format or by the registry's schema:",
+    }[found.columns_by]
+
+
+def columns_lines(heading: str, columns: str, remarks: Sequence[str]) -> list[str]:
+    """Return a heading, a line for each column, and a line for each remark."""
+    from pyiceberg.schema import Schema
+
+    from airflow_lakestream.tables.schema.columns import to_timed_schema
+    from airflow_lakestream.tables.schema.types import schema_text
+
+    schema, times = to_timed_schema(columns)
+    lines = [f"  {schema_text(Schema(one), times)}" for one in schema.fields]
+    return [heading, *map(printable, [*lines, *(f"Look at {remark}" for remark in remarks)])]
 
 
 def _render(found: TopicPreview) -> str:
@@ -152,7 +166,7 @@ def _render(found: TopicPreview) -> str:
 
     lines = [*topic_lines(found), *columns_of(found)]
     if found.rows:
-        lines.append(f"{len(found.rows)} rows:")
+        lines.append(f"{counted(len(found.rows), 'row')}:")
         lines += [f"  {_place(row)}  {_payload(row)}" for row in found.rows]
     if found.rejected:
         lines.append(f"{len(found.rejected)} rejected:")
@@ -163,7 +177,7 @@ def _render(found: TopicPreview) -> str:
     if found.skipped:
         lines.append(f"{found.skipped} skipped or filtered, by tombstones and sql")
     if found.undecoded:
-        lines.append(f"{len(found.undecoded)} records, not decoded:")
+        lines.append(f"{counted(len(found.undecoded), 'record')}, not decoded:")
         lines += [f"  {_at(one)}  {_quoted(one['value'])}" for one in found.undecoded]
     if not (found.rows or found.rejected or found.undecoded or found.skipped):
         lines.append("No record there.")
@@ -185,7 +199,18 @@ def _at(record: Mapping[str, Any]) -> str:
 def _payload(row: Mapping[str, Any]) -> str:
     from airflow_lakestream.onramp.shown import excerpt
 
-    return excerpt(", ".join(f"{k}={excerpt(v, 60)}" for k, v in row.items() if not k.startswith("_kafka_")), 240)
+    shown = (f"{k}={excerpt(_shown(v), 60)}" for k, v in row.items() if not k.startswith("_kafka_"))
+    return excerpt(", ".join(shown), 240)
+
+
+def _shown(value: Any) -> Any:
+    """Return bytes and texts as they are, other values as in JSON, with times in ISO 8601."""
+    from airflow_lakestream.onramp.shown import json_ready
+
+    if isinstance(value, str | bytes):
+        return value
+    ready = json_ready(value)
+    return ready if isinstance(ready, str) else json.dumps(ready, ensure_ascii=False)
 
 
 def _quoted(value: bytes | None) -> str:

@@ -102,7 +102,8 @@ def replay(
 ) -> None:
     """Land rejected records again, from the reject table; Kafka is not asked.
 
-    Records that become rows leave the reject table; records that are still bad stay, with the new reason.
+    Records that become rows leave the reject table; records that are still bad stay, with the new reason. Without
+    a new row and a new reason nothing is committed.
     """
     with aside():
         from airflow_lakestream.core.landing.report import counts_to_dict
@@ -125,4 +126,4 @@ def replay(
         return
     counts = done.counts
     shown = rejects_of(table, group, iceberg_conn) if counts.rejected else ""
-    typer.echo(f"{table}: {counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{shown}")
+    typer.echo(f"{table}: {counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{done.note}{shown}")

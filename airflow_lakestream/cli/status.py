@@ -28,6 +28,7 @@ from airflow_lakestream.cli.connections import (
 )
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.formats import lake_of
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -58,7 +59,16 @@ def paint_over(text: str) -> None:
     typer.echo(f"{_HOME}{lines}{_END_OF_SCREEN}", nl=False)
 
 
-_COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows of the last landings", "rejected")
+_COLUMNS = (
+    "stream",
+    "engine",
+    "state",
+    "lag",
+    "overdue",
+    "last landing",
+    "rows of the last landings",
+    "rejected in all",
+)
 # Landings whose rows are shown, the newest first.
 _SHOWN = 3
 # For a page that is written repeatedly: a day with one look a minute.
@@ -201,9 +211,8 @@ def _search(
     kafka_conn: str,
     lakes: _ConnectionLakes,
 ) -> StreamSearch:
-    from airflow_lakestream.core.names import check_table_name
     from airflow_lakestream.kafka.watch import KafkaWatch
-    from airflow_lakestream.watching.streams.looking import StreamSearch, is_delta_location
+    from airflow_lakestream.watching.streams.looking import StreamSearch
 
     if not tables and not namespaces and not checkpoints:
         raise InvalidArgument("--table", "is missing.", "Give --table, --namespace or --checkpoint, also several.")
@@ -211,7 +220,7 @@ def _search(
     return StreamSearch(
         lakes=lakes,
         kafka=KafkaWatch(kafka.configuration, kafka.where),
-        tables=tuple(table if is_delta_location(table) else check_table_name(table, "--table") for table in tables),
+        tables=tuple(lake_of(table).check_name(table, "--table") for table in tables),
         namespaces=tuple(namespaces),
         checkpoints=tuple(checkpoints),
         group=group,

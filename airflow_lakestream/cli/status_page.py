@@ -57,7 +57,7 @@ def page(looks: Sequence[StatusLook]) -> str:
 
 
 def _table(streams: Sequence[StreamStatus]) -> Iterator[str]:
-    heads = ("Topic", "Table", "Consumer group", "Engine", "State", "Lag", "Overdue", "Last landing", "Rejected")
+    heads = ("Topic", "Table", "Consumer group", "Engine", "State", "Lag", "Overdue", "Last landing", "Rejected in all")
     yield f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
     for stream in streams:
         age = "" if stream.age is None else f"{span(stream.age)} ago"

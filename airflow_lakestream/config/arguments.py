@@ -5,16 +5,18 @@ Each parser raises InvalidArgument with the argument's name.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from calendar import timegm
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 import pendulum
 
 from airflow_lakestream.core.bad_records import RejectLimit
-from airflow_lakestream.core.policies import is_given, seconds
+from airflow_lakestream.core.policies import OF_INPUT, is_given, seconds
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -130,6 +132,20 @@ def flag(argument: str, value: object) -> bool:
     return text == "true"
 
 
+def condition(argument: str, value: object) -> str | None:
+    """Return a condition in SQL, or None if not given. Raises InvalidArgument.
+
+    DuckDB is not asked: its import takes longer than Airflow should spend on a DAG file. The first records do so.
+    """
+    if not is_given(value):
+        return None
+    text = str(value).strip()
+    if not isinstance(value, str) or re.match(r"(select|with|where)\b", text, re.IGNORECASE) or OF_INPUT.search(text):
+        problem = f"{value!r} is not a condition."
+        raise InvalidArgument(argument, problem, "Write the condition alone, over a record's columns: \"op = 'D'\".")
+    return text
+
+
 def items(argument: str, value: object) -> tuple[str, ...] | None:
     """Return texts from a list of texts or a single text, or None if not given."""
     if not is_given(value):
@@ -153,6 +169,18 @@ def schemas(argument: str, value: object) -> tuple[str, ...] | None:
         if texts and all(isinstance(one, str) and one.lstrip().startswith("{") for one in texts):
             return tuple(texts)
     return items(argument, value)
+
+
+def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse an unknown key, with the nearest known key as a suggestion. Raises InvalidArgument.
+
+    :param section: the section of the keys, for errors; empty for the configuration itself.
+    """
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1, 0.5)
+            remedy = f"Did you mean {near[0]!r}?" if near else f"It may have {', '.join(sorted(known))}."
+            raise InvalidArgument(f"{section}.{key}" if section else str(key), "is not a setting of the app.", remedy)
 
 
 def names(argument: str, value: object) -> Mapping[str, str]:
@@ -190,7 +218,8 @@ def regex(argument: str, value: object) -> str | None:
 
 
 def properties(value: object) -> Mapping[str, str]:
-    """Return table properties as texts."""
+    """Return table properties as texts; None is no properties."""
+    value = {} if value is None else value
     if not isinstance(value, Mapping):
         raise InvalidArgument("table_properties", f"{value!r} is not a mapping.", 'Write {"key": "value"}.')
     # The properties are shown in the table's metadata as well.

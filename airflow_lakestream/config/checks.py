@@ -8,9 +8,10 @@ from typing import Any
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.checks import LandingChecks, RowChecker, RowCountCheck
-from airflow_lakestream.core.policies import SchemaEvolution, TableFormat, is_given
+from airflow_lakestream.core.policies import SchemaEvolution, is_given, is_literal
 from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 
 KINDS = ("sql", "not_null", "unique", "row_count", "freshness")
 COUNTS = ("min", "max", "min_of_week", "max_of_week")
@@ -77,6 +78,35 @@ def refuse_incompatible_with_checks(given: Mapping[str, Any]) -> None:
         raise InvalidArgument("checks.freshness", 'needs "timestamp" in metadata_columns, from which it is computed.')
 
 
+def check_key_given(key: object) -> None:
+    """Refuse a mirror of plain records without a key. Raises InvalidArgument."""
+    if not is_given(key):
+        problem = "is missing: plain records do not show which columns identify a row."
+        raise InvalidArgument("key", problem, 'Name the columns, such as ["id"].')
+
+
+def check_insert_only(given: Mapping[str, Any]) -> None:
+    """Refuse arguments about changes and deletions if the first record of a key stays. Raises InvalidArgument.
+
+    :param given: the arguments by name; templates are not known yet, and pass.
+    """
+    if not is_literal(given["insert_only"]) or not arguments.flag("insert_only", given["insert_only"]):
+        return
+    for name, reason in _NOT_WITH_FIRST.items():
+        value = given.get(name)
+        if is_given(value) and is_literal(value) and str(value).lower() not in ("false", "skip", "reject"):
+            problem = f"does not go with {name}={value!r}: {reason}."
+            raise InvalidArgument("insert_only", problem, "Leave one out.")
+
+
+_NOT_WITH_FIRST = {
+    "sequence_by": "the record that comes first stays, in no other order",
+    "delete_when": "no row is deleted",
+    "tombstones": "no row is deleted",
+    "soft_delete": "no row is deleted",
+}
+
+
 def checks_of_mirror(argument: str, value: object) -> LandingChecks | None:
     """Return the checks of a mirror's new rows, or None without checks. Raises InvalidArgument."""
     checks = parse_checks(argument, value)
@@ -129,12 +159,13 @@ def _bound(argument: str, value: Mapping[str, Any], name: str, kind: Callable[[s
     return bound
 
 
-def _is_by_record(table: object) -> bool:
-    return TableFormat.of(str(table)) is TableFormat.ICEBERG and bool(TableTemplate.parse(str(table)).by_record)
+def is_by_record(table: object) -> bool:
+    """Return whether each record chooses its table, by a table's name."""
+    return LakeCapability.FAN_OUT in lake_of(str(table)).can and bool(TableTemplate.parse(str(table)).by_record)
 
 
 _NOT_WITH_CHECKS: Mapping[str, tuple[Callable[[Any], object], str]] = {
-    "table": (_is_by_record, "one commit can't publish the rows of several tables"),
+    "table": (is_by_record, "one commit can't publish the rows of several tables"),
     "schema_evolution": (
         lambda value: value == SchemaEvolution.WIDEN,
         "a branch whose files are wider than the table's columns can't be read",

@@ -10,8 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.core.formats import UNAVAILABLE, UnavailableValues
-from airflow_lakestream.core.policies import SqlInput, TimestampsFiner, UnknownFields, is_given
+from airflow_lakestream.core.policies import (
+    UNAVAILABLE,
+    SqlInput,
+    TimestampsFiner,
+    UnavailableValues,
+    UnknownFields,
+    is_given,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

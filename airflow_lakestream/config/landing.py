@@ -32,6 +32,7 @@ from airflow_lakestream.core.policies import (
     UnknownFields,
     choose,
     is_given,
+    landing_tombstones,
     seconds,
     size_in_bytes,
 )
@@ -43,7 +44,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.fan_out.admission import FanOut
 from airflow_lakestream.iceberg.fitness import check_properties
 from airflow_lakestream.kafka.source import StartAt
-from airflow_lakestream.lakes.formats import LAKES, LakeFormat
+from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_named
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_timed_schema, with_rescued
 
@@ -75,13 +76,14 @@ class ExtractConfig(DecodingSettings):
     start_timestamp: str | int | datetime | None = None
     max_records: int | str | None = None
     max_batch_bytes: int | str = "256MiB"
+    max_bytes_per_second: int | str | None = None
     checkpoint_interval: float | str = 60
     poll_timeout: float | str = 30
     idle_timeout: float | str = 0
     schema_evolution: str = SchemaEvolution.NONE
     on_error: str = OnError.REJECT
     max_rejected: int | float | str | None = None
-    tombstones: str = Tombstones.KEEP
+    tombstones: str | None = Tombstones.KEEP
     metadata_columns: Sequence[str] = DEFAULT_METADATA
     partition_by: Sequence[str] | str | None = None
     sort_order: Sequence[str] | str | None = None
@@ -107,7 +109,12 @@ class ExtractConfig(DecodingSettings):
         _ = self.auditor
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
         choose(OnError, "on_error", self.on_error)
-        choose(Tombstones, "tombstones", self.tombstones)
+        _ = self.tombstone_policy
+
+    @property
+    def tombstone_policy(self) -> Tombstones:
+        """Outcome of records without a value."""
+        return landing_tombstones("tombstones", self.tombstones)
 
     @property
     def payload(self) -> PayloadFormats:
@@ -167,7 +174,7 @@ class ExtractConfig(DecodingSettings):
     @property
     def template(self) -> TableTemplate:
         """Template of the table's name, with the topic's name in place as soon as the topic is known."""
-        if not self.lake.has_catalog:
+        if LakeCapability.FAN_OUT not in self.lake.can:
             return TableTemplate(self.table, (self.lake.check_name(self.table),))
         template = TableTemplate.parse(self.table)
         return template if is_pattern(self.topic) else template.of_topic(self.topic)
@@ -277,9 +284,20 @@ class ExtractConfig(DecodingSettings):
         return arguments.positive_seconds("poll_timeout", self.poll_timeout)
 
     @property
+    def bytes_per_second(self) -> int | None:
+        """Most bytes to read in a second; None without a limit."""
+        if not is_given(self.max_bytes_per_second):
+            return None
+        return size_in_bytes("max_bytes_per_second", self.max_bytes_per_second)
+
+    @property
     def processes(self) -> int | None:
         """Number of reading processes; None to choose a number by the processors."""
-        return arguments.count("parallelism", self.parallelism, "processes")
+        found = arguments.count("parallelism", self.parallelism, "processes")
+        if self.bytes_per_second is not None and (found or 1) > 1:
+            problem = f"{found} processes do not share a limit of max_bytes_per_second."
+            raise InvalidArgument("parallelism", problem, "Leave one of both out.")
+        return found if self.bytes_per_second is None else 1
 
     @property
     def overlaps(self) -> bool:
@@ -299,7 +317,7 @@ class ExtractConfig(DecodingSettings):
     @property
     def lake(self) -> LakeFormat:
         """The format of the table."""
-        return LAKES[choose(TableFormat, "table_format", self.table_format)]
+        return lake_named("table_format", self.table_format)
 
     @property
     def table_design(self) -> TableDesign:

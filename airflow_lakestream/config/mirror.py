@@ -4,33 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import EventPayload
 from airflow_lakestream.cdc.events.names import ColumnNames
+from airflow_lakestream.cdc.events.records import RecordPayload
+from airflow_lakestream.cdc.events.sequence import check_sequence
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.checks import checks_of_mirror
+from airflow_lakestream.config.checks import check_insert_only, check_key_given, checks_of_mirror
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.formats import ValueEnvelope
-from airflow_lakestream.core.mirrors import FIXED, NotForMirror, check_mirror_name
+from airflow_lakestream.config.setting import SettingTaker
+from airflow_lakestream.config.settings import mirror_taker, refusal_of
 from airflow_lakestream.core.policies import (
+    KeyFormat,
     MergeMode,
-    ModeName,
     OnError,
     OutOfRange,
     SchemaEvolution,
-    TableFormat,
     Tombstones,
+    UnknownFields,
+    ValueEnvelope,
+    ValueFormat,
     choose,
     is_given,
 )
+from airflow_lakestream.core.routing import check_mirror_name
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.formats import LakeCapability
 from airflow_lakestream.tables.design import TableDesign
 
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorConfig(ExtractConfig):
     """Arguments of `ExtractConfig` fit for a mirror, and the mirror's own arguments.
+
+    With `envelope=None` the mirror is one of plain records: the newest record of each key is a row.
 
     :param key: the columns of the primary key; None takes them from the records' keys, if these are JSON.
     :param soft_delete: whether deleted rows stay, with `_is_deleted` true.
@@ -42,10 +52,13 @@ class MirrorConfig(ExtractConfig):
     :param merge_mode: how changed rows come into the table: "copy-on-write" rewrites the files that have them,
         "merge-on-read" deletes the old rows in place and writes the new ones into other files, and "auto" decides it
         for each file by how many of its rows have changed.
+    :param sequence_by: of plain records, one or two columns that rise with each change of a row; None takes offsets.
+    :param delete_when: of plain records, a SQL condition over their columns: such a record deletes its key.
+    :param insert_only: of plain records, whether the first record of a key stays, and all later ones change nothing.
     """
 
     envelope: str | None = ValueEnvelope.DEBEZIUM
-    tombstones: str = Tombstones.SKIP
+    tombstones: str | None = None
     on_error: str = OnError.FAIL
     metadata_columns: Sequence[str] = ("partition", "offset")
     key: Sequence[str] | str | None = None
@@ -54,18 +67,15 @@ class MirrorConfig(ExtractConfig):
     rename_columns: Mapping[str, str] | str | None = None
     source_tables: str | None = None
     merge_mode: str = MergeMode.AUTO
+    sequence_by: Sequence[str] | str | None = None
+    delete_when: str | None = None
+    insert_only: bool | str = False
 
     def __post_init__(self) -> None:
-        for one in fields(ExtractConfig):
-            default = type(self).__dataclass_fields__[one.name].default
-            given = getattr(self, one.name)
-            # A copy of a configuration gets the columns that the original has set itself.
-            is_ours = one.name == "metadata_columns" and tuple(given) == self._metadata
-            if one.name in FIXED and given != default and not is_ours:
-                raise NotForMirror(one.name, FIXED[one.name])
-        if self.mode != ModeName.RESUME:
-            raise InvalidArgument("mode", f"a mirror is landed in order, not by {self.mode}.", "Leave it out.")
-        if (
+        self._check_taken()
+        if self.is_of_records:
+            self._check_records()
+        elif (
             choose(OutOfRange, "out_of_range", self.out_of_range) is not OutOfRange.REJECT
             and ValueEnvelope.CONNECT not in super().payload.row.envelopes
         ):
@@ -77,33 +87,110 @@ class MirrorConfig(ExtractConfig):
         object.__setattr__(self, "metadata_columns", self._metadata)
         super().__post_init__()
         check_mirror_name(self.template)
-        if self.mirror.merge_mode is MergeMode.MERGE_ON_READ and self.lake.format is TableFormat.DELTA:
-            problem = "a mirror in a Delta table is merged by copy-on-write: deletion vectors are not written."
-            raise InvalidArgument("merge_mode", problem, "Leave it out.")
+        if self.mirror.merge_mode is MergeMode.MERGE_ON_READ:
+            self.lake.require(LakeCapability.MERGE_ON_READ, "merge_mode", self.table)
         self.names.check_argument()
+
+    def _check_taken(self) -> None:
+        """Refuse arguments that are not for a mirror of this kind of records. Raises InvalidArgument."""
+        taker = mirror_taker(self.envelope)
+        if not self.is_of_records and choose(ValueEnvelope, "envelope", self.envelope) is not ValueEnvelope.DEBEZIUM:
+            problem = f"{self.envelope!r} is not for a mirror: it follows Debezium's events, or plain records."
+            raise InvalidArgument("envelope", problem, 'Set "debezium", or None.')
+        for one in fields(self):
+            given: Any = getattr(self, one.name)
+            if isinstance(one.default, bool):
+                # A template renders a text.
+                given = arguments.flag(one.name, given)
+            # A copy of a configuration gets the columns that the original has set itself.
+            is_ours = one.name == "metadata_columns" and tuple(given) == self._metadata
+            is_usual = one.name == "tombstones" and taker is SettingTaker.MIRROR and given == Tombstones.SKIP
+            is_set = given != one.default and (is_given(given) or one.default is not None)
+            if is_set and not is_ours and not is_usual and (refused := refusal_of(taker, one.name)):
+                raise refused
+
+    def _check_records(self) -> None:
+        """Refuse arguments that plain records contradict. Raises InvalidArgument."""
+        check_key_given(self.key)
+        if self.format == ValueFormat.RAW:
+            raise InvalidArgument("format", "'raw' has no fields for the columns of a key.", "Name another format.")
+        if self.format == ValueFormat.CSV and not is_given(self.schema):
+            problem = "is missing: fields of CSV have no names."
+            raise InvalidArgument("schema", problem, 'Name the columns in order: "id bigint, name string".')
+        by = self._sequence
+        check_sequence(by)
+        arguments.condition("delete_when", self.delete_when)
+        check_insert_only({one.name: getattr(self, one.name) for one in fields(self)})
+        if both := sorted({*by} & {*(arguments.items("key", self.key) or ())}):
+            problem = f"{both[0]} is part of the key, and so the same in all records of a row."
+            raise InvalidArgument("sequence_by", problem, "Name a column that rises with each change of a row.")
+
+    @property
+    def is_of_records(self) -> bool:
+        """Whether the mirror is one of plain records, not of a database's events."""
+        return not is_given(self.envelope)
+
+    @property
+    def tombstone_policy(self) -> Tombstones:
+        """Outcome of records without a value."""
+        if not is_given(self.tombstones):
+            deletes = self.is_of_records and not arguments.flag("insert_only", self.insert_only)
+            return Tombstones.DELETE if deletes else Tombstones.SKIP
+        found = choose(Tombstones, "tombstones", self.tombstones)
+        if found is Tombstones.KEEP:
+            problem = "'keep' makes a row of NULLs, and a row of a table by key has a key."
+            raise InvalidArgument("tombstones", problem, 'Use "delete", "skip" or "reject".')
+        return found
+
+    @property
+    def _sequence(self) -> tuple[str, ...]:
+        return arguments.items("sequence_by", self.sequence_by) or ()
 
     @property
     def _metadata(self) -> tuple[str, ...]:
         return ("partition", "offset") if is_given(self.key) else ("partition", "offset", "key")
 
     @property
-    def payload(self) -> EventPayload:
-        """Formats of change events."""
+    def payload(self) -> EventPayload | RecordPayload:
+        """Formats of change events, or of plain records."""
         held = super().payload
         if held.times:
-            problem = f"column {held.times[0][0][0]!r}: a mirror has the database's types, and can't convert times."
+            whose = (
+                "a table by key takes times as they are" if self.is_of_records else "a mirror has the database's types"
+            )
+            problem = f"column {held.times[0][0][0]!r}: {whose}, and can't convert them."
             raise InvalidArgument("schema", problem, f"Leave '{held.times[0][1]}' out.")
+        common: dict[str, Any] = {
+            "format": held.format,
+            "registry": held.registry,
+            "writer_schemas": held.writer_schemas,
+            "timestamps_finer": held.timestamps_finer,
+            "names": self.names,
+            "key": arguments.items("key", self.key) or (),
+        }
+        if self.is_of_records:
+            return self._of_records(held, common)
         return EventPayload(
-            format=held.format,
+            **common,
             envelope=held.envelope,
-            registry=held.registry,
-            writer_schemas=held.writer_schemas,
             out_of_range=self.out_of_range,
-            timestamps_finer=held.timestamps_finer,
             unavailable_placeholder=held.unavailable_placeholder,
-            names=self.names,
-            key=arguments.items("key", self.key) or (),
             stops=choose(OnError, "on_error", self.on_error) is OnError.FAIL,
+        )
+
+    def _of_records(self, held: PayloadFormats, common: Mapping[str, Any]) -> RecordPayload:
+        has_registry = held.registry is not None and held.row.kind is not None
+        return RecordPayload(
+            **common,
+            unknown_fields=UnknownFields.EVOLVE if held.row.keeps_unknown else UnknownFields.IGNORE,
+            csv_delimiter=held.csv_delimiter,
+            renamed=held.renamed,
+            refused_characters=held.refused_characters,
+            taken_columns=held.taken_columns,
+            given=held.given,
+            format_of_keys=held.key_format or (held.format if has_registry else KeyFormat.JSON),
+            sequence_by=self._sequence,
+            delete_when=arguments.condition("delete_when", self.delete_when) or "",
         )
 
     @property
@@ -115,6 +202,7 @@ class MirrorConfig(ExtractConfig):
             with_key=not is_given(self.key),
             soft_delete=arguments.flag("soft_delete", self.soft_delete),
             lake=self.lake,
+            of_records=self.is_of_records,
         )
 
     @property
@@ -130,6 +218,8 @@ class MirrorConfig(ExtractConfig):
             merge_mode=choose(MergeMode, "merge_mode", self.merge_mode),
             is_key_given=is_given(self.key),
             auditor=self.auditor,
+            sequence_by=self._sequence if self.is_of_records else None,
+            insert_only=arguments.flag("insert_only", self.insert_only),
         )
 
     @property

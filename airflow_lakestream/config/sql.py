@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
-from airflow_lakestream.core.formats import ValueFormat
-from airflow_lakestream.core.policies import SqlInput, TimestampsFiner, UnknownFields, choose, is_given
+from airflow_lakestream.core.policies import SqlInput, TimestampsFiner, UnknownFields, ValueFormat, choose, is_given
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.rejects.settlement import names_of

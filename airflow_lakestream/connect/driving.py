@@ -18,8 +18,13 @@ from airflow_lakestream.connect.observer import ConnectorObserver
 from airflow_lakestream.connect.status import ConnectorState
 from airflow_lakestream.connect.watch import ConnectorWatch
 from airflow_lakestream.driver.progress import BatchProgress, DriverProgress
-from airflow_lakestream.driver.supervisor import DriverState, SupervisionDecision, SupervisionHistory, SupervisorAction
-from airflow_lakestream.driver.watch import DriverLook
+from airflow_lakestream.driver.supervisor import (
+    DriverLook,
+    DriverState,
+    SupervisionDecision,
+    SupervisionHistory,
+    SupervisorAction,
+)
 from airflow_lakestream.kafka.groups import KafkaGroups
 
 log = logging.getLogger(__name__)

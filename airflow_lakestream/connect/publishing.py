@@ -18,10 +18,10 @@ from airflow_lakestream.connect.events import ControlEvent, ends_below, events_o
 from airflow_lakestream.connect.failures import SinkLacksRecords
 from airflow_lakestream.connect.iceberg_sink import POSITION_TRANSFORM, POSITIONS, IcebergConnector
 from airflow_lakestream.core.checks import RowChecker
-from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Counts, LandingEngine
+from airflow_lakestream.core.policies import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.ports import RecordReader
 from airflow_lakestream.core.publishing.branch import BranchSnapshot, RowProof
 from airflow_lakestream.core.publishing.publish import PublicationJob, begin, begin_again, publish

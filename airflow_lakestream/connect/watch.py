@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from airflow_lakestream.connect.judging import ConnectorLook, ConnectorMemory, judge
 from airflow_lakestream.driver.progress import DriverProgress
-from airflow_lakestream.driver.supervisor import SupervisionHistory, SupervisionLimits, decide
-from airflow_lakestream.driver.watch import DriverLook
+from airflow_lakestream.driver.supervisor import DriverLook, SupervisionHistory, SupervisionLimits, decide
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_lakestream.core.ports import Conflict, RowSchema
 from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+if TYPE_CHECKING:
+    from airflow_lakestream.core.ports import RowSchema
 
 # The relation with the landing's rows, by which a statement reads them.
 RELATION = "landing"
@@ -132,10 +134,3 @@ class ChecksFailed(LakestreamError, Terminal):
             f"{table}: the rows of {offsets} did not pass {len(findings)} of the checks, so main and the ledger are as "
             f"they were; {where}\n{failed}\n{remedy}"
         )
-
-
-class BranchDropped(Conflict):
-    """The branch with a landing's rows was dropped before the publication."""
-
-    def __init__(self, table: str, branch: str) -> None:
-        super().__init__(f"{table}: the branch {branch} was dropped before its rows were published.")

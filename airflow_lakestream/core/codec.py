@@ -23,11 +23,11 @@ from airflow_lakestream.core.ledger import (
     LandingEngine,
     Ledger,
     NotedLandings,
+    PublicationMarker,
     StreamBatch,
     TopicEntry,
     TopicIdentity,
 )
-from airflow_lakestream.core.published import PublicationMarker
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
 from airflow_lakestream.core.source_types import SourceType, read_types
 from airflow_lakestream.exceptions import LakestreamError, Terminal

@@ -15,10 +15,25 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from airflow_lakestream.core.bad_records import BadRecords
-from airflow_lakestream.core.published import PublicationMarker
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce
 from airflow_lakestream.core.source_types import SourceType
 from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+
+# The marker is part of the ledger: it is committed with the rows, and a rollback of main takes it back with them.
+@dataclass(frozen=True, slots=True)
+class PublicationMarker:
+    """The newest published snapshot of a branch.
+
+    :param sequence: the snapshot's sequence number. Numbers rise along a branch, so lower snapshots need no look, even
+        after their expiry.
+    :param ends: by partition, the offset up to which the engine had read by then.
+    """
+
+    snapshot_id: int
+    sequence: int
+    ends: Mapping[int, int] = field(default_factory=dict)
+
 
 # The noted landings that a ledger keeps until a run settles the notes of the reject table.
 MOST_NOTED = 64
@@ -243,6 +258,10 @@ class FunctionRows:
         return FunctionRows(other.function, self.rows + other.rows)
 
 
+# The run id of a replay of rejected records begins with it. A stored format: histories of tables are read by it.
+REPLAY = "replay "
+
+
 @dataclass(frozen=True, slots=True)
 class Landing:
     """Net change of a group's ledger by a snapshot.
@@ -286,6 +305,11 @@ class Landing:
         """Raise `core.ports.Conflict` if the landing must not be committed any more."""
         if self.precondition is not None:
             self.precondition()
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether the landing is a replay of rejected records, which shows nothing about the topic's newest records."""
+        return self.run_id.startswith(REPLAY)
 
     @property
     def held(self) -> Mapping[TopicIdentity, RangeSet]:

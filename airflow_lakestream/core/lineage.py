@@ -1,23 +1,16 @@
-"""Search for a group's ledger in the metadata of a table.
-
-The ledger is the sum of the landings among the true ancestors of main's head. The search walks from the head along the
-parents, and adds up the landings on the way. It ends at an anchor, a snapshot at which the ledger is known (the table
-property's base and journal, and the anchors noted when snapshots expired), or at a snapshot that is proven to be the
-first of all. Snapshot expiry breaks the chain (Java leaves the id of a missing parent, PyIceberg erases it). If the
-walk is stuck, older metadata files are loaded one by one: a snapshot's parent is true in the file in which it first
-appears, and each file brings the anchors of its time. Nothing is assumed: an undecided ledger is an error.
-
-Pure: the adapters turn a table's metadata into `TableFacts`.
-"""
+"""Search for a group's ledger in the metadata of a table, and ledgers kept at snapshots without a parent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from airflow_lakestream.core import codec
 from airflow_lakestream.core.codec import (
     JournalEntry,
     LedgerProperty,
+    UnreadableLedger,
     anchors_key,
     decode_anchors,
     decode_property,
@@ -26,8 +19,35 @@ from airflow_lakestream.core.codec import (
     property_key,
 )
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.restated import decode_restated
 from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+# A summary with the whole ledgers of groups, in place of the history before. Renaming, removing and rebuilding a ledger
+# write one: the change is part of the table's history, and is found without the table property. A table rolled back to
+# before such a snapshot has the old ledger again.
+SUMMARY_RESTATED = "lakestream.anew"
+
+
+def encode_restated(ledgers: Mapping[str, Ledger]) -> dict[str, str]:
+    """Return the summary keys to restate groups' ledgers at a snapshot."""
+    texts = {group: encode_property(LedgerProperty(None, ledger, ())) for group, ledger in ledgers.items()}
+    return {SUMMARY_RESTATED: json.dumps(texts, separators=(",", ":"), ensure_ascii=False)}
+
+
+def decode_restated(summary: Mapping[str, str], consumer_group: str, where: str) -> Ledger | None:
+    """Return a group's restated ledger from a snapshot's summary. Raises UnreadableLedger.
+
+    None if the snapshot restates no ledger, or only ledgers of other groups.
+
+    :param where: name of the snapshot, for the error.
+    """
+    if (text := summary.get(SUMMARY_RESTATED)) is None:
+        return None
+    try:
+        of_group = json.loads(text).get(consumer_group)
+    except (ValueError, AttributeError) as e:
+        raise UnreadableLedger(where, f"not restated ledgers in the form of this version ({e!r}).") from e
+    return None if of_group is None else decode_property(of_group, consumer_group).base
+
 
 JOURNAL_LENGTH = 16
 # Every metadata file repeats the property, so a ledger of many partitions gets a shorter journal.
@@ -328,3 +348,61 @@ class _SnapshotChain:
         while snapshot_id in self._parents:
             snapshot_id = self._parents[snapshot_id]
         return snapshot_id
+
+
+# After a rollback the ledger is found by walking from the new head to a snapshot at which it is known. Expiry cuts that
+# walk short. So the landing that expires snapshots notes the ledger at each snapshot that loses its parent: the table
+# can still be rolled back to every kept snapshot. A new group, by its first landing or a rename, notes
+# the snapshots that lost their parents before.
+# main needs one anchor; the rest are for older tags and branches. Each anchor is a whole ledger.
+MAX_ANCHORS = 32
+
+
+def anchors_after(
+    history: Callable[[], Iterable[TableFacts]], consumer_group: str, expiring: Collection[int]
+) -> dict[int, Ledger]:
+    """Return the group's anchors for the time after `expiring` have expired: known anchors, and new ones.
+
+    A remaining snapshot whose parent expires gets a new anchor, unless its ledger can't be decided. At most
+    MAX_ANCHORS are kept, the newest.
+
+    :param history: yields the table's metadata files from the newest on, at each call.
+    :param expiring: ids of the snapshots to expire. Their anchors are left out.
+    """
+    return _noted(history, consumer_group, lambda snapshot, _: snapshot.parent_id in expiring, expiring)
+
+
+def anchors_of_newcomer(history: Callable[[], Iterable[TableFacts]], consumer_group: str) -> dict[int, Ledger]:
+    """Return the anchors of a group new to the table, at each snapshot without a known parent.
+
+    Call this function while the table has no ledger of the group: the ledger is then known at each snapshot. At
+    most MAX_ANCHORS are returned, for the newest snapshots.
+
+    :param history: as for `anchors_after`.
+    """
+    return _noted(history, consumer_group, lambda snapshot, facts: snapshot.parent_id not in facts.snapshots)
+
+
+def _noted(
+    history: Callable[[], Iterable[TableFacts]],
+    consumer_group: str,
+    is_cut: Callable[[SnapshotFacts, TableFacts], bool],
+    expiring: Collection[int] = (),
+) -> dict[int, Ledger]:
+    # The newest metadata file.
+    facts = next(iter(history()))
+    text = facts.properties.get(codec.anchors_key(consumer_group))
+    known = {} if text is None else codec.decode_anchors(text, consumer_group)
+    remaining = [s for s in facts.snapshots.values() if s.snapshot_id not in expiring]
+    after: dict[int, Ledger] = {}
+    for snapshot in sorted(remaining, key=lambda s: s.sequence_number, reverse=True):
+        if len(after) == MAX_ANCHORS:
+            break
+        if snapshot.snapshot_id in known:
+            after[snapshot.snapshot_id] = known[snapshot.snapshot_id]
+        elif is_cut(snapshot, facts):
+            try:
+                after[snapshot.snapshot_id] = read(history(), consumer_group, at=snapshot.snapshot_id).ledger
+            except (UndecidedLedger, codec.UnreadableLedger):
+                continue
+    return after

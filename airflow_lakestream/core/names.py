@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from urllib.parse import unquote, urlsplit
 
+from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.exceptions import InvalidArgument
 
 # The default metadata columns of a row.
 DEFAULT_METADATA = ("topic", "partition", "offset", "timestamp")
 # All metadata columns.
-METADATA_NAMES = (*DEFAULT_METADATA, "key", "headers")
+METADATA_NAMES = (*DEFAULT_METADATA, *(part.name.lower() for part in RecordPart))
 
 # Suffixes of the tables next to a table: rejected records, deleted keys of a mirror, the ledger of a fan-out, and the
 # new snapshot of a mirror.
@@ -21,6 +23,11 @@ TRANSFORM, STREAM_TRANSFORM = FUNCTIONS = ("transform", "stream_transform")
 
 # Metadata columns of Iceberg's readers: Spark neither reads nor compacts a table with a column of such a name.
 ICEBERG_COLUMNS = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
+
+# Airflow's limit of a key in its state.
+_KEY_CHARACTERS = 512
+# Refused in column names by Delta, unless the table maps columns.
+REFUSED_CHARACTERS = " ,;{}()\n\t="
 
 # Schemes of file systems that can't hold a Delta table.
 _WITHOUT_DELTA = ("hdfs", "webhdfs", "viewfs")
@@ -123,6 +130,14 @@ def check_function(name: str, argument: str) -> str:
             argument, f"{name!r} is not of the form module:function.", 'Write such as "enrichment:with_categories".'
         )
     return name
+
+
+def state_key(name: str) -> str:
+    """Return the key of a name in Airflow's state; a longer name is cut, with a digest, so that keys stay different."""
+    if len(name) <= _KEY_CHARACTERS:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:32]
+    return f"{name[: _KEY_CHARACTERS - len(digest) - 1]}#{digest}"
 
 
 # The column that `unknown_fields="rescue"` fills: the fields without a column, as JSON text.

@@ -1,8 +1,10 @@
-"""Values of parameters, and parsers of seconds and bytes."""
+"""Values of parameters, formats of keys and values, and parsers of seconds and bytes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TypeVar
 
@@ -108,11 +110,25 @@ class StateStore(StrEnum):
 
 
 class Tombstones(StrEnum):
-    """Outcome of a record without a value: a row of nulls, only a count, or a bad record."""
+    """Outcome of a record without a value: a row of nulls, only a count, a bad record, or a deletion of its key's row.
+
+    `DELETE` is for a table by key only.
+    """
 
     KEEP = "keep"
     SKIP = "skip"
     REJECT = "reject"
+    DELETE = "delete"
+
+
+def landing_tombstones(argument: str, value: object) -> Tombstones:
+    """Return the outcome of tombstones in a landing of records. Raises InvalidArgument, also for `DELETE`."""
+    found = choose(Tombstones, argument, value)
+    if found is Tombstones.DELETE:
+        problem = "'delete' is for a table by key, whose rows a record can delete."
+        remedy = 'Use KafkaMirrorOperator with envelope=None, in a pipeline mode: upsert; or "keep", "skip", "reject".'
+        raise InvalidArgument(argument, problem, remedy)
+    return found
 
 
 class MissingPolicy(StrEnum):
@@ -141,6 +157,17 @@ OF_INPUT = re.compile(r"\{\{-?\s*input\s*-?\}\}")
 def is_template(text: str) -> bool:
     """Return whether Airflow renders a text before the run."""
     return any(mark in text for mark in ("{{", "{%", "{#"))
+
+
+def is_literal(value: object) -> bool:
+    """Return whether a value is final: without a template, and not another task's result."""
+    if isinstance(value, str):
+        return not is_template(value)
+    if isinstance(value, Mapping):
+        return all(is_literal(one) for item in value.items() for one in item)
+    if isinstance(value, list | tuple):
+        return all(map(is_literal, value))
+    return isinstance(value, int | float | datetime | timedelta)
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -185,3 +212,70 @@ def size_in_bytes(argument: str, value: object) -> int:
     if isinstance(value, bool) or match is None or match[2] not in _BYTES or int(match[1]) == 0:
         raise InvalidArgument(argument, f"{value!r} is not a positive size.", 'Write 268435456 or "256MiB".')
     return int(match[1]) * _BYTES[match[2]]
+
+
+class ValueFormat(StrEnum):
+    """Format of a record's value."""
+
+    JSON = "json"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
+    JSON_SCHEMA = "json_schema"
+    CSV = "csv"
+    RAW = "raw"
+
+
+class KeyFormat(StrEnum):
+    """Format of a record's key; `RAW` is bytes, `STRING` is text in UTF-8."""
+
+    STRING = "string"
+    RAW = "raw"
+    JSON = "json"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
+    JSON_SCHEMA = "json_schema"
+
+
+class ValueEnvelope(StrEnum):
+    """The wrapping around the row in a value.
+
+    `CONNECT` is the {"schema": ..., "payload": ...} of Kafka Connect's JSON converter. `DEBEZIUM` is a change event
+    with the row before and after it, with or without Connect's wrapping.
+    """
+
+    CONNECT = "connect"
+    DEBEZIUM = "debezium"
+
+
+def check_delimiter(text: str) -> None:
+    """Raise InvalidArgument unless the text is an ASCII character fit to separate fields."""
+    if not re.fullmatch(r"[\t -~]", text) or text == '"':
+        raise InvalidArgument("csv_delimiter", f"{text!r} is not one character of ASCII.", 'Write ";", "|" or a tab.')
+
+
+# Debezium's default placeholder for a value that the database did not send.
+UNAVAILABLE = "__debezium_unavailable_value"
+
+
+class UnavailableValues(StrEnum):
+    """Treatment of a value left out of an event, by an extract: a bad record, or NULL with a note."""
+
+    REJECT = "reject"
+    NULL = "null"
+
+
+def octets_of(placeholder: str) -> bytes:
+    """Return the octets of a connector's `unavailable.value.placeholder`, a text or `hex:` with digits.
+
+    Raises InvalidArgument for wrong digits, and for an empty placeholder.
+    """
+    try:
+        placeholder_bytes = bytes.fromhex(placeholder[4:]) if placeholder.startswith("hex:") else placeholder.encode()
+    except ValueError:
+        placeholder_bytes = b""
+    if not placeholder_bytes:
+        problem = f"{placeholder!r} is neither a text nor hex: with hexadecimal digits."
+        raise InvalidArgument(
+            "unavailable_placeholder", problem, "Write the connector's unavailable.value.placeholder."
+        )
+    return placeholder_bytes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from operator import itemgetter
 from typing import Any
 
 from airflow_lakestream.core.bad_records import BadRecords
@@ -17,6 +19,23 @@ Headers = Any
 Rows = Any
 
 
+class RecordPart(StrEnum):
+    """A part of a record, read on demand: the metadata column has its name, the field of `RawBatch` its value."""
+
+    KEY = "keys"
+    HEADERS = "headers"
+    TIMESTAMP_TYPE = "timestamp_types"
+
+    @classmethod
+    def of(cls, names: Collection[str]) -> frozenset[RecordPart]:
+        """Return the parts that metadata columns of these names need."""
+        return frozenset(part for part in cls if part.name.lower() in names)
+
+
+# By the number of a type in librdkafka: of a record without a timestamp, of the producer's time, and of the broker's.
+TIMESTAMP_TYPES = (None, "create_time", "log_append_time")
+
+
 @dataclass(frozen=True, slots=True)
 class RawBatch:
     """Consecutive records of a partition, in offset order; parallel sequences of equal length.
@@ -24,7 +43,8 @@ class RawBatch:
     `offsets` is strictly increasing and may have holes (markers, compaction); a `range` if it has none.
     `timestamps` are milliseconds since the epoch, -1 for a record without one. `values` and `keys` are binary Arrow
     arrays, null if the record's is null; `headers` is an Arrow array of `list<struct<key: string, value: binary>>`,
-    null for a record without headers. `keys` and `headers` are None if nobody asked for them.
+    null for a record without headers; `timestamp_types` is one of TIMESTAMP_TYPES. A field of a `RecordPart` is None if
+    nobody asked for the part.
     """
 
     topic: str
@@ -34,9 +54,22 @@ class RawBatch:
     values: Values
     keys: Values | None = None
     headers: Headers | None = None
+    timestamp_types: Values | None = None
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def cut(self, places: slice) -> RawBatch:
+        """Return the records at these places."""
+        return self.selected(itemgetter(places), itemgetter(places))
+
+    def selected(
+        self, numbers: Callable[[Sequence[int]], Sequence[int]], column: Callable[[Values], Values]
+    ) -> RawBatch:
+        """Return some of the records, as two functions select them from a sequence of numbers, and from an array."""
+        parts = {part: column(found) for part in RecordPart if (found := getattr(self, part)) is not None}
+        offsets, timestamps = numbers(self.offsets), numbers(self.timestamps)
+        return replace(self, offsets=offsets, timestamps=timestamps, values=column(self.values), **parts)
 
 
 @dataclass(frozen=True, slots=True)

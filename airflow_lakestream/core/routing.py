@@ -7,11 +7,13 @@ names its table. `{field:topic}` is a payload field whose name is taken by anoth
 from __future__ import annotations
 
 import difflib
+import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from airflow_lakestream.core.names import BESIDE, HOME, check_table_name, check_topic
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
@@ -266,3 +268,43 @@ def check_name_by_topic(table: str, topic: str) -> None:
     """
     if table.endswith(BESIDE):
         raise InvalidArgument("table", f"the topic {topic!r} makes the name {table}, and {_KEPT}.", "Narrow the regex.")
+
+
+# Table property, set with each landing, as JSON: the key's columns, and whether deleted rows stay; for plain records
+# also the columns that order them.
+MIRROR = "lakestream.mirror"
+
+
+class IsMirror(LakestreamError, Terminal):
+    """A mirror table was used as a table of records."""
+
+    def __init__(self, table: str, what: str, *, of_records: bool = False) -> None:
+        self.table = table
+        if of_records:
+            super().__init__(
+                f"{table} is a table by key: one row is the result of many records, so it can't be {what}. To keep "
+                "each record, land the topic in a table of its own, with KafkaExtractOperator."
+            )
+            return
+        super().__init__(
+            f"{table} is a mirror of a database's table: one row is the result of many change events, so it can't "
+            f"be {what}. Compare it with its source row by row instead. To keep each record, land the events in "
+            'a table of their own (envelope="debezium").'
+        )
+
+
+def refuse_mirror(table: str, properties: Mapping[str, str], what: str) -> None:
+    """Raise IsMirror for a mirror table."""
+    if MIRROR in properties:
+        raise IsMirror(table, what, of_records=is_of_records(json.loads(properties[MIRROR])))
+
+
+def is_of_records(note: Mapping[str, Any]) -> bool:
+    """Return whether a mirror is one of plain records, not of a database's table, by the mirror's note."""
+    return note.get("sequence_by") is not None
+
+
+def check_mirror_name(table: TableTemplate) -> None:
+    """Refuse a table chosen by records. Raises InvalidArgument."""
+    if table.by_record:
+        raise InvalidArgument("table", f"{table.text!r}: each topic has one mirror.", 'Write "lake.{topic}".')

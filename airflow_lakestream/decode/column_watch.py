@@ -10,9 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.core.column_use import KEY, MOST_FIELDS, VALUE, ColumnUse, UnmappedFields
-from airflow_lakestream.core.formats import ValueFormat
 from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import UnknownFields
+from airflow_lakestream.core.policies import UnknownFields, ValueFormat
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.field_names import FieldNames, Fields, inside
 from airflow_lakestream.decode.formats import PayloadFormats
@@ -53,7 +52,7 @@ class ColumnWatch:
         :param places: positions of the rows' records in the batch.
         """
         own = frozenset(self._payload.own_columns(rows.column_names)) if self._payload.gets_columns else self._own
-        if own and self._payload.is_event and "_op" in rows.column_names and t.is_string(rows["_op"].type):
+        if own and self._payload.has_operations and "_op" in rows.column_names and t.is_string(rows["_op"].type):
             # A deleted row may have only its key.
             there = pc.fill_null(pc.invert(pc.is_in(rows["_op"], _NO_ROW)), True)
             rows, places = rows.filter(there), places[there.to_numpy()]

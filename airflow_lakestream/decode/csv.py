@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.types as t
 
-from airflow_lakestream.core.formats import check_delimiter as check_delimiter
 from airflow_lakestream.core.policies import TimestampsFiner, UnknownFields
+from airflow_lakestream.core.policies import check_delimiter as check_delimiter
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.bulk import NotInBulk
 from airflow_lakestream.decode.json.document import Json, parse_document
@@ -30,7 +30,7 @@ from airflow_lakestream.decode.lanes.framed import chunks
 from airflow_lakestream.decode.lanes.lanes import Mask
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, SchemaDecoder, good_mask, quoted
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.row_buffer import no_rows
 
 _QUOTED = '"(?:[^"]|"")*"'
 _MOST_REPAIRS = 3
@@ -175,7 +175,7 @@ class CsvDecoder(SchemaDecoder):
         if t.is_string(kind) or t.is_large_string(kind):
             return texts.cast(kind)
         there = np.flatnonzero(mask_of(texts.is_valid()))
-        at_once, odd = _at_once(texts.take(pa.array(there)), kind, self._finer)
+        at_once, odd = _convert_in_bulk(texts.take(pa.array(there)), kind, self._finer)
         if not odd.any() and len(there) == len(texts):
             return at_once
         rest = self._one_by_one(field, texts, there[odd].tolist(), reasons)
@@ -218,12 +218,12 @@ def _is_text(kind: pa.DataType) -> bool:
     return not (t.is_boolean(kind) or t.is_integer(kind) or t.is_floating(kind) or t.is_nested(kind))
 
 
-def _at_once(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> tuple[pa.Array, Mask]:
-    """Return a column of these texts, and a mask of the texts without a value of the column's type.
+def _convert_in_bulk(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> tuple[pa.Array, Mask]:
+    """Return a column of these texts, converted in bulk, and a mask of the texts still to convert one by one.
+
+    The mask has all texts without a value of the column's type, and may have good texts; the column is null there.
 
     :param texts: without null.
-
-    The mask may have good texts, too: they are converted one by one.
     """
     odd = mask_of(pc.or_(pc.equal(texts, ""), pc.equal(texts, "null")))
     convert = partial(from_texts, finer=finer) if _is_text(kind) else from_literals

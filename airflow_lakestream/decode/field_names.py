@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
+from airflow_lakestream.core.policies import ValueEnvelope, ValueFormat
 from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.connect.debezium import IMAGES
 from airflow_lakestream.decode.formats import PayloadFormats

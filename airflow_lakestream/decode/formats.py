@@ -8,14 +8,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.core.formats import KeyFormat, UnavailableValues, ValueEnvelope, ValueFormat, octets_of
 from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import UnknownFields, choose
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.policies import (
+    KeyFormat,
+    UnavailableValues,
+    UnknownFields,
+    ValueEnvelope,
+    ValueFormat,
+    choose,
+    octets_of,
+)
+from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, EventNaming, flattened
 from airflow_lakestream.decode.connect.leaving_out import NOTE, UnavailablePolicy
 from airflow_lakestream.decode.connect.unavailable import ValuePlaceholder
@@ -137,9 +145,10 @@ class PayloadFormats(PayloadSettings):
         return tuple(f"{name}={value}" for name, value in (given | renamed | times).items())
 
     @property
-    def needs_keys(self) -> bool:
-        """Whether records have to be read with keys."""
-        return self.key_format is not None or "key" in self.row.fixed_columns.names
+    def parts(self) -> frozenset[RecordPart]:
+        """The parts of records that decoding reads; schemas of the registry may be named in headers."""
+        has_key = self.key_format is not None or "key" in self.row.fixed_columns.names
+        return frozenset(compress((RecordPart.KEY, RecordPart.HEADERS), (has_key, self.named_sides)))
 
     def remedy(self, reason: str) -> str:
         """Return advice for a run ended by a bad record; `reason` is for subclasses."""
@@ -152,6 +161,11 @@ class PayloadFormats(PayloadSettings):
     def gets_columns(self) -> bool:
         """Whether each field of the row gets a column, even with "ignore"; true for a mirror."""
         return False
+
+    @property
+    def has_operations(self) -> bool:
+        """Whether rows have the operation of an event in the column `_op`: a deleted row may have only its key."""
+        return self.is_event
 
     def own_columns(self, names: Sequence[str]) -> list[str]:
         """Return the names of columns for fields of the row, without the columns for parts of a change event."""

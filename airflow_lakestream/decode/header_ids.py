@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import pyarrow.compute as pc
 
-from airflow_lakestream.core.formats import ValueFormat
+from airflow_lakestream.core.policies import ValueFormat
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import last_header
 from airflow_lakestream.decode.values.outcome import BadRow, all_but, pick

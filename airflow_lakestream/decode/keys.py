@@ -20,7 +20,7 @@ from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, good_mask
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.no_rows import one_array
+from airflow_lakestream.tables.row_buffer import one_array
 
 KEY_COLUMN = "_key"
 

@@ -13,16 +13,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.core.formats import (
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import (
     UNAVAILABLE,
     KeyFormat,
+    OutOfRange,
+    TimestampsFiner,
     UnavailableValues,
+    UnknownFields,
     ValueEnvelope,
     ValueFormat,
     check_delimiter,
+    choose,
 )
-from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner, UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import raw
 from airflow_lakestream.decode.avro import schema as avro_schema
@@ -69,9 +72,9 @@ class SchemaText:
 class PayloadSettings:
     """Settings of keys and values by the user; `decode.formats.PayloadFormats` checks the combination.
 
-    :param format: of the values, see `core.formats.ValueFormat`.
-    :param key_format: of the keys, see `core.formats.KeyFormat`; None leaves keys undecoded.
-    :param envelope: the envelope of the row in a value, see `core.formats.ValueEnvelope`.
+    :param format: of the values, see `core.policies.ValueFormat`.
+    :param key_format: of the keys, see `core.policies.KeyFormat`; None leaves keys undecoded.
+    :param envelope: the envelope of the row in a value, see `core.policies.ValueEnvelope`.
     :param registry: the registry of schemas, for the formats that need one.
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
     :param refused_characters: characters that the table allows in no name of a column.
@@ -83,7 +86,7 @@ class PayloadSettings:
     :param given: the user's columns for values, in their order; empty if the table defines the columns.
     :param csv_delimiter: the text between the fields of CSV.
     :param unavailable_placeholder: the `unavailable.value.placeholder` of Debezium's connector.
-    :param unavailable_values: policy for events that leave a value out, see `core.formats.UnavailableValues`.
+    :param unavailable_values: policy for events that leave a value out, see `core.policies.UnavailableValues`.
     :param decided: for one of several workers: whether all columns for unknown fields exist. None: this
         process decides on them by itself.
     """

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.names import METADATA_NAMES as METADATA_NAMES
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.values.outcome import BadRow
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.tables.schema.value_ranges import MAX_MILLIS, MIN_MILLIS
@@ -41,7 +42,7 @@ def metadata_schema(names: Iterable[str], payload: pa.Schema | None = None) -> p
 def metadata_columns(batch: RawBatch, names: Iterable[str]) -> list[pa.Array]:
     """Return an array for each name, with an entry for each record; no timestamp may be out of range.
 
-    A record without a timestamp has null. Raises InvalidArgument if keys or headers were not read.
+    A record without a timestamp has null. Raises InvalidArgument if a part of the records was not read.
     """
     names = list(names)
     metadata_schema(names)
@@ -85,16 +86,10 @@ def _timestamp(batch: RawBatch) -> pa.Array:
     return pc.multiply_checked(millis, 1000).cast(pa.timestamp("us", "UTC"))
 
 
-def _key(batch: RawBatch) -> pa.Array:
-    if batch.keys is None:
-        raise InvalidArgument("metadata_columns", "the records were read without their keys.")
-    return batch.keys
-
-
-def _headers(batch: RawBatch) -> pa.Array:
-    if batch.headers is None:
-        raise InvalidArgument("metadata_columns", "the records were read without their headers.")
-    return batch.headers
+def _read(part: RecordPart, batch: RawBatch) -> pa.Array:
+    if (column := getattr(batch, part)) is None:
+        raise InvalidArgument("metadata_columns", f"the records were read without their {part}.")
+    return column
 
 
 def last_header(headers: pa.Array, name: str) -> pa.Array:
@@ -115,6 +110,9 @@ _COLUMNS: dict[str, tuple[pa.Field, Callable[[RawBatch], pa.Array]]] = {
     "partition": (pa.field("_kafka_partition", pa.int32()), _partition),
     "offset": (pa.field("_kafka_offset", pa.int64()), _offset),
     "timestamp": (pa.field("_kafka_timestamp", pa.timestamp("us", "UTC")), _timestamp),
-    "key": (pa.field("_kafka_key", pa.binary()), _key),
-    "headers": (pa.field("_kafka_headers", HEADERS), _headers),
+    "key": (pa.field("_kafka_key", pa.binary()), partial(_read, RecordPart.KEY)),
+    "headers": (pa.field("_kafka_headers", HEADERS), partial(_read, RecordPart.HEADERS)),
+    "timestamp_type": (pa.field("_kafka_timestamp_type", pa.string()), partial(_read, RecordPart.TIMESTAMP_TYPE)),
 }
+# The metadata column of each part.
+PART_FIELDS = {part: _COLUMNS[part.name.lower()][0] for part in RecordPart}

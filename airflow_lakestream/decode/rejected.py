@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.metadata import NO_TIMESTAMP, bad_timestamps, metadata_columns, metadata_schema
 from airflow_lakestream.decode.values.outcome import BadRow, pick
 
 _RECORD = ("topic", "partition", "offset", "timestamp", "key", "headers")
+REJECTED_PARTS = RecordPart.of(_RECORD)
 # The columns of a reject table: the record, and the reason of the rejection.
 RECORD_SCHEMA = pa.schema(
     [

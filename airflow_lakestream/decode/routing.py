@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.core.routing import (
     ROUTE_COLUMNS,
     SEPARATOR,
@@ -24,6 +24,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 # From routes and the rows' columns to the reasons against some of the routes.
 Refusals = Callable[[Sequence[str], pa.Schema], Mapping[str, str]]
+_PARTS = {PlaceholderOrigin.KEY: RecordPart.KEY, PlaceholderOrigin.HEADER: RecordPart.HEADERS}
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,9 @@ class RecordRouter:
     refusals: Refusals
 
     @property
-    def needs_keys(self) -> bool:
-        """Whether records have to be read with keys."""
-        return any(p.origin is PlaceholderOrigin.KEY for p in self.template.by_record)
-
-    @property
-    def needs_headers(self) -> bool:
-        """Whether records have to be read with headers."""
-        return any(p.origin is PlaceholderOrigin.HEADER for p in self.template.by_record)
+    def parts(self) -> frozenset[RecordPart]:
+        """The parts of records by which rows are routed."""
+        return frozenset(_PARTS[p.origin] for p in self.template.by_record if p.origin in _PARTS)
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse a payload without the fields for routing, or of types unfit for tables. Raises InvalidArgument."""

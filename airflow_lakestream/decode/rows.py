@@ -16,17 +16,17 @@ import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import ColumnUse
-from airflow_lakestream.core.formats import ValueEnvelope
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.policies import OnError, Tombstones
+from airflow_lakestream.core.policies import OnError, Tombstones, ValueEnvelope
 from airflow_lakestream.core.ports import RecordDecoder, Trial
-from airflow_lakestream.core.records import DecodedBatch, RawBatch
+from airflow_lakestream.core.records import DecodedBatch, RawBatch, RecordPart
 from airflow_lakestream.decode.column_watch import ColumnWatch, filled_columns
 from airflow_lakestream.decode.connect.debezium_own import own_record
 from airflow_lakestream.decode.formats import PayloadFormats
+from airflow_lakestream.decode.guessed_columns import log_guessed_columns
 from airflow_lakestream.decode.header_ids import bad_rows
-from airflow_lakestream.decode.metadata import HEADERS, bad_timestamps, metadata_columns, metadata_schema
-from airflow_lakestream.decode.rejected import StageFailure, rejected_rows
+from airflow_lakestream.decode.metadata import PART_FIELDS, bad_timestamps, metadata_columns, metadata_schema
+from airflow_lakestream.decode.rejected import REJECTED_PARTS, StageFailure, rejected_rows
 from airflow_lakestream.decode.routing import RecordRouter, route_columns
 from airflow_lakestream.decode.source_types import SourceTypes
 from airflow_lakestream.decode.suspects import CauseFinder
@@ -79,12 +79,8 @@ class RowStatement(Protocol):
         """Input columns, metadata columns included, or None for raw records."""
 
     @property
-    def needs_keys(self) -> bool:
-        """Whether the statement reads the keys of raw records."""
-
-    @property
-    def needs_headers(self) -> bool:
-        """Whether the statement reads the headers of raw records."""
+    def parts(self) -> frozenset[RecordPart]:
+        """The parts of raw records that the statement reads."""
 
     def apply(self, batch: RawBatch | pa.Table) -> StatementResult:
         """Return the result for each record."""
@@ -130,6 +126,9 @@ class SqlStep:
 
 log = logging.getLogger(__name__)
 
+# Otherwise the payload makes rows of tombstones.
+_WITHOUT_ROW = (Tombstones.SKIP, Tombstones.REJECT)
+
 
 @dataclass(frozen=True)
 class RowDecoderFactory:
@@ -158,6 +157,7 @@ class RowDecoderFactory:
             if first is None or not self.payload.defines_columns(first):
                 return None
             schema = self.payload.columns(first)
+            log_guessed_columns(self.payload, first, schema)
         # A clash of names is found before the first row: the metadata columns are built for this payload.
         metadata_schema(self.metadata, schema)
         if self.router is not None:
@@ -197,21 +197,12 @@ class RowDecoderFactory:
         return decoder, decoder.decode(_no_records(topic)).rows
 
     @property
-    def needs_keys(self) -> bool:
-        """Whether records have to be read with keys; rejected records keep their keys."""
-        readers = [part.needs_keys for part in (self.router, self.sql) if part is not None]
-        return self._keeps_whole or "key" in self.metadata or self.payload.needs_keys or any(readers)
-
-    @property
-    def needs_headers(self) -> bool:
-        """Whether records have to be read with headers; rejected records keep their headers."""
-        readers = [part.needs_headers for part in (self.router, self.sql) if part is not None]
-        return self._keeps_whole or "headers" in self.metadata or bool(self.payload.named_sides) or any(readers)
-
-    @property
-    def _keeps_whole(self) -> bool:
+    def parts(self) -> frozenset[RecordPart]:
+        """The parts of records that must be read."""
+        readers = [one.parts for one in (self.payload, self.router, self.sql) if one is not None]
         # A rejected record is kept whole, to be tried again when the topic has long lost it.
-        return self.on_error is OnError.REJECT
+        kept = REJECTED_PARTS if self.on_error is OnError.REJECT else frozenset[RecordPart]()
+        return RecordPart.of(self.metadata).union(kept, *readers)
 
     def _with_sql(self, sql: RowStatement, table: pa.Schema) -> tuple[Any, SqlStep]:
         """Return the decoder of the statement's input, or None for raw records, and the statement's step."""
@@ -251,7 +242,7 @@ class RowDecoder:
         Raises BadRecord if there is a bad record and the policy is to fail.
         """
         sieve = _BatchState(batch)
-        self._look_at_records(sieve)
+        self._take_out_unfit_records(sieve)
         # The metadata columns are made first, and lose the same records as the rows in each step.
         names, use = metadata_schema(self.metadata), ColumnUse()
         metadata = pa.Table.from_arrays(metadata_columns(sieve.records, self.metadata), schema=names)
@@ -311,10 +302,10 @@ class RowDecoder:
             rows = rows.append_column(name, column)
         return rows
 
-    def _look_at_records(self, sieve: _BatchState) -> None:
+    def _take_out_unfit_records(self, sieve: _BatchState) -> None:
         # Takes out tombstones by the policy, records with a timestamp out of range, and records with a bare key or
-        # value.
-        if self.tombstones is not Tombstones.KEEP and sieve.records.values.null_count:
+        # value: one whose schema is named in a header only, see `header_ids`.
+        if self.tombstones in _WITHOUT_ROW and sieve.records.values.null_count:
             nulls = np.flatnonzero(sieve.records.values.is_null().to_numpy(zero_copy_only=False)).tolist()
             if self.tombstones is Tombstones.REJECT:
                 sieve.leave_out([BadRow(index, "the value is null (a tombstone)") for index in nulls], "record")
@@ -358,8 +349,8 @@ class RowDecoder:
 
 
 def _no_records(topic: str) -> RawBatch:
-    nothing = pa.array([], pa.binary())
-    return RawBatch(topic, 0, range(0), array("q"), nothing, nothing, pa.array([], HEADERS))
+    parts = {part: pa.nulls(0, field.type) for part, field in PART_FIELDS.items()}
+    return RawBatch(topic, 0, range(0), array("q"), pa.array([], pa.binary()), **parts)
 
 
 class _BatchState:

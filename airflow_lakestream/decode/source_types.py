@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
+from airflow_lakestream.core.policies import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.core.source_types import EventColumnType
 from airflow_lakestream.decode.avro import source as avro_source

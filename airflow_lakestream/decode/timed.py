@@ -5,8 +5,9 @@ Decoders return columns of numbers, or of times without a zone; the table's colu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TypeAlias
 
@@ -90,6 +91,18 @@ class TimeColumns:
             return self._struct(array, path)
         return self._list(array, path)
 
+    def plain_reason(self, reason: str) -> str:
+        """Return the reason of a decoder for a text in place of a number, with the meaning of the column.
+
+        Decoders know the column only as one of decimal numbers, which the user did not write.
+        """
+        for path, source in self.sources:
+            steps = "".join(r"\[\d+\]" if step == ELEMENT else rf"\.{re.escape(step)}" for step in path)
+            match = re.fullmatch(rf"({steps[2:]}: .*) is not a decimal number", reason, re.DOTALL)
+            if match and source.unit:
+                return f"{match[1]} is a text that is no number; the column is given as {source.unit.words}"
+        return reason
+
     def _struct(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
         made = [self.made(one, (*path, array.type.field(i).name)) for i, one in enumerate(array.flatten())]
         fields = [array.type.field(i).with_type(one.type) for i, (one, _) in enumerate(made)]
@@ -120,6 +133,8 @@ class TimedDecoder:
     def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         decoded = self.decoder.decode(batch)
+        bad_before = [replace(row, reason=self.times.plain_reason(row.reason)) for row in decoded.bad]
+        decoded = replace(decoded, bad=bad_before)
         rows, reasons, columns = decoded.rows, dict[int, str](), []
         for name, column in zip(rows.column_names, rows.columns, strict=True):
             made, bad = self.times.made(_one_chunk(column), (name,))

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.core.formats import ValueEnvelope
+from airflow_lakestream.core.policies import ValueEnvelope
 from airflow_lakestream.decode.connect.decoder import unwrapped
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.lanes.confluent import HEADER
@@ -18,6 +18,8 @@ from airflow_lakestream.decode.registered import SINGLE_OBJECT, SchemaFinder
 
 # Number of bytes that name the schema in Avro's single-object encoding.
 _SINGLE = 10
+# Most bytes of the path of a Protobuf message.
+_LONGEST_PATH = 64
 
 # A schema's text in the record; or the first bytes of a value, which name a schema: see `SchemaFinder.by_head`.
 Writer: TypeAlias = str | bytes
@@ -40,6 +42,8 @@ def writers(
                 yield part.schema, part.places
         return
     heads = pc.binary_slice(values, 0, HEADER)
+    if FORMATS[format_name].messages is not None:
+        heads = _with_messages(values)
     if finder.writer_schemas:
         single = pc.starts_with(values, SINGLE_OBJECT)
         heads = pc.if_else(single, pc.binary_slice(values, 0, _SINGLE), heads)
@@ -50,3 +54,25 @@ def writers(
     # The most frequent first: a registry answers only a limited number of requests for unknown ids.
     for number in np.argsort(-counts[1:], kind="stable").tolist():
         yield found.dictionary[number].as_py(), places[number]
+
+
+def _with_messages(values: pa.Array) -> pa.Array:
+    """Return the first bytes of Protobuf values: the schema's id, and the path of the message in the schema."""
+    length = HEADER + 1
+    heads = pc.binary_slice(values, 0, length)
+    while length < HEADER + _LONGEST_PATH:
+        found = heads.dictionary_encode()
+        is_cut = [len(one) == length and not _has_whole_path(one) for one in found.dictionary.to_pylist()]
+        if not any(is_cut):
+            break
+        length += 1
+        longer = pa.array([*is_cut, False], pa.bool_()).take(pc.fill_null(found.indices, len(is_cut)))
+        heads = pc.if_else(longer, pc.binary_slice(values, 0, length), heads)
+    return heads
+
+
+def _has_whole_path(head: bytes) -> bool:
+    """Return whether a value's first bytes contain all numbers of the message's path."""
+    numbers = [byte for byte in head[HEADER:] if byte < 0x80]
+    # The first number is the count of the others, doubled by its zigzag form; longer counts are no path.
+    return bool(numbers) and (head[HEADER] >= 0x80 or len(numbers) > numbers[0] >> 1)

@@ -2,25 +2,161 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+import obstore
+import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore
 
-from airflow_lakestream.delta.commit.damage import LOG, DamagedLog, check_log, find_damage
 from airflow_lakestream.delta.commit.protocol import unreadable
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.stores.object_store import open_store
-from airflow_lakestream.stores.places import PlaceNotWritable, check_folder
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.stores.object_store import PlaceNotWritable, check_folder, open_store
 from airflow_lakestream.tables.row_buffer import is_of_rows
+
+LOG = "_delta_log"
+_LAST = f"{LOG}/_last_checkpoint"
+_FILE = re.compile(r"(\d{20})\.(?:json|checkpoint\.(?:[\w.-]+\.)?(?:parquet|json))")
+_BACKUP = "Put it back from a backup, or from the store's own older versions of the file."
+_ELSEWHERE = "Without one, land in another table."
+
+
+class DamagedLog(LakestreamError, Terminal):
+    """Missing or incomplete file of a table's log."""
+
+    def __init__(self, table: str, file: str, problem: str, remedy: str) -> None:
+        self.table, self.file = table, file
+        super().__init__(f"{table}: {file} {problem}. Nothing was read or written. {remedy}")
+
+
+@dataclass(frozen=True)
+class _LogFiles:
+    """Sizes of a log's files: of versions, and of the parts of checkpoints by version."""
+
+    commits: Mapping[int, int]
+    checkpoints: Mapping[int, Mapping[str, int]]
+
+    @property
+    def newest(self) -> int:
+        """The newest version."""
+        return max([*self.commits, *self.checkpoints], default=-1)
+
+    def is_whole_from(self, base: int) -> bool:
+        """Return whether every version after `base` exists."""
+        return self.newest >= 0 and all(version in self.commits for version in range(base + 1, self.newest + 1))
+
+
+def check_log(store: Any, table: str) -> None:
+    """Refuse a log with an empty version: readers would skip all files of the version. Raises DamagedLog.
+
+    Only versions after the last checkpoint count, since readers begin there.
+
+    :param store: its root is the table's folder.
+    """
+    base = _last_checkpoint(store)
+    log = _listed(store, f"{LOG}/{max(0, base):020}")
+    for version, size in sorted(log.commits.items()):
+        if not size and version > base:
+            raise DamagedLog(table, _commit(version), "is empty", _of_commit(version))
+
+
+def find_damage(store: Any, table: str, error: str = "") -> DamagedLog | None:
+    """Return the damage of an unreadable log, or None if no damage is found.
+
+    :param error: the error of delta-rs.
+    """
+    log, base = _listed(store), _last_checkpoint(store)
+    if base >= 0 and base not in log.checkpoints:
+        return DamagedLog(table, _LAST, f"names a checkpoint of version {base}, which is missing", _hint(log, base))
+    base = max(log.checkpoints, default=-1)
+    for file in log.checkpoints.get(base, ()):
+        if not _is_whole(store, file):
+            return DamagedLog(table, file, "is not a whole checkpoint: it was cut, or damaged", _hint(log, base))
+    for version in range(base + 1, log.newest + 1):
+        if version not in log.commits:
+            return DamagedLog(table, _commit(version), "is missing", _of_commit(version))
+        if not _is_whole(store, _commit(version)):
+            return DamagedLog(table, _commit(version), "was cut, or damaged", _of_commit(version))
+    if any(text in error for text in ("No table metadata", "No protocol")):
+        problem = "has no version with the table's columns, or none with its protocol"
+        return DamagedLog(table, LOG, problem, f"{_BACKUP} {_ELSEWHERE}")
+    return None
+
+
+def _hint(log: _LogFiles, base: int) -> str:
+    # The checkpoint can go if all versions after an older one, or from the first version on, are there.
+    older = [other for other in log.checkpoints if other < base]
+    if any(log.is_whole_from(other) for other in (*older, -1)):
+        return (
+            f"Delete {_LAST}, and what is there of the checkpoint of version {base}: the log has all versions without "
+            "it, and the next checkpoint is written in time."
+        )
+    return f"{_BACKUP} The versions that it replaces are no longer there. {_ELSEWHERE}"
+
+
+def _of_commit(version: int) -> str:
+    if version == 0:
+        return f"{_BACKUP} {_ELSEWHERE}"
+    return (
+        f"{_BACKUP} Without one, delete it and all versions after it from {LOG}: the table is then as it was at "
+        f"version {version - 1}, its ledger too, and the next run lands again what went. What others wrote is lost."
+    )
+
+
+def _last_checkpoint(store: Any) -> int:
+    """Return the version of the last checkpoint, the readers' start, or -1 if no checkpoint is named."""
+    try:
+        return int(json.loads(bytes(obstore.get(store, _LAST).bytes()))["version"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return -1
+
+
+def _listed(store: Any, after: str | None = None) -> _LogFiles:
+    commits: dict[int, int] = {}
+    checkpoints: dict[int, dict[str, int]] = {}
+    for path, size in _files(store, after):
+        if found := _FILE.fullmatch(path.rsplit("/", 1)[-1]):
+            version = int(found[1])
+            if ".checkpoint." in path:
+                checkpoints.setdefault(version, {})[path] = size
+            else:
+                commits[version] = size
+    return _LogFiles(commits, checkpoints)
+
+
+def _files(store: Any, after: str | None) -> Iterator[tuple[str, int]]:
+    parts: Iterator[Sequence[Any]] = obstore.list(store, prefix=LOG, offset=after)
+    for part in parts:
+        yield from ((one["path"], one["size"]) for one in part if one["path"].count("/") == 1)
+
+
+def _is_whole(store: Any, file: str) -> bool:
+    data = bytes(obstore.get(store, file).bytes())
+    try:
+        if file.endswith(".parquet"):
+            pq.read_table(io.BytesIO(data))
+            return True
+        # splitlines() would be wrong: text in JSON may contain characters that Unicode takes for the end of a line.
+        # And as UTF-8: `json` would guess the encoding.
+        actions = [json.loads(line.decode()) for line in data.split(b"\n") if line.strip()]
+    except (ValueError, OSError, pa.ArrowException, RecursionError):
+        return False
+    return bool(actions) and all(isinstance(action, dict) for action in actions)
+
+
+def _commit(version: int) -> str:
+    return f"{LOG}/{version:020}.json"
 
 
 def location(table: str) -> str:

@@ -11,23 +11,23 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_lakestream.driver.backend import DriverBackend, DriverHandle
-from airflow_lakestream.driver.detached import kill_process
+from airflow_lakestream.driver.detached import kill_process, stop_driver
 from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease import OtherInputs, check_inputs, is_stop_requested, read_lease
 from airflow_lakestream.driver.lease_record import TTL_SECONDS, LeaseRecord, LeaseState, fingerprint_of
 from airflow_lakestream.driver.progress import DriverProgress, read_progress
-from airflow_lakestream.driver.stopping import stop_driver
 from airflow_lakestream.driver.supervisor import (
     ENDED,
     BackendState,
+    DriverLook,
     DriverState,
+    DriverWatch,
     OnKill,
     SupervisionDecision,
     SupervisionHistory,
     SupervisionLimits,
     SupervisorAction,
 )
-from airflow_lakestream.driver.watch import DriverLook, DriverWatch
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
 _NAME = "submit-"

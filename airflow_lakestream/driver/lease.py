@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Self
 from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease_record import TTL_SECONDS, DriverOutcome, LeaseDamaged, LeaseRecord, LeaseState
 from airflow_lakestream.driver.process_identity import ProcessIdentity
-from airflow_lakestream.driver.termination import raise_on_sigterm
+from airflow_lakestream.driver.program import raise_on_sigterm
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 log = logging.getLogger(__name__)

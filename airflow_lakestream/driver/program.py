@@ -1,11 +1,15 @@
-"""End of a driver's program: the exit code, and the last line of the log."""
+"""End of a driver's program: by SIGTERM, and with an exit code and a last line of the log."""
 
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
 
-from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.exceptions import LakestreamError, Transient
 
 log = logging.getLogger(__name__)
 
@@ -26,3 +30,25 @@ def exit_code_of(work: Callable[[], None], what: str) -> int:
         log.error("%s: %s", type(e).__name__, next(iter(str(e).splitlines()), ""))
         return 1
     return 0
+
+
+class DriverTerminated(LakestreamError, Transient):
+    """Error of a driver ended by its cluster or machine."""
+
+    def __init__(self) -> None:
+        super().__init__("ended by SIGTERM, as from a pod that is deleted. Its commits stay landed.")
+
+
+def raise_on_sigterm() -> Callable[[], object]:
+    """Let SIGTERM raise DriverTerminated in the main thread from now on; return a function for undoing.
+
+    Called in another thread, it does nothing: only the main thread receives signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    before = signal.signal(signal.SIGTERM, _terminated)
+    return lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise DriverTerminated

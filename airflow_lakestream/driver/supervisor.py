@@ -1,4 +1,4 @@
-"""Decisions about a driver from a look at it. Pure functions, without looks, waits or actions.
+"""Supervision of a driver: decisions from a look, as pure functions; the watch that looks; the ports of an operator.
 
 Progress means health. A driver that fails, vanishes, stalls or never begins to work is restarted, with growing pauses.
 After a healthy period the count of restarts begins again at 0.
@@ -6,12 +6,15 @@ After a healthy period the count of restarts begins again at 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
+from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
+from airflow_lakestream.driver.progress import BatchProgress, DriverProgress, read_progress
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 
@@ -233,3 +236,133 @@ def _after_failure(
         return SupervisionDecision(SupervisorAction.GIVE_UP, history, reason)
     pause = min(limits.max_backoff, limits.backoff * 2**history.restarts)
     return SupervisionDecision(SupervisorAction.RESTART, history, reason, now + pause)
+
+
+class SupervisedStream(Protocol):
+    """Name and limits of a stream, for the operator."""
+
+    @property
+    def location(self) -> str:
+        """The stream's name for people, and in reports."""
+
+    @property
+    def limits(self) -> SupervisionLimits:
+        """The supervision limits."""
+
+
+class StreamSupervisor(Protocol):
+    """Supervision of a stream's work: found or started, followed, and ended; see `driver.driving.DriverSupervision`."""
+
+    @property
+    def spec(self) -> SupervisedStream:
+        """The stream."""
+
+    @property
+    def generation(self) -> int:
+        """The lowest possible lease generation of the driver; 0 without a lease."""
+
+    def before(self) -> dict[str, Any]:
+        """Return the sums before this run's first try began."""
+
+    def progress(self) -> DriverProgress:
+        """Return the current sums."""
+
+    def reported_sums(self) -> dict[str, Any]:
+        """Return the sums already reported by earlier tries of the run, or else the sums of `before`."""
+
+    def mark_reported(self, sums: Mapping[str, Any]) -> None:
+        """Note these sums as reported, for the run's next try."""
+
+    def begin(self, history: SupervisionHistory | None = None) -> None:
+        """Adopt or start the driver or job."""
+
+    def resume(self, history: SupervisionHistory) -> None:
+        """Continue the supervision of another process, with its history; `begin` may follow for a restart."""
+
+    def follow(self, report: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
+        """Look, and report each look, until an action is due or, with `until_started`, until the work has started.
+
+        :param report: called with each look.
+        """
+
+    def pause(self, until: float) -> None:
+        """Wait until the given time, in seconds since 1970."""
+
+    def clear_away(self) -> None:
+        """Remove the leftovers of a driver to be replaced or given up."""
+
+    def finish(self) -> DriverProgress:
+        """Return the last sums and end the run."""
+
+    def stop(self, action: Any) -> str:
+        """Carry out `on_kill_action`; return the result in words."""
+
+    def log_tail(self) -> list[str]:
+        """Return the last lines of the log, if readable."""
+
+
+@dataclass(frozen=True)
+class DriverLook:
+    """The decision and the state of a look; `batches` ended since the last look."""
+
+    decision: SupervisionDecision
+    sight: DriverSight
+    lease: LeaseRecord | None
+    progress: DriverProgress
+    batches: tuple[BatchProgress, ...]
+
+
+class DriverWatch:
+    """The watch over the driver of a checkpoint.
+
+    :param generation: the lowest possible lease generation of the driver.
+    :param history: history of earlier looks, perhaps of another process.
+    :param job: asks the backend for the driver's state.
+    :param reported: number of the checkpoint's batches that were reported already; None: all batches before the first
+        look count as reported.
+    :param properties: the catalog's, for a checkpoint in its object store.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        generation: int,
+        limits: SupervisionLimits,
+        history: SupervisionHistory,
+        job: Callable[[], BackendState],
+        reported: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._location = location
+        self._generation = generation
+        self._limits = limits
+        self._job = job
+        self._properties = properties
+        self.reported = reported
+        self.history = history
+
+    def look(self) -> DriverLook:
+        """Look at lease, progress and backend; return the look with its decision.
+
+        Without an answer of the store the state is unknown, which is tolerated for `unknown_timeout`. The history and
+        the number of reported batches are updated.
+        """
+        now = time.time()
+        lease, progress = None, DriverProgress()
+        try:
+            lease = read_lease(self._location, self._properties)
+            progress = read_progress(self._location, self._properties)
+            sight = sight_of(lease, self._generation, self._job(), progress.moves, now)
+            sight = replace(sight, doing=progress.doing)
+        except OSError as e:
+            sight = DriverSight(DriverState.UNKNOWN, self.history.moves, type(e).__name__)
+        decision = decide(self.history, self._limits, sight, now)
+        self.history = decision.history
+        return DriverLook(decision, sight, lease, progress, self._new(progress))
+
+    def _new(self, progress: DriverProgress) -> tuple[BatchProgress, ...]:
+        # The greater number: a damaged progress file begins to count at 0 again, and no batch is reported twice.
+        known, self.reported = self.reported, max(progress.batches, self.reported or 0)
+        if known is None:
+            return ()
+        return progress.last[-new:] if (new := progress.batches - known) > 0 else ()

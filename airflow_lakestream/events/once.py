@@ -12,6 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowSkipException
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
 from airflow.sdk import get_current_context
 
+from airflow_lakestream.core.names import state_key
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument
 from airflow_lakestream.operators.base import airflow_errors
 
@@ -20,7 +21,6 @@ log = logging.getLogger(__name__)
 # Number of landings remembered for each task and asset; Airflow reports a landing twice within minutes, or never.
 MOST_KEPT = 1_000
 _ARGUMENT = "landings"
-_KEY_CHARACTERS = 512
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Event = Mapping[str, Any]
@@ -111,7 +111,7 @@ def _claimed(context: Any, asset: Any, landings: list[Event]) -> list[Event]:
             f"the asset {asset.name!r} is not among them.",
             "Write @task(inlets=[...]): the asset keeps the landings that are done.",
         ) from e
-    key = f"lakestream.landings/{ti.dag_id}/{ti.task_id}"[:_KEY_CHARACTERS]
+    key = state_key(f"lakestream.landings/{ti.dag_id}/{ti.task_id}")
     owners: Owners = dict(store.get(key, []))
     own, after = claim_landings(owners, ti.run_id, landings)
     if dropped := set(map(name_of, landings)) - set(map(name_of, own)):

@@ -24,6 +24,7 @@ from airflow_lakestream.flink.formats.types import type_of
 from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.statements import METADATA
 from airflow_lakestream.kafka.source import StartAt
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
@@ -70,6 +71,7 @@ class FlinkConfig(JobConfig):
         self.check_sections("registry")
         self.check_catalog()
         check_topic(self.topic)
+        lake_of(self.table).require(LakeCapability.PUBLISH, "table", self.table)
         check_table_name(self.table)
         check_group(self.consumer_group)
         check_format("format", self.format)

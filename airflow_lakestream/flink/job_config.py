@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from airflow_lakestream.config.arguments import check_keys
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.rest import FlinkAddress
-from airflow_lakestream.spark.configuration import AppSettings, check_keys, read_object
+from airflow_lakestream.spark.configuration import AppSettings, read_object
 from airflow_lakestream.spark.settings.catalog import identity_of
 
 

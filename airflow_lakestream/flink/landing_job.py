@@ -277,7 +277,7 @@ class LandingJobSeries(JobSeries):
             session.run(statements.insert_rows(config.catalog_name, config.table, config.on_branch, rows))
         except FlinkRefused as e:
             cause = next((cause for cause in e.causes if "ValidationException" in cause), None)
-            # Rows that do not fit the table's types. An error of a store or a catalog below may be temporary.
+            # Flink's own error: the rows do not fit the table's types. A store's or a catalog's may be temporary.
             if cause and e.causes[-1].startswith(_OF_FLINK):
                 raise InvalidArgument("sql" if config.sql else "columns", f"Flink refuses the rows: {cause}") from e
             raise

@@ -23,6 +23,8 @@ _PAUSE = 0.2
 # The gateway's API: the newest version in both releases is v3, and v2 has everything needed.
 _API = "v2"
 _NOT_FOUND = 404
+# Characters of a statement in a message.
+_SHOWN = 100
 
 
 class FlinkUnreachable(LakestreamError, Transient):
@@ -98,8 +100,11 @@ class FlinkAddress:
         return self._send("POST", path, data, f"multipart/form-data; boundary={border}", timeout)
 
     def _send(self, method: str, path: str, data: bytes | None, content_type: str, timeout: float) -> Any:
-        headers = {"Content-Type": content_type, **self._authorization()}
+        headers = {"Content-Type": content_type}
         request = urllib.request.Request(f"{self.url.rstrip('/')}{path}", data, headers, method=method)  # noqa: S310  # http(s) is checked by the hook
+        if authorization := self._authorization():
+            # A redirect must not receive the credentials.
+            request.add_unredirected_header("Authorization", authorization)
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310  # as above
                 return json.loads(answer.read() or b"{}")
@@ -109,13 +114,13 @@ class FlinkAddress:
         except (OSError, ValueError) as e:
             raise FlinkUnreachable(self.url, e) from e
 
-    def _authorization(self) -> Mapping[str, str]:
+    def _authorization(self) -> str:
         if self.token:
-            return {"Authorization": f"Bearer {self.token}"}
+            return f"Bearer {self.token}"
         if self.login:
             both = base64.b64encode(f"{self.login}:{self.password}".encode()).decode()
-            return {"Authorization": f"Basic {both}"}
-        return {}
+            return f"Basic {both}"
+        return ""
 
 
 class SqlSession:
@@ -140,30 +145,41 @@ class SqlSession:
     def run(self, statement: str, within: float = 120.0) -> tuple[list[list[Any]], str | None]:
         """Run a statement; return the rows, and the id of the job, if any. Raises FlinkRefused, FlinkUnreachable.
 
-        :param within: seconds for statement and rows. A statement that runs on raises FlinkUnreachable; rows that come
-            later are left out.
+        :param within: seconds for statement and rows. Raises FlinkUnreachable if the rows are not complete by then.
         """
         handle = self._gateway.call("POST", f"{self._path}/statements", {"statement": statement})["operationHandle"]
         path, deadline = f"{self._path}/operations/{handle}", time.monotonic() + within
+
+        def go_on(doing: str) -> None:
+            if time.monotonic() >= deadline:
+                raise FlinkUnreachable(
+                    self._gateway.url,
+                    TimeoutError(f"the statement {_shown(statement)} {doing} for more than {within:g} s"),
+                )
+
         while self._gateway.call("GET", f"{path}/status")["status"] in ("PENDING", "RUNNING", "INITIALIZED"):
-            if time.monotonic() > deadline:
-                late = f"a statement runs for more than {within:g} s, as if a catalog or store did not answer Flink"
-                raise FlinkUnreachable(self._gateway.url, TimeoutError(late))
+            go_on("runs, as if a catalog or store did not answer Flink,")
             time.sleep(_PAUSE)  # The API has no call that waits.
         rows: list[list[Any]] = []
         job: str | None = None
         token = 0
-        while time.monotonic() < deadline:
+        while True:
             answer = self._gateway.call("GET", f"{path}/result/{token}?rowFormat=JSON")
             job = answer.get("jobID") or job
             rows += [row["fields"] for row in answer.get("results", {}).get("data", ())]
             if answer["resultType"] == "EOS":
-                break
+                return rows, job
+            go_on("has given only some of its rows")
             if answer["resultType"] == "NOT_READY":
                 time.sleep(_PAUSE)  # As above.
-                continue
-            token = int(answer["nextResultUri"].split("/result/")[1].split("?")[0])
-        return rows, job
+            else:
+                token = int(answer["nextResultUri"].split("/result/")[1].split("?")[0])
+
+
+def _shown(statement: str) -> str:
+    """Return the beginning of a statement, up to the first text or parenthesis: options may have secrets."""
+    shown = " ".join(re.split(r"['(]", statement, maxsplit=1)[0].split())
+    return f"{shown[:_SHOWN]}..."
 
 
 class JobManager:

@@ -26,6 +26,7 @@ from airflow_lakestream.core.publishing.refusals import (
     RowsOnMain,
 )
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.driver.progress import BatchProgress, read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal
@@ -339,14 +340,13 @@ class FlinkStream(JobStream):
         compares = config.sql is None
         return proof_of(config.source_columns, reads, self._reader, registry, compares=compares, share=share)
 
-    def _reader(self, with_keys: bool = False, with_headers: bool = False) -> KafkaReader:
+    def _reader(self, *parts: RecordPart) -> KafkaReader:
         config = self.config
         return KafkaReader(
             *(config.kafka, config.consumer_group),
             poll_timeout=_POLL_TIMEOUT,
             where=WHERE,
-            with_keys=with_keys,
-            with_headers=with_headers,
+            parts=frozenset(parts),
         )
 
     def _has_branch(self) -> bool:

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from airflow.providers.common.compat.sdk import BaseHook, mask_secret
 
+from airflow_lakestream.core.printable import url_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.connections import connection_of, texts_of
 
@@ -30,10 +31,7 @@ class FlinkHook(BaseHook):
         """
         connection = connection_of("flink_conn_id", self.flink_conn_id, _HOW)
         extra = texts_of("flink_conn_id", connection, ("jobmanager_url", "token"))
-        host = connection.host or ""
-        if host and "://" not in host:
-            scheme = connection.schema or "http"
-            host = f"{scheme}://{host}" + (f":{connection.port}" if connection.port else "")
+        host = url_of(connection.host, connection.schema, connection.port) if connection.host else ""
         login = {"login": connection.login or "", "password": connection.password or ""}
         login["token"] = extra.get("token", "")
         for secret in (login["password"], login["token"]):

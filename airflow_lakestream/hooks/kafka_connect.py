@@ -6,6 +6,7 @@ from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_lakestream.config.arguments import positive_seconds
 from airflow_lakestream.connect.client import ConnectClient, ConnectWorkers
+from airflow_lakestream.core.printable import url_of
 from airflow_lakestream.hooks.connections import connection_of, refuse_unread, texts_of
 
 
@@ -31,22 +32,14 @@ class KafkaConnectHook(BaseHook):
         extra = texts_of("connect_conn_id", connection, ("ca_file", "timeout"))
         if not connection.login:
             refuse_unread("connect_conn_id", connection, "password", remedy="Give the login, too.")
-        scheme = connection.schema or "http"
         hosts = [host for one in (connection.host or "").split(",") if (host := one.strip())]
         timeout = positive_seconds("connect_conn_id: timeout in its extra", extra.get("timeout", 30.0))
         return ConnectClient(
             ConnectWorkers(
-                [_url(host, scheme, connection.port) for host in hosts],
+                [url_of(host, connection.schema, connection.port) for host in hosts],
                 connection.login or "",
                 connection.password or "",
                 extra.get("ca_file", ""),
                 timeout,
             )
         )
-
-
-def _url(host: str, scheme: str, port: int | None) -> str:
-    given, divider, rest = host.rpartition("://")
-    name, slash, path = rest.partition("/")
-    where = f"{name}:{port}" if port and ":" not in name else name
-    return f"{given or scheme}{divider or '://'}{where}{slash}{path}"

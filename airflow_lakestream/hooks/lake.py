@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_lakestream.core.policies import is_given
-from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
+from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat
 
 if TYPE_CHECKING:
-    from airflow_lakestream.lakes.formats import LakeFormat
     from airflow_lakestream.run.job import ExtractConfig, Lake
 
 
@@ -20,15 +19,13 @@ def open_lake(config: ExtractConfig, iceberg_conn_id: str, storage_conn_id: str 
     Raises CatalogUnavailable, and InvalidArgument for an unusable connection, or for `storage_conn_id` with Iceberg
     tables.
     """
-    if config.lake.has_catalog and is_given(storage_conn_id):
-        raise InvalidArgument(
-            "storage_conn_id", 'belongs to table_format="delta".', "A catalog knows where its tables are."
-        )
+    if is_given(storage_conn_id):
+        config.lake.require(LakeCapability.STORE, "storage_conn_id", config.table)
     return open_tables(config.lake, iceberg_conn_id, storage_conn_id)
 
 
 def open_tables(lake: LakeFormat, iceberg_conn_id: str, storage_conn_id: str | None) -> Lake:
     """Open the catalog or store for tables of a format. Raises InvalidArgument, CatalogUnavailable."""
-    if lake.has_catalog:
+    if LakeCapability.CATALOG in lake.can:
         return IcebergHook(iceberg_conn_id).open_catalog()
     return DeltaStorageHook(storage_conn_id if is_given(storage_conn_id) else None).open_storage()

@@ -7,6 +7,7 @@ from typing import Any
 from airflow.providers.common.compat.sdk import mask_secret
 
 from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.core.printable import url_of
 from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.connections import connection_of, texts_of
@@ -45,7 +46,7 @@ def _of_connection(conn_id: str) -> RegistryConfig:
     connection = connection_of("schema_registry", conn_id, remedy)
     given: dict[str, Any] = texts_of("schema_registry", connection)
     if connection.host:
-        given.setdefault("url", _url(connection.host, connection.schema, connection.port))
+        given.setdefault("url", url_of(connection.host, connection.schema, connection.port))
     if connection.login:
         given |= {"username": connection.login, "password": connection.password or ""}
     elif connection.password:
@@ -56,10 +57,3 @@ def _of_connection(conn_id: str) -> RegistryConfig:
     except InvalidArgument as e:
         problem = f"connection {conn_id!r} can't be used ({e})."
         raise InvalidArgument("schema_registry", problem, f"Set {_FIELDS}.") from e
-
-
-def _url(host: str, schema: str | None, port: int | None) -> str:
-    scheme, divider, rest = host.rpartition("://")
-    name, slash, path = rest.partition("/")
-    where = f"{name}:{port}" if port and ":" not in name else name
-    return f"{scheme or schema or 'http'}{divider or '://'}{where}{slash}{path}"

@@ -14,7 +14,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_lakestream.driver import detached
-from airflow_lakestream.driver.job_folder import CONFIG_FILE
+from airflow_lakestream.driver.driver_folder import CONFIG_FILE
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.hooks.connections import connection_of, refuse_unread, texts_of
 from airflow_lakestream.hooks.spark_submission import PROPERTIES_FILE, DriverSubmission

@@ -18,7 +18,7 @@ from airflow.providers.common.compat.sdk import redact
 
 from airflow_lakestream.core.secrecy import MASKED, secrets_in
 from airflow_lakestream.driver.backend import DriverHandle
-from airflow_lakestream.driver.job_folder import CONFIG_FILE
+from airflow_lakestream.driver.driver_folder import CONFIG_FILE
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError

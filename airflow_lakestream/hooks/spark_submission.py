@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from airflow_lakestream.driver.job_folder import DriverConfig
+from airflow_lakestream.driver.driver_folder import DriverConfig
 
 PROPERTIES_FILE = "spark.properties"
 

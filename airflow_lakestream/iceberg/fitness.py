@@ -19,7 +19,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, install_command
 from airflow_lakestream.iceberg import table_properties
 from airflow_lakestream.iceberg.commit import hive, retention
 from airflow_lakestream.iceberg.hdfs import HdfsFileIO
@@ -28,7 +28,7 @@ from airflow_lakestream.iceberg.write.files import check_file_format
 from airflow_lakestream.iceberg.write.layout import check_fields, check_names
 from airflow_lakestream.runtime.processes import forbid_forks
 from airflow_lakestream.stores import azure, hdfs
-from airflow_lakestream.stores.places import PlaceNotWritable, check_folder
+from airflow_lakestream.stores.object_store import PlaceNotWritable, check_folder
 
 # PyIceberg's modules of catalogs without a working `commit_table`.
 _WITHOUT_COMMITS = {f"pyiceberg.catalog.{name}" for name in ("bigquery_metastore", "dynamodb", "noop")}
@@ -172,7 +172,7 @@ def _check_client(table: Table) -> None:
             f"{name_of(table)}: its place {table.location()} is opened by PyArrow's client of HDFS, a Java inside of "
             "this process, which survives no fork and is not tried.",
             f'Set "py-io-impl": "{HdfsFileIO.__module__}.{HdfsFileIO.__name__}" in the extra, and install '
-            "'airflow-lakestream[hdfs]'.",
+            f"the extra hdfs: {install_command('hdfs')}.",
         )
     if place.scheme not in azure.SCHEMES:
         return

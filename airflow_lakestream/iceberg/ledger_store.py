@@ -10,7 +10,7 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
-from airflow_lakestream.core import anchors, codec, lineage
+from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.lineage import LedgerReading, SnapshotFacts, TableFacts
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -210,7 +210,7 @@ def properties_after(
     properties = {key: codec.encode_property(value) for key, value in after.items()}
     properties |= newcomer_properties(table, consumer_group)
     for group in {consumer_group, *groups(table)} if expiring else ():
-        noted = anchors.anchors_after(lambda: history(table), group, expiring)
+        noted = lineage.anchors_after(lambda: history(table), group, expiring)
         properties[codec.anchors_key(group)] = codec.encode_anchors(noted)
     return properties
 
@@ -219,7 +219,7 @@ def newcomer_properties(table: Table, consumer_group: str) -> dict[str, str]:
     """Return the anchors for the first landing of a group without a ledger property, for a later rollback."""
     if codec.property_key(consumer_group) in table.metadata.properties:
         return {}
-    noted = anchors.anchors_of_newcomer(lambda: history(table), consumer_group)
+    noted = lineage.anchors_of_newcomer(lambda: history(table), consumer_group)
     return {codec.anchors_key(consumer_group): codec.encode_anchors(noted)} if noted else {}
 
 

@@ -7,23 +7,26 @@ this.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyiceberg.catalog import WAREHOUSE_LOCATION, Catalog
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.expressions.parser import parse
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry
+from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
+from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.core import codec
-from airflow_lakestream.core.landing.unaccounted import no_rows
+from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, UnaccountedRows, no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
-from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
+from airflow_lakestream.core.ports import HeadMoved, RangesNotLanded, TableState, Trial
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.routing import MIRROR, refuse_mirror
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import (
@@ -38,8 +41,7 @@ from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
 from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
 from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
-from airflow_lakestream.iceberg.replace.takeout import Finder
-from airflow_lakestream.iceberg.unaccounted import look_for_rows
+from airflow_lakestream.iceberg.replace.takeout import Finder, bounds_of, read_rows
 from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import (
     data_folder,
@@ -49,12 +51,78 @@ from airflow_lakestream.iceberg.write.files import (
     write_data_files,
 )
 from airflow_lakestream.iceberg.write.trial import proof_of, unwritable
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, replaced_ranges
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in, whole_schema
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema
 from airflow_lakestream.tables.sink import TableSink
 from airflow_lakestream.tables.transformed import refuse_replacing
+from airflow_lakestream.tables.unaccounted import CandidateFile, FileUnreadable, find, keeps_positions
+
+
+def table_state(catalog: Catalog, table: str, group: str) -> TableState:
+    """Return the state of an Iceberg table as a run would see it; `exists` is False for a missing table."""
+    try:
+        loaded = fitness.load_table(catalog, table)
+    except NoSuchTableError:
+        return TableState(Ledger(group), exists=False)
+    others = {g: ledger_store.read_ledger(loaded, g) for g in ledger_store.groups(loaded) if g != group}
+    return TableState(ledger_store.read_ledger(loaded, group), others, look_for_rows=partial(look_for_rows, loaded))
+
+
+def look_for_rows(table: Table, asked: ForeignRowQuery) -> UnaccountedRows:
+    """Return the unaccounted rows in the table's head: position deletes are applied, equality deletes are not.
+
+    Raises FileUnreadable, and HeadMoved if another writer has removed the files meanwhile. The result is empty for a
+    table whose rows keep no positions.
+    """
+    snapshot = table.current_snapshot()
+    if snapshot is None or not keeps_positions(table.schema().as_arrow()):
+        return UnaccountedRows()
+    name = ledger_store.name_of(table)
+    try:
+        return _look(table, snapshot, asked)
+    except (FileNotFoundError, FileUnreadable) as e:
+        if ledger_store.head_of(table.catalog.load_table(table.name()).metadata) != snapshot.snapshot_id:
+            raise HeadMoved(name) from e
+        raise e if isinstance(e, FileUnreadable) else FileUnreadable(name, str(e.filename or e), e) from e
+
+
+def _look(table: Table, snapshot: Snapshot, asked: ForeignRowQuery) -> UnaccountedRows:
+    planner = ManifestGroupPlanner(table.metadata, table.io, row_filter=_is_of(asked.topic))
+    # PyIceberg plans no scan of a table that has equality deletes, which it can't apply.
+    tasks = planner.plan_files(snapshot.manifests(table.io), manifest_entry_filter=_is_no_equality_delete)
+    return find(ledger_store.name_of(table), (_to_judge(table, task, asked.topic) for task in tasks), asked)
+
+
+def _is_of(topic: str) -> BooleanExpression:
+    # Kafka's names of topics have no quotes.
+    return parse(f"{TOPIC} == '{topic}'")
+
+
+def _is_no_equality_delete(entry: ManifestEntry) -> bool:
+    return entry.data_file.content != DataFileContent.EQUALITY_DELETES
+
+
+def _to_judge(table: Table, task: FileScanTask, topic: str) -> CandidateFile:
+    file, schema = task.file, table.schema()
+    ids = [schema.find_field(name).field_id for name in COORDINATES]
+    nulls = file.null_value_counts or {}
+    return CandidateFile(
+        path=file.file_path,
+        rows=file.record_count,
+        topic=bounds_of(schema, file, TOPIC),
+        partition=bounds_of(schema, file, PARTITION),
+        offset=bounds_of(schema, file, OFFSET),
+        is_whole=not task.delete_files and all(nulls.get(of) == 0 for of in ids),
+        read=partial(_rows, table, task, topic),
+    )
+
+
+def _rows(table: Table, task: FileScanTask, topic: str) -> Iterable[pa.Table]:
+    return read_rows(table.metadata, table.io, task, columns=COORDINATES, where=_is_of(topic))
+
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +159,7 @@ class IcebergSink(TableSink[DataFile]):
         # The run's first look, kept when the run plans again: a replace must find later landings of other runs.
         self._first: FirstLook | None = None
         # The files that the last rewriting commit brought into the table.
-        self._brought = set[str]()
+        self._committed_paths = set[str]()
         # The topic whose name selected the table; None if the user named the table.
         self.named_by: NamingTopic | None = None
 
@@ -288,8 +356,8 @@ class IcebergSink(TableSink[DataFile]):
             staged = self._staged and self._staged.table
             known = staged or self._table or self._catalog.load_table(self._name)
             place = data_folder(known.metadata, folder)
-            # Most often no file is left: then neither table nor manifests are read.
-            if all(path in self._brought for path in list_files(known.io, place)):
+            # Usually the folder has committed files only: then neither table nor manifests are read.
+            if all(path in self._committed_paths for path in list_files(known.io, place)):
                 return 0, 0
             return delete_unreferenced(staged or self._catalog.load_table(self._name), place)
         except NoSuchTableError:
@@ -307,7 +375,7 @@ class IcebergSink(TableSink[DataFile]):
         guard = guard or self._guard(landing, HeadGuard, allow_group_overlap=self._allow_group_overlap)
         attempt = RewriteAttempt(self._catalog, self._name, guard, self._summary(landing), rewrite, written)
         snapshot_id = self._drive(attempt, landing, files)
-        self._brought = attempt.new_in(snapshot_id)
+        self._committed_paths = attempt.new_in(snapshot_id)
         return snapshot_id
 
     def _attempt(self, landing: Landing, guard: CommitGuard | None = None) -> CommitAttempt:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_lakestream.core.printable import with_port
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, KafkaRequests
 
 _CONNECT_SECONDS = 5.0
@@ -22,7 +23,7 @@ class BrokerAddress:
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return with_port(self.host, self.port)
 
     def problem(self) -> str | None:
         """Return the reason why no connection can be made, or None."""
@@ -87,6 +88,6 @@ def bootstrap_addresses(connection: Mapping[str, Any]) -> list[BrokerAddress]:
     text = str(connection.get("bootstrap.servers") or connection.get("metadata.broker.list") or "")
     addresses = []
     for part in filter(None, (one.strip() for one in text.split(","))):
-        host, colon, port = part.rpartition("://")[2].rpartition(":")
-        addresses.append(BrokerAddress(host.strip("[]"), int(port)) if colon else BrokerAddress(port, _DEFAULT_PORT))
+        host, _, port = with_port(part.rpartition("://")[2], _DEFAULT_PORT).rpartition(":")
+        addresses.append(BrokerAddress(host.strip("[]"), int(port)))
     return addresses

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from confluent_kafka import KafkaError
 
+from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 AUTHENTICATION = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
@@ -64,13 +66,17 @@ class KafkaRefused(LakestreamError, Terminal):
 
 
 class TopicMissing(LakestreamError, Terminal):
-    """The topic does not exist."""
+    """The topic does not exist.
 
-    def __init__(self, topic: str, where: str) -> None:
+    :param others: the cluster's topics if they are known; the error suggests the nearest.
+    """
+
+    def __init__(self, topic: str, where: str, others: Iterable[str] = ()) -> None:
         self.topic = topic
+        near = nearest(topic, (name for name in others if not name.startswith("__")))
         super().__init__(
-            f"topic: {topic!r} does not exist in the cluster of {where}. Create it first, or correct the argument "
-            "`topic` (names are case sensitive)."
+            f"topic: {topic!r} does not exist in the cluster of {where}. Create it first, or correct the name, which "
+            "is case sensitive." + (f" Did you mean {near!r}?" if near else "")
         )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from confluent_kafka import Message
 
 from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.core.ranges import OffsetRange
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import TIMESTAMP_TYPES, RawBatch, RecordPart
 from airflow_lakestream.kafka.order import is_rising
 
 # A chunk is handed on at this size or count: large enough for Arrow, small enough for memory and the processor's
@@ -47,8 +48,7 @@ class PartitionBuffer:
         self._timestamps = array("q")
         self._values: list[pa.Array] = []
         self._count = 0
-        self._keys: list[pa.Array] = []
-        self._headers: list[pa.Array] = []
+        self._parts: dict[RecordPart, list[pa.Array]] = {}
         self.size = 0
 
     @property
@@ -99,7 +99,7 @@ class PartitionBuffer:
         there = [offset < bound for offset, bound in zip(offsets, bounds, strict=True)]
         self._messages, self._stamps = list(compress(self._messages, there)), [stamps[np.array(there, bool)]]
 
-    def take_messages(self, with_keys: bool, with_headers: bool) -> int:
+    def take_messages(self, parts: frozenset[RecordPart]) -> int:
         """Move the delivered messages into columns, except messages behind the range; return the bytes taken.
 
         Call `is_in_order` before: the messages must be in order, and the offsets are taken from there.
@@ -125,13 +125,10 @@ class PartitionBuffer:
         self.size += values.total_values_length
         self._offsets.append(offsets)
         self._timestamps.frombytes(stamps.tobytes())
-        if with_keys:
-            self._keys.append(pa.array(list(map(Message.key, messages)), pa.binary()))
-            self.size += self._keys[-1].total_values_length
-        if with_headers:
-            headers = _headers(messages)
-            self._headers.append(headers)
-            self.size += headers.nbytes if headers.null_count < len(headers) else 0
+        for part in parts:
+            column, size = _COLUMNS[part](messages)
+            self._parts.setdefault(part, []).append(column)
+            self.size += size
         self.next_offset = self._offsets[-1][-1] + 1
         self.seen = max(self.seen, self.next_offset)
         return self.size - before
@@ -144,8 +141,7 @@ class PartitionBuffer:
             _joined(self._offsets, self._count),
             self._timestamps,
             _one_array(self._values) if self._values else pa.array([], pa.binary()),
-            _one_array(self._keys) if self._keys else None,
-            _one_array(self._headers) if self._headers else None,
+            **{part: _one_array(pieces) for part, pieces in self._parts.items()},
         )
         covers = OffsetRange(self.topic, self.partition, self.position, until)
         chunk = RecordChunk(covers, batch, self.size)
@@ -166,10 +162,30 @@ def _offsets(messages: Sequence[Any]) -> Sequence[int]:
     return offsets
 
 
-def _headers(messages: Sequence[Any]) -> pa.Array:
+def _keys(messages: Sequence[Any]) -> tuple[pa.Array, int]:
+    keys = pa.array(list(map(Message.key, messages)), pa.binary())
+    return keys, keys.total_values_length
+
+
+def _headers(messages: Sequence[Any]) -> tuple[pa.Array, int]:
     if not any(map(Message.headers, messages)):
-        return pa.nulls(len(messages), HEADERS)
-    return pa.array(list(map(Message.headers, messages)), HEADERS)
+        return pa.nulls(len(messages), HEADERS), 0
+    headers = pa.array(list(map(Message.headers, messages)), HEADERS)
+    return headers, headers.nbytes
+
+
+def _timestamp_types(messages: Sequence[Any]) -> tuple[pa.Array, int]:
+    types = np.fromiter(map(itemgetter(0), map(Message.timestamp, messages)), np.int8, len(messages))
+    column = pa.array(TIMESTAMP_TYPES).take(pa.array(types))
+    return column, column.nbytes
+
+
+# The column of a part, and its size in bytes.
+_COLUMNS: Mapping[RecordPart, Callable[[Sequence[Any]], tuple[pa.Array, int]]] = {
+    RecordPart.KEY: _keys,
+    RecordPart.HEADERS: _headers,
+    RecordPart.TIMESTAMP_TYPE: _timestamp_types,
+}
 
 
 def _one_array(pieces: Sequence[pa.Array]) -> pa.Array:

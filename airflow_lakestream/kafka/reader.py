@@ -15,6 +15,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 
 from airflow_lakestream.core.landing.plan import DamagedBatch, LogTruncated, Plan
 from airflow_lakestream.core.ports import OffsetsGone, RecordChunk
+from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
 from airflow_lakestream.kafka.damage import DISORDER, SILENCE, LogFault, LogProbe
 from airflow_lakestream.kafka.errors import (
@@ -94,12 +95,36 @@ _ENDLESS = 2**63 - 1
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
 
+class ReadingPace:
+    """Waits after each piece of records, so that a second has no more than a number of bytes on average.
+
+    :param bytes_per_second: above 0.
+    """
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._due = 0.0
+
+    @property
+    def queued_kbytes(self) -> int:
+        """Kilobytes that librdkafka may read ahead: those of a second."""
+        return max(1, min(16 * 1024, self.bytes_per_second // 1024))
+
+    def wait(self, size: int, cancelled: threading.Event) -> None:
+        """Wait until records of `size` bytes are within the limit, or until the read is cancelled."""
+        now = time.monotonic()
+        self._due = max(self._due, now) + size / self.bytes_per_second
+        cancelled.wait(self._due - now)
+
+
 class KafkaReader:
     """`core.ports.RecordReader` on a real cluster. A single consumer reads all partitions of the plan at once.
 
     :param connection: librdkafka configuration.
     :param poll_timeout: seconds without data after which a partition has stalled.
     :param where: name of the connection for errors.
+    :param parts: the parts of records to read, in addition to positions, times and values.
+    :param bytes_per_second: most bytes of records to read in a second, on average; None without a limit.
     """
 
     def __init__(
@@ -109,15 +134,18 @@ class KafkaReader:
         *,
         poll_timeout: float,
         where: str,
-        with_keys: bool = False,
-        with_headers: bool = False,
+        parts: frozenset[RecordPart] = frozenset(),
+        bytes_per_second: int | None = None,
     ) -> None:
         self._connection = dict(connection)
         self._group = consumer_group
         self._poll_timeout = poll_timeout
         self._where = where
-        self._with_keys = with_keys
-        self._with_headers = with_headers
+        self._parts = parts
+        self._pace = None if bytes_per_second is None else ReadingPace(bytes_per_second)
+        if self._pace is not None:
+            # The bytes that librdkafka reads ahead are part of the limit. The connection's own setting wins.
+            self._connection.setdefault("queued.max.messages.kbytes", self._pace.queued_kbytes)
         self._probe = LogProbe(connection, consumer_group, where, min(poll_timeout, PROBE))
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
@@ -140,7 +168,8 @@ class KafkaReader:
         errors = ClientErrors()
         consumer = open_client(Consumer, consumer_config(self._connection, self._group, errors), self._where)
         positions = ConsumerPositions(consumer, plan.state.identity.topic, parts)
-        polled, most = 0.0, CONSUME
+        # Without a size of records, a slow reader begins with one.
+        polled, most = 0.0, CONSUME if self._pace is None else 1
         try:
             consumer.assign([_assignment(part, plan.known_epoch(p, part.position)) for p, part in parts.items()])
             while parts and not cancelled.is_set():
@@ -164,13 +193,17 @@ class KafkaReader:
                 for part in heard:
                     part.heard_at = polled
                     self._check_order(consumer, part)
-                    size += part.take_messages(self._with_keys, self._with_headers)
+                    size += part.take_messages(self._parts)
                     yield from _advance(consumer, parts, part)
-                yield from _relieve(parts)
+                # A slow reader would fill a chunk in minutes: its chunks are small, so that commits are in time.
+                yield from _relieve(parts, HELD_BYTES if self._pace is None else 0)
                 if count < wanted:
                     yield from self._look_at_quiet(consumer, parts, polled, errors)
                 if count:
-                    most = max(1, min(CONSUME, CONSUME_BYTES * count // max(1, size)))
+                    at_once = CONSUME_BYTES if self._pace is None else min(CONSUME_BYTES, self._pace.bytes_per_second)
+                    most = max(1, min(CONSUME, at_once * count // max(1, size)))
+                if self._pace is not None:
+                    self._pace.wait(size, cancelled)
         finally:
             consumer.close()
 
@@ -331,9 +364,9 @@ def _advance(consumer: Consumer, parts: dict[int, PartitionBuffer], part: Partit
         yield part.chunk(part.next_offset)
 
 
-def _relieve(parts: Mapping[int, PartitionBuffer]) -> Iterator[RecordChunk]:
-    """Yield chunks of the fullest partitions, until all partitions together hold no more than HELD_BYTES."""
-    while sum(part.size for part in parts.values()) > HELD_BYTES:
+def _relieve(parts: Mapping[int, PartitionBuffer], most: int) -> Iterator[RecordChunk]:
+    """Yield chunks of the fullest partitions, until all partitions together hold no more than `most` bytes."""
+    while sum(part.size for part in parts.values()) > most:
         fullest = max(parts.values(), key=lambda part: part.size)
         yield fullest.chunk(fullest.next_offset)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from confluent_kafka import (
     IsolationLevel,
+    KafkaException,
     TopicCollection,
     TopicPartition,
 )
@@ -32,6 +33,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.client import isolation_level
 from airflow_lakestream.kafka.committed import GroupOffsets
+from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, gather, no_answer
 
@@ -39,6 +41,8 @@ log = logging.getLogger(__name__)
 
 # Producers' clocks may be this much ahead of ours.
 CLOCK_SKEW_MS = 10 * 60 * 1000
+# Seconds for a list of topics, which only helps an error.
+_NAMES_TIMEOUT = 5.0
 # The greatest timestamp that a record can have.
 _LAST_MS = 2**63 - 1
 
@@ -222,7 +226,10 @@ class KafkaSource(GroupOffsets):
             future: Future[Any] = self._client().describe_topics(topics, request_timeout=REQUEST_TIMEOUT)[self._topic]
             return future
 
-        description = self._ask(f"describing topic {self._topic!r}", ask)
+        try:
+            description = self._ask(f"describing topic {self._topic!r}", ask)
+        except TopicMissing as e:
+            raise TopicMissing(self._topic, self._where, self._names()) from e
         if self._cluster_id is None:
             cluster = self._ask(
                 "describing the cluster", lambda: self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT)
@@ -231,6 +238,13 @@ class KafkaSource(GroupOffsets):
         topic_id = str(description.topic_id) if description.topic_id is not None else ""
         partitions = tuple(sorted(p.id for p in description.partitions))
         return TopicIdentity(self._topic, topic_id, self._cluster_id), partitions
+
+    def _names(self) -> list[str]:
+        """Return the cluster's topics, or none if the cluster does not answer: only an error is better for them."""
+        try:
+            return list(self._client().list_topics(timeout=_NAMES_TIMEOUT).topics)
+        except KafkaException:
+            return []
 
     def _list_offsets(
         self, partitions: Iterable[int], spec: Callable[[], OffsetSpec], isolation: IsolationLevel | None = None

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
     ConsumerGroupTopicPartitions,
     IsolationLevel,
@@ -183,12 +184,14 @@ _KNOWN = 10_000
 class FirstRecord:
     """The first record at or above an offset: offset, timestamp in milliseconds since the epoch, and bytes.
 
-    `size` counts the bytes of key and value, uncompressed.
+    `size` counts the bytes of key and value, uncompressed. `is_append_time`: the broker set the timestamp, so no record
+    behind this one is older.
     """
 
     offset: int
     timestamp_ms: int
     size: int = 0
+    is_append_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +340,9 @@ def _first(message: Message, p: int, where: str, doing: str) -> dict[int, FirstR
     error = message.error()
     if error is None:
         size = len(message.key() or b"") + len(message.value() or b"")
-        return {p: FirstRecord(int(message.offset() or 0), int(message.timestamp()[1]), size)}
+        kind, timestamp_ms = message.timestamp()
+        is_append_time = kind == TIMESTAMP_LOG_APPEND_TIME
+        return {p: FirstRecord(int(message.offset() or 0), int(timestamp_ms), size, is_append_time)}
     if error.code() == KafkaError._PARTITION_EOF:
         return {p: None}
     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):

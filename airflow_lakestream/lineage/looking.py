@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.lineage.facts import CatalogName, LineageColumn, TablePlace
 from airflow_lakestream.lineage.names import of_catalog
 
@@ -46,15 +47,15 @@ def look(lake: Any, table: str, snapshots: Sequence[str] = ()) -> CommitFacts | 
         expired, nothing is counted.
     """
     try:
-        if TableFormat.of(table) is TableFormat.DELTA:
-            return _look_at_delta(lake, table, snapshots)
-        return _look_at_iceberg(lake, table, snapshots)
+        facts: CommitFacts | None = lake_of(table).part("facts")(lake, table, snapshots)
+        return facts
     except Exception as e:  # noqa: BLE001  # the commit is done; a missing fact is not a reason to fail the run
         log.warning("%s could not be looked at for its lineage: %s", table, e)
         return None
 
 
-def _look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> CommitFacts:
+def look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> CommitFacts:
+    """Look at commits of an Iceberg table."""
     from airflow_lakestream.iceberg import ledger_store
     from airflow_lakestream.iceberg.fan_out.books import ROWS
 
@@ -78,7 +79,8 @@ def _look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> Commi
     return CommitFacts(place, _sum(summaries, _SIZE), _sum(summaries, *_FILES), rows)
 
 
-def _look_at_delta(storage: DeltaStorage, table: str, snapshots: Sequence[str]) -> CommitFacts | None:
+def look_at_delta(storage: DeltaStorage, table: str, snapshots: Sequence[str]) -> CommitFacts | None:
+    """Look at commits of a Delta table."""
     from airflow_lakestream.delta.commit.log import read_commit
     from airflow_lakestream.delta.storage import location
 

@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from textwrap import wrap
 from typing import Any
 
 from pyiceberg.schema import Schema
 
-from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.formats import DEFAULT, LakeFormat, lake_of
 from airflow_lakestream.onramp.schedules import schedule_problem
 from airflow_lakestream.tables.schema.columns import to_timed_schema
 from airflow_lakestream.tables.schema.types import schema_text
@@ -63,6 +64,7 @@ class DagFile:
     :param decoding: arguments about the decoding of records, as text.
     :param columns: the payload's columns as DDL; None leaves them to the first run, or the registry.
     :param columns_by: the source of the columns, in words, for a comment.
+    :param column_notes: remarks about the columns, for comments.
     :param key: the columns of a mirror's key; empty for other engines.
     :param connections: by argument, such as `kafka_conn_id`, the connections that differ from the default.
 
@@ -78,6 +80,7 @@ class DagFile:
     decoding: Mapping[str, Any] = field(default_factory=dict)
     columns: str | None = None
     columns_by: str = ""
+    column_notes: Sequence[str] = ()
     key: Sequence[str] = ()
     connections: Mapping[str, str] = field(default_factory=dict)
 
@@ -90,14 +93,15 @@ class DagFile:
             raise InvalidArgument("--schedule", wrong)
 
     @property
-    def is_delta(self) -> bool:
-        """Whether the table is a Delta table."""
-        return TableFormat.of(self.table) is TableFormat.DELTA
+    def lake(self) -> LakeFormat:
+        """The format of the table."""
+        return lake_of(self.table)
 
     @property
     def text(self) -> str:
         """The file's text, as a formatter would leave it."""
-        schema = "" if self.columns is None else _schema(self.columns, self.columns_by)
+        notes = "".join(f"{line}\n" for line in note_lines(self.column_notes))
+        schema = "" if self.columns is None else _schema(self.columns, self.columns_by, notes)
         sql = _statement(str(self.decoding["sql"])) if "sql" in self.decoding else ""
         what = "Mirror the database's table whose changes are in" if self.engine is DagEngine.MIRROR else "Land"
         checkpoint = _CHECKPOINT if self.engine is DagEngine.SPARK else ""
@@ -138,9 +142,7 @@ class DagFile:
     @property
     def _asset(self) -> str:
         """The Python of the table's asset, with the URI of `operators.outlets.table_asset`."""
-        place = self.table if "://" in self.table else f"file://{self.table}"
-        uri = place if self.is_delta else f"iceberg://{self.table.replace('.', '/')}"
-        return f"[Asset(name={_literal(self.table)}, uri={_literal(uri)})]"
+        return f"[Asset(name={_literal(self.table)}, uri={_literal(self.lake.uri(self.table))})]"
 
     def _arguments(self, indent: int = 8) -> list[tuple[str, str, str]]:
         """Return the landing's arguments as (name, Python code, comment or empty text).
@@ -153,8 +155,8 @@ class DagFile:
             ("table", _literal(self.table), "Created by the first run if it is missing."),
             ("consumer_group", _literal(self.group), name_of_group),
         ]
-        if self.is_delta:
-            found.append(("table_format", _literal("delta"), ""))
+        if self.lake is not DEFAULT:
+            found.append(("table_format", _literal(str(self.lake.format)), ""))
         for name, value in self.decoding.items():
             if name != "schema":
                 found.append((name, "SQL" if name == "sql" else _python(value, indent), ""))
@@ -178,7 +180,7 @@ class DagFile:
         return f'    kafka_extract_group(\n        "land",\n{_keywords(arguments, 8)}    )\n'
 
     def _spark(self) -> str:
-        app = "kafka_to_delta" if self.is_delta else "kafka_to_iceberg"
+        app = self.lake.apps[0]
         landing = [one for one in self._arguments(12) if one[0] != "table_format"]
         settings = "".join(_lines(f'"{name}": ', python, comment, 12) for name, python, comment in landing)
         own = [
@@ -221,11 +223,20 @@ def default_table(topic: str) -> str:
     return "lake." + (re.sub(r"\W+", "_", topic).strip("_") or "topic")
 
 
-def _schema(columns: str, source: str) -> str:
+def note_lines(notes: Sequence[str]) -> list[str]:
+    """Return notes as lines of comments of a file."""
+    return [
+        f"# {line}"
+        for note in notes
+        for line in wrap(printable(note), 116, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    ]
+
+
+def _schema(columns: str, source: str, notes: str) -> str:
     schema, times = to_timed_schema(columns)
     lines = ",\n".join(f"    {_in_triple_quotes(schema_text(Schema(one), times))}" for one in schema.fields)
     comment = f"# The columns of the table, by {source}: correct names and types before the first run makes it.\n"
-    return f'\n{comment}SCHEMA = """\n{lines}\n"""\n'
+    return f'\n{comment}{notes}SCHEMA = """\n{lines}\n"""\n'
 
 
 def _statement(sql: str) -> str:

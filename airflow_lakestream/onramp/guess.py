@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
+from airflow_lakestream.core.policies import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.header_ids import VALUE, named_by_header
 from airflow_lakestream.decode.json.document import parse_object

@@ -6,23 +6,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
 
 from airflow_lakestream.cdc.events.record_keys import as_list, names_in
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
-from airflow_lakestream.core.policies import OnError, Tombstones, choose, is_given
+from airflow_lakestream.core.policies import OnError, Tombstones, ValueEnvelope, ValueFormat, is_given
 from airflow_lakestream.core.ports import OffsetsGone
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.csv import CsvDecoder
+from airflow_lakestream.decode.json.kinds import Kinds, kinds_of, remarks
 from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.decode.values.outcome import all_but, pick
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError
 from airflow_lakestream.onramp.guess import FormatGuess, document_of_texts, guess_format
-from airflow_lakestream.onramp.kinds import Kinds, kinds_of, remarks
 from airflow_lakestream.onramp.samples import MOST_BYTES, SampledTopic, TopicSample
 from airflow_lakestream.onramp.shown import json_ready
 from airflow_lakestream.registry.client import RegistryClient
@@ -39,6 +39,16 @@ _LEAST_OF_EACH = 5
 _TRIES = 3
 
 
+class ColumnsBy(StrEnum):
+    """Source of the previewed columns."""
+
+    SCHEMA = "schema"
+    SQL = "sql"
+    RECORDS = "records"
+    # The format's fixed columns, or the registry's schema.
+    FORMAT = "format"
+
+
 @dataclass(frozen=True)
 class TopicPreview:
     """Known facts about a topic, with decoded records.
@@ -48,7 +58,8 @@ class TopicPreview:
     :param decoding: arguments of a landing by which the records were decoded, including the guess.
     :param reason: reason for the guess of the format; empty if the format was given.
     :param columns: the payload's columns as DDL, or None if unknown.
-    :param looked_at: number of records from which the columns were made.
+    :param columns_by: source of the columns.
+    :param looked_at: number of records that were read.
     :param key: the columns of the records' keys, if they are the same in all keys; otherwise empty.
     :param kinds: by column, the kinds of values in JSON documents or in fields of CSV.
     :param problem: the reason why records were not decoded; None if they were decoded.
@@ -67,6 +78,7 @@ class TopicPreview:
     reason: str
     columns: str | None
     looked_at: int
+    columns_by: ColumnsBy = ColumnsBy.RECORDS
     key: Sequence[str] = ()
     kinds: Kinds = field(default_factory=dict)
     problem: str | None = None
@@ -102,6 +114,7 @@ class TopicPreview:
             "guessed": self.reason or None,
             "decoding": {name: value for name, value in self.decoding.items() if isinstance(value, str | list)},
             "columns": self.columns,
+            "columns_by": str(self.columns_by),
             "records_looked_at": self.looked_at,
             "kinds": {name: [one.to_dict() for one in kind_counts] for name, kind_counts in self.kinds.items()},
             "remarks": self.remarks,
@@ -190,6 +203,7 @@ def _preview(
         reason=guess.reason,
         columns=None,
         looked_at=len(sample),
+        columns_by=ColumnsBy.SCHEMA if is_given(decoding.get("schema")) else ColumnsBy.RECORDS,
         key=_key_of(sample, registry),
         notes=_notes(sample),
     )
@@ -233,7 +247,7 @@ def _decoded(found: TopicPreview, sample: TopicSample, chosen: TopicSample, tomb
         tuple(config.metadata_columns),
         None,
         OnError.REJECT,
-        choose(Tombstones, "tombstones", config.tombstones),
+        config.tombstone_policy,
         None if statement is None else statement.transform,
     )
     try:
@@ -262,8 +276,14 @@ def _decoded(found: TopicPreview, sample: TopicSample, chosen: TopicSample, tomb
             # Its timestamps as numbers: Python's time ends with the year 9999.
             rows_of_rejects = outcome.rejected.drop_columns(["_kafka_timestamp"])
             rejected += [_rejected(one) for one in rows_of_rejects.to_pylist()]
+    source = found.columns_by
+    if source is ColumnsBy.RECORDS and statement is not None:
+        source = ColumnsBy.SQL
+    elif source is ColumnsBy.RECORDS and design.schema is None and config.payload.row.first_columns is None:
+        source = ColumnsBy.FORMAT
     kinds = {} if statement is not None else kinds_of(list(documents_of(config, sample)))
-    return replace(found, columns=columns, kinds=kinds, rows=rows, rejected=rejected, skipped=skipped)
+    found = replace(found, columns=columns, columns_by=source, kinds=kinds)
+    return replace(found, rows=rows, rejected=rejected, skipped=skipped)
 
 
 def documents_of(config: ExtractConfig, sample: TopicSample) -> Iterator[RawBatch]:

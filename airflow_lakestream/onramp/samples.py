@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.header_ids import VALUE, bare
 from airflow_lakestream.decode.values.outcome import pick
 from airflow_lakestream.exceptions import InvalidArgument
@@ -90,9 +90,8 @@ class SampledTopic:
     def __init__(self, connection: Mapping[str, Any], topic: str, where: str) -> None:
         self.name = topic
         self._source = KafkaSource(connection, topic, _GROUP, StartAt(), where)
-        self._reader = KafkaReader(
-            connection, _GROUP, poll_timeout=_POLL_TIMEOUT, where=where, with_keys=True, with_headers=True
-        )
+        parts = frozenset(RecordPart)
+        self._reader = KafkaReader(connection, _GROUP, poll_timeout=_POLL_TIMEOUT, where=where, parts=parts)
 
     def look(self) -> TopicState:
         """Return identity and watermarks. Raises TopicMissing, KafkaRefused, KafkaUnavailable, KafkaMisconfigured."""

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
 
 from airflow_lakestream.config.decoding import DecodingSettings
-from airflow_lakestream.config.literals import check_literals
-from airflow_lakestream.core.formats import ValueFormat
-from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.config.literals import Check, check_literals
+from airflow_lakestream.config.setting import SettingTaker
+from airflow_lakestream.config.settings import SETTINGS
+from airflow_lakestream.core.policies import ValueFormat
+from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.formats import DEFAULT, LAKES
 from airflow_lakestream.operators.sql_template import check_written_out
 from airflow_lakestream.registry.config import refuse_secrets
 
 Init = Callable[..., None]
+Operator = TypeVar("Operator", bound=type)
+# Arguments with texts that Airflow's UI and database show, and that may have secrets in them.
+_SHOWN = ("table", "table_properties", "sql", "checkpoint_location", "topic_url", "table_url")
 
 
 def templated(init: Init, *but: str) -> Sequence[str]:
@@ -24,8 +32,12 @@ def templated(init: Init, *but: str) -> Sequence[str]:
 
     These are the keyword-only parameters of `init`, except the names in `but`.
     """
-    parameters = inspect.signature(init).parameters.values()
-    return tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in but)
+    return tuple(name for name in _keyword_names(init) if name not in but)
+
+
+@functools.cache
+def _keyword_names(init: Init) -> Sequence[str]:
+    return tuple(one.name for one in inspect.signature(init).parameters.values() if one.kind is one.KEYWORD_ONLY)
 
 
 def check_written_flags(**given: object) -> None:
@@ -45,16 +57,70 @@ def extras_of(operator: Any) -> Sequence[str]:
     """Return the extras needed by the formats of a landing, from an operator's rendered arguments."""
     formats = {operator.format, getattr(operator, "key_format", None)}
     return [
-        *(("delta",) if getattr(operator, "table_format", None) == TableFormat.DELTA else ()),
+        *LAKES.get(str(getattr(operator, "table_format", None)), DEFAULT).extras,
         *(("protobuf",) if ValueFormat.PROTOBUF in formats else ()),
     ]
+
+
+def set_arguments(
+    operator: Any, kind: type, given: Mapping[str, Any], checks: Mapping[str, Check] | None = None
+) -> None:
+    """Set the arguments of an operator's class as attributes, and check literals, where the DAG is parsed.
+
+    :param kind: the class whose `__init__` calls.
+    :param given: the arguments by name, such as `locals()`.
+    :param checks: checks of literals in place of the settings' own.
+
+    Raises InvalidArgument, also for a secret, before Airflow stores the DAG anywhere.
+    """
+    _set({name: given[name] for name in _keyword_names(vars(kind)["__init__"]) if name in given}, operator, checks)
+
+
+def _set(own: dict[str, Any], operator: Any, checks: Mapping[str, Check] | None = None) -> None:
+    refuse_secrets(own.get("schema_registry") or "")
+    for name in _SHOWN:
+        refuse_shown(name, own.get(name))
+    if "schema" in own:
+        own["schema"] = plain_schema(own["schema"])
+    for name, value in own.items():
+        # The arguments of a trigger have to be plain values.
+        setattr(operator, name, value.total_seconds() if isinstance(value, timedelta) else value)
+    check_literals(own, checks)
+
+
+def plain_schema(schema: Any) -> Any:
+    """Return a schema in a form for DAGs: text or an Iceberg schema.
+
+    An Arrow schema would show as the address of a buffer, and make Airflow see another DAG at each parse.
+    """
+    if schema is None or isinstance(schema, str):
+        return schema
+    from airflow_lakestream.tables.schema.columns import to_schema
+
+    return to_schema(schema)
+
+
+def documented(taker: SettingTaker = SettingTaker.LANDING) -> Callable[[Operator], Operator]:
+    """Return a decorator that adds the arguments of `config.settings` to an operator's docstring.
+
+    Arguments that the docstring has already stay.
+    """
+
+    def decorate(kind: Operator) -> Operator:
+        names = _keyword_names(vars(kind)["__init__"])
+        doc = inspect.cleandoc(kind.__doc__ or "")
+        rows = [one for name in names if (one := SETTINGS.get(name)) and not re.search(rf":param {name}:", doc)]
+        lines = [f":param {one.name}: {one.text(taker).rstrip('.')} (templated)" for one in rows]
+        kind.__doc__ = "\n".join([doc, *lines])
+        return kind
+
+    return decorate
 
 
 def takes_decoding(init: Init) -> Init:
     """Decorate an operator's `__init__`: add the arguments of `config.decoding`, set as attributes.
 
-    The arguments are part of the new signature, so that Airflow finds them in `default_args`. They are checked where
-    the DAG is parsed: InvalidArgument is raised for a secret, or a value that can't work.
+    The arguments are part of the new signature, so that Airflow finds them in `default_args`.
 
     :param init: an `__init__` with keyword-only parameters, and `**kwargs` as the last parameter.
     """
@@ -70,12 +136,8 @@ def takes_decoding(init: Init) -> Init:
     def taking(self: Any, **kwargs: Any) -> None:
         given = {name: kwargs.pop(name, one.default) for name, one in options.items()}
         init(self, **kwargs)
-        # As early as possible, before a DAG with a secret in it is stored anywhere.
-        refuse_secrets(given["schema_registry"] or "")
         check_written_out(given["sql"], given["sql_input"])
-        for name, value in given.items():
-            setattr(self, name, value)
-        check_literals({name: getattr(self, name) for name in templated(taking)})
+        _set(given, self)
 
     # mypy does not know that a function may have a signature attribute.
     taking.__signature__ = signature.replace(parameters=[*own, *options.values(), rest])  # type: ignore[attr-defined]

@@ -12,10 +12,11 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, Asset, Ass
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.literals import check_literals
-from airflow_lakestream.core.policies import TableFormat, is_template
+from airflow_lakestream.core.names import state_key
+from airflow_lakestream.core.policies import is_template
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, UnknownValue
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.outlets import table_asset
 from airflow_lakestream.operators.rendering import TextRendering
@@ -33,7 +34,6 @@ _OURS = "lakestream_partitions"
 _BOOK = "lakestream://told/"
 # The name of the emitted partitions in the stored state.
 _EMITTED = "told"
-_KEY_CHARACTERS = 512
 # If the asset's state is lost, the newest emission is searched among at most this many events.
 _MOST_EVENTS = 1_000
 # The values of `PartitionLength`, which a DAG file must not import.
@@ -102,16 +102,9 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
                 "Leave it out.",
             )
         super().__init__(**kwargs)
-        self.table = table
         # Airflow renders texts only.
-        self.since = since.isoformat() if isinstance(since, datetime) else since
-        self.every = every
-        self.consumer_group = consumer_group
-        self.event_time_column = event_time_column
-        self.idle_after = idle_after.total_seconds() if isinstance(idle_after, timedelta) else idle_after
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        check_literals(self._arguments(), {"since": arguments.milliseconds})
+        since = since.isoformat() if isinstance(since, datetime) else since
+        set_arguments(self, AssetPartitionsOperator, locals(), {"since": arguments.milliseconds})
 
     template_fields: Sequence[str] = templated(__init__, "every")
 
@@ -157,7 +150,7 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
         from airflow_lakestream.watching.partitions.emission import EmittedPartitions
 
         _, book = self.outlets
-        store, key = context["asset_state_store"][book], f"{_OURS}/{name}"[:_KEY_CHARACTERS]
+        store, key = context["asset_state_store"][book], state_key(f"{_OURS}/{name}")
         stored: Any = store.get(key)
         events = context["inlet_events"][book].ascending(False)
         events = events.after(stored["at"]) if stored is not None else events.limit(_MOST_EVENTS)
@@ -172,10 +165,8 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
 
     @staticmethod
     def _check_table(table: str) -> None:
-        if not is_template(table) and TableFormat.of(table) is TableFormat.DELTA:
-            raise InvalidArgument(
-                "table", f"{table!r} is a Delta table.", "Only the partitions of Iceberg tables are emitted."
-            )
+        if not is_template(table):
+            lake_of(table).require(LakeCapability.PARTITIONS, "table", table)
 
 
 def _asset(outlets: Any, table: str) -> Asset:

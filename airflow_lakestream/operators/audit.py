@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
 
 from airflow_lakestream.config.decoding import DECODING
-from airflow_lakestream.core.policies import OnDataLoss, TableFormat, Tombstones, choose, is_given
+from airflow_lakestream.core.policies import OnDataLoss, TableFormat, Tombstones, choose, is_given, landing_tombstones
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
-from airflow_lakestream.operators.arguments import extras_of, takes_decoding, templated
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.operators.arguments import extras_of, set_arguments, takes_decoding, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
 from airflow_lakestream.operators.sql_template import SqlRendering
 
@@ -83,17 +84,7 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.table = table
-        self.table_format = table_format
-        self.consumer_group = consumer_group
-        self.topic = topic
-        self.full = full
-        self.repair = repair
-        self.tombstones = tombstones
-        self.on_data_loss = on_data_loss
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.storage_conn_id = storage_conn_id
+        set_arguments(self, LakestreamAuditOperator, locals(), {"tombstones": landing_tombstones})
         self._stop = threading.Event()
 
     template_fields: Sequence[str] = templated(__init__)
@@ -108,7 +99,6 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.lake import open_tables
             from airflow_lakestream.hooks.registry import registry_of
-            from airflow_lakestream.lakes.formats import lake_of
             from airflow_lakestream.run.repair import TableRepair
 
         with airflow_errors():
@@ -116,9 +106,8 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
             repair = _is_true("repair", self.repair)
             full = _is_true("full", self.full) or repair
             lake = lake_of(self.table)
-            if repair and not lake.has_catalog:
-                problem = f"{self.table!r} is a Delta table; repairs are for Iceberg tables."
-                raise InvalidArgument("repair", problem, 'Land the ranges again: mode="ranges", replace=True.')
+            if repair:
+                lake.require(LakeCapability.REPAIR, "repair", self.table)
             hook = KafkaHook(self.kafka_conn_id)
             arguments: dict[str, Any] = {
                 "table": self.table,

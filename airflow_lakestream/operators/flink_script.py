@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_lakestream.config.arguments import items
-from airflow_lakestream.config.literals import Check, check_literals
+from airflow_lakestream.config.literals import Check
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.operators.flink.base import FlinkOperator
 
 if TYPE_CHECKING:
@@ -79,12 +79,7 @@ class FlinkScriptOperator(FlinkOperator):
         # As early as possible, before a DAG with a secret in it is stored anywhere.
         refuse_shown("script", script)
         refuse_shown("program_arguments", program_arguments)
-        self.script = script
-        self.database_conn_id = database_conn_id
-        self.jar = jar
-        self.entry_class = entry_class
-        self.program_arguments = program_arguments
-        check_literals({name: getattr(self, name) for name in _CHECKS}, _CHECKS)
+        set_arguments(self, FlinkScriptOperator, locals(), _CHECKS)
         self._check_one()
 
     template_fields: Sequence[str] = (*templated(__init__), *FlinkOperator.template_fields)

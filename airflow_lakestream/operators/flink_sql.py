@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 # No import of PyIceberg or Arrow at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import positive_seconds, proven_share
-from airflow_lakestream.config.literals import Check, check_literals
+from airflow_lakestream.config.literals import Check
 from airflow_lakestream.core.names import check_branch
-from airflow_lakestream.core.policies import is_given
-from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.flink.formats.known import check_format
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.operators.flink.base import FlinkOperator
 from airflow_lakestream.operators.sql_template import SqlRendering
-from airflow_lakestream.registry.config import refuse_secrets
 
 if TYPE_CHECKING:
     from airflow_lakestream.flink.config import FlinkConfig
@@ -104,46 +101,7 @@ class FlinkSqlOperator(SqlRendering, FlinkOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        # As early as possible, before a DAG with a secret in it is stored anywhere.
-        refuse_shown("sql", sql)
-        refuse_shown("table_properties", table_properties or {})
-        refuse_secrets(schema_registry or "")
-        self.topic = topic
-        self.table = table
-        self.columns = columns
-        self.consumer_group = consumer_group
-        self.sql = sql
-        self.sql_input = sql_input
-        self.schema = schema
-        self.format = format
-        self.schema_registry = schema_registry
-        self.branch = branch
-        self.start_offset = start_offset
-        self.start_timestamp = start_timestamp
-        self.publish_interval = publish_interval
-        self.partition_by = partition_by
-        self.table_properties = table_properties
-        self.on_data_loss = on_data_loss
-        self.on_error = on_error
-        self.max_rejected = max_rejected
-        self.checks = checks
-        self.prove = prove
-        own = {name: getattr(self, name) for name in templated(FlinkSqlOperator.__init__)}
-        check_literals({name: value for name, value in own.items() if name in _CHECKS}, _CHECKS)
-        landing_arguments = (
-            "topic",
-            "consumer_group",
-            "schema_registry",
-            "start_offset",
-            "start_timestamp",
-            "partition_by",
-            "on_data_loss",
-            "on_error",
-            "max_rejected",
-            "sql_input",
-            "checks",
-        )
-        check_literals({name: own[name] for name in landing_arguments if is_given(own[name])})
+        set_arguments(self, FlinkSqlOperator, locals(), _CHECKS)
 
     template_fields: Sequence[str] = (*templated(__init__), *FlinkOperator.template_fields)
 

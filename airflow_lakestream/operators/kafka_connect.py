@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 # No import of PyIceberg, Arrow or Kafka's client at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import positive_seconds, proven_share
-from airflow_lakestream.config.literals import Check, check_literals, is_literal
+from airflow_lakestream.config.literals import Check
 from airflow_lakestream.connect.configuration import as_text, refuse_literal_secrets
 from airflow_lakestream.connect.connector import ConnectorKind, OnKillConnector
 from airflow_lakestream.connect.iceberg_sink import complete_config
-from airflow_lakestream.core.policies import choose, is_given, seconds
+from airflow_lakestream.core.policies import choose, is_given, is_literal, seconds
 from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionLimits
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
 if TYPE_CHECKING:
@@ -103,17 +103,7 @@ class KafkaConnectOperator(SupervisedOperator):
         super().__init__(stall_timeout=stall_timeout, on_kill_action=on_kill_action, **kwargs)
         # As early as possible, before a DAG with a secret in it is stored anywhere.
         refuse_literal_secrets(config)
-        self.connector = connector
-        self.config = dict(config)
-        self.kind = kind
-        self.connect_conn_id = connect_conn_id
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.consumer_group = consumer_group
-        self.publish_interval = publish_interval
-        self.checks = checks
-        self.prove = prove
-        check_literals({name: getattr(self, name) for name in (*_CHECKS, "consumer_group", "checks")}, _CHECKS)
+        set_arguments(self, KafkaConnectOperator, {**locals(), "config": dict(config)}, self._checks() | _CHECKS)
         if all(map(is_literal, (connector, self.config, kind, iceberg_conn_id, publish_interval))):
             self.spec()
 

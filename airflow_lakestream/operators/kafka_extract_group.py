@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, TaskGroup
 
-from airflow_lakestream.config.arguments import flag
-from airflow_lakestream.config.literals import is_literal
+from airflow_lakestream.config.setting import SettingTaker
+from airflow_lakestream.config.settings import refuse_for
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.policies import OnEmpty, TableFormat, UnknownFields, choose, is_given, seconds
-from airflow_lakestream.core.routing import TableTemplate, is_pattern
+from airflow_lakestream.core.policies import OnEmpty, choose
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.arguments import extras_of
 from airflow_lakestream.operators.base import airflow_errors, keep_freed_memory, late_imports, need_extras
@@ -58,7 +56,7 @@ def kafka_extract_group(
     """
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
         raise InvalidArgument("tasks", f"{tasks!r} is not a number of tasks above 0.")
-    _refuse(arguments)
+    refuse_for(SettingTaker.GROUP, arguments)
     rule = {"trigger_rule": arguments.pop("trigger_rule")} if "trigger_rule" in arguments else {}
     with TaskGroup(group_id=group_id) as group:
         plan = PlanSharesOperator(task_id=PLAN, tasks=tasks, **rule, **arguments)
@@ -200,43 +198,8 @@ class CommitPiecesOperator(_SharedRunOperator):
         return self._report(context, run, config, choose(OnEmpty, "on_empty", self.on_empty))
 
 
-_OPERATOR = "Use KafkaExtractOperator."
-# By argument: the test for values that a group can't have, the reason, and the remedy.
-_NOT_FOR_A_GROUP: dict[str, tuple[Callable[[Any], object], str, str]] = {
-    "topic": (is_pattern, "a regex is not for a group of tasks.", _OPERATOR),
-    "table": (
-        lambda table: TableFormat.of(table) is TableFormat.ICEBERG and TableTemplate.parse(table).by_record,
-        "tables that each record chooses are not for a group of tasks.",
-        _OPERATOR,
-    ),
-    "unknown_fields": (
-        lambda value: value == UnknownFields.EVOLVE,
-        '"evolve" is not for a group of tasks: each would name other columns.',
-        'Use KafkaExtractOperator, or "rescue".',
-    ),
-    "parallelism": (is_given, "is not for a group of tasks.", "Set the number of readers with `tasks`."),
-    "replace": (partial(flag, "replace"), "is not for a group of tasks.", f"{_OPERATOR[:-1]}, in one task."),
-    "idle_timeout": (
-        partial(seconds, "idle_timeout"),
-        "is not for a group, whose plan is fixed.",
-        f"{_OPERATOR[:-1]}, in one task.",
-    ),
-}
-
-
-def _refuse(given: Mapping[str, Any]) -> None:
-    """Refuse impossible values for a group. Templates are not known yet, and pass.
-
-    Raises InvalidArgument.
-    """
-    for argument, (is_it, problem, remedy) in _NOT_FOR_A_GROUP.items():
-        value = given.get(argument)
-        if is_given(value) and is_literal(value) and is_it(value):
-            raise InvalidArgument(argument, problem, remedy)
-
-
 def _of_one_table(config: ExtractConfig) -> ExtractConfig:
-    _refuse(vars(config))
+    refuse_for(SettingTaker.GROUP, vars(config))
     return config.of_topic(config.topic)
 
 

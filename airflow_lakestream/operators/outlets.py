@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import Asset, AssetAlias
 
-from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.lakes.formats import lake_of
 
 
 def emit_to_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, Any]) -> None:
@@ -31,10 +31,5 @@ def emit_to_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, A
 
 
 def table_asset(table: str) -> Asset:
-    """Return the asset of a table: `iceberg://namespace/table`, or the location of a Delta table.
-
-    Its name is the table in the user's spelling.
-    """
-    if TableFormat.of(table) is TableFormat.DELTA:
-        return Asset(name=table, uri=table if "://" in table else f"file://{table}")
-    return Asset(name=table, uri=f"iceberg://{table.replace('.', '/')}")
+    """Return the asset of a table; its name is the table in the user's spelling."""
+    return Asset(name=table, uri=lake_of(table).uri(table))

@@ -7,9 +7,10 @@ import inspect
 from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config.arguments import as_text
+from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.base import airflow_errors
 
@@ -33,6 +34,10 @@ class TextRendering:
     # The value in rendering: an argument, `_ITEM`, or None for values that Airflow renders without changes here.
     _field: str | None = None
 
+    if TYPE_CHECKING:
+        # The arguments, which `arguments.set_arguments` sets: written values, or templates for them.
+        def __getattr__(self, name: str) -> Any: ...
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse_unknown(type(self), kwargs)
         super().__init__(*args, **kwargs)
@@ -54,11 +59,11 @@ class TextRendering:
     ) -> Any:
         """Render a value; a text of an own argument stays a text."""
         render: Any = super().render_template  # type: ignore[misc]  # BaseOperator's
-        jinja_env = jinja_env or self.get_template_env()  # type: ignore[attr-defined]  # the operator's
+        jinja_env = jinja_env or self.get_template_env()
         if self._field is None or not _is_native(jinja_env) or id(content) in (seen_oids or ()):
             return render(content, context, jinja_env, seen_oids)
         if isinstance(content, str):
-            is_file = content.endswith(tuple(self.template_ext))  # type: ignore[attr-defined]  # the operator's
+            is_file = content.endswith(tuple(self.template_ext))
             if is_file or _has_marks(content, jinja_env):
                 content = render(content, context, jinja_env, seen_oids)
             return self._read(content) if isinstance(content, str) else content
@@ -128,18 +133,24 @@ def annotations_of(operator: Any) -> Mapping[str, str]:
     return annotations
 
 
+@functools.cache
+def _known_arguments(operator: Any) -> frozenset[str]:
+    """Return the names of all arguments of an operator, also of Airflow's own."""
+    inits = [vars(kind)["__init__"] for kind in operator.__mro__[:-1] if "__init__" in vars(kind)]
+    names = {name for init in inits for name in inspect.signature(init).parameters}
+    return frozenset(names - {"self", "args", "kwargs"})
+
+
 def _refuse_unknown(operator: type, kwargs: Mapping[str, Any]) -> None:
     """Refuse an argument unknown to all classes of the operator, and name the nearest known argument.
 
     Raises InvalidArgument.
     """
-    inits = [vars(kind)["__init__"] for kind in operator.__mro__[:-1] if "__init__" in vars(kind)]
-    known = {name for init in inits for name in inspect.signature(init).parameters} - {"self", "args", "kwargs"}
+    kind: Any = operator
+    known = _known_arguments(kind)
     for name in kwargs:
         # Airflow passes on internal arguments with an underscore.
         if name not in known and not name.startswith("_"):
-            from airflow_lakestream.tables.schema.types import nearest
-
             near = nearest(name, known)
             own = ", ".join(sorted(annotations_of(operator)))
             remedy = f"Did you mean {near!r}?" if near is not None else f"There are {own}, and those of each operator."

@@ -11,9 +11,8 @@ from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.decoding import DECODING
-from airflow_lakestream.config.literals import check_literals
-from airflow_lakestream.core.policies import SchemaEvolution, Tombstones, is_given
-from airflow_lakestream.operators.arguments import extras_of, takes_decoding, templated
+from airflow_lakestream.core.policies import SchemaEvolution, Tombstones, is_given, landing_tombstones
+from airflow_lakestream.operators.arguments import extras_of, set_arguments, takes_decoding, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
 from airflow_lakestream.operators.sql_template import SqlRendering
 
@@ -69,17 +68,9 @@ class LakestreamReplayOperator(SqlRendering, BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_literals({"limit": limit}, {"limit": arguments.count})
-        self.table = table
-        self.consumer_group = consumer_group
-        self.stage = stage
-        self.reason = reason
-        self.limit = limit
-        self.schema_evolution = schema_evolution
-        self.tombstones = tombstones
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.storage_conn_id = storage_conn_id
+        set_arguments(
+            self, LakestreamReplayOperator, locals(), {"limit": arguments.count, "tombstones": landing_tombstones}
+        )
         self._stop = threading.Event()
 
     template_fields: Sequence[str] = templated(__init__)
@@ -119,7 +110,8 @@ class LakestreamReplayOperator(SqlRendering, BaseOperator):
             )
             done = work.run(open_tables(lake_of(self.table), self.iceberg_conn_id, self.storage_conn_id))
         counts = done.counts
-        log.info("%s: %s records replayed: %s.", self.table, f"{counts.read:,}", figures(counts_to_dict(counts)))
+        text = f"{counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{done.note}"
+        log.info("%s: %s", self.table, text)
         return {"table": self.table, "consumer_group": self.consumer_group, **done.to_dict()}
 
     def on_kill(self) -> None:

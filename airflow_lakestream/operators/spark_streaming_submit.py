@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-# No import of PyIceberg, Arrow or the Spark provider at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.core.policies import is_given
+
+# No import of PyIceberg, Arrow or the Spark provider at the top: Airflow parses DAG files again every half minute.
+from airflow_lakestream.lakes.formats import lake_of_app
 from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.base import need_extras
 from airflow_lakestream.operators.rendering import annotations_of
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.operators.sql_template import SqlRendering
-from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG
+from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -71,7 +73,7 @@ class SparkStreamingSubmitOperator(SqlRendering, StreamArguments):
 
         Raises InvalidArgument, and MissingExtra without Spark's packages, or Delta's for an app of Delta.
         """
-        need_extras("spark", *(("delta",) if self.app in DELTA_APPS else ()))
+        need_extras("spark", *lake_of_app(self.app).extras)
         from airflow_lakestream.operators.spark.set_up import build_supervision
 
         return build_supervision(self, context, wait)

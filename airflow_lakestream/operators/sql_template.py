@@ -47,7 +47,7 @@ class SqlRendering(TextRendering):
         """Return the statement before rendering, from the arguments or from the file."""
         sql = self.statement()
         # The environment is the operator's: this class is only a mixin.
-        return _read(sql, self.get_template_env()) if isinstance(sql, str) and sql.endswith(_FILE) else sql  # type: ignore[attr-defined]  # operators have it
+        return _read(sql, self.get_template_env()) if isinstance(sql, str) and sql.endswith(_FILE) else sql
 
     # Airflow renders a mapped operator by `_do_render_template_fields` of the unmapped operator, and never calls its
     # `render_template_fields`: only this method is called in all cases.
@@ -59,7 +59,7 @@ class SqlRendering(TextRendering):
         if isinstance(content, str) and content is self.statement():
             # Only for this field: with `template_ext`, a topic called `x.sql` would be a file, too.
             if content.endswith(_FILE):
-                jinja_env = jinja_env or self.get_template_env()  # type: ignore[attr-defined]  # the operator's
+                jinja_env = jinja_env or self.get_template_env()
                 content = _read(content, jinja_env)
             # A copy, since other fields must not see this name; Airflow's lazy values stay lazy.
             context = copy.copy(context)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.literals import check_literals
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.rendering import TextRendering
 
@@ -47,12 +46,7 @@ class TableContentsOperator(TextRendering, BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.table = table
-        self.consumer_group = consumer_group
-        self.samples = samples
-        self.iceberg_conn_id = iceberg_conn_id
-        given = {name: getattr(self, name) for name in self.template_fields}
-        check_literals(given, {"samples": arguments.count_from_zero})
+        set_arguments(self, TableContentsOperator, locals(), {"samples": arguments.count_from_zero})
 
     template_fields: Sequence[str] = templated(__init__)
 

@@ -16,8 +16,8 @@ def load(folder: str | Path, *, strict: bool = False) -> dict[str, DAG]:
     Call it in a DAG file. The DAGs are Airflow's from then on; it is not necessary to assign them to names.
 
     A wrong file becomes a DAG of the same id without a schedule, tagged `broken`: its page shows each error with its
-    position, and so does its task, which fails. A run that is under way continues. Airflow shows a warning of the DAG
-    file.
+    position, and so does its task, which fails. A run that is under way continues. The DAG processor's log of the DAG
+    file names it, too.
 
     :param folder: relative to the file that calls this, or absolute.
     :param strict: raise an error if a file is wrong, as a check before files are rolled out. Airflow then shows an

@@ -12,10 +12,8 @@ from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.pipelines.compiled import WHOLE_PART
 from airflow_lakestream.pipelines.errors import PipelineError
+from airflow_lakestream.pipelines.part import RENAMED
 from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
-
-# File keys with another argument name; all other keys equal the argument's name.
-_RENAMED = {"schema_": "schema", "properties": "table_properties"}
 
 
 class ArgumentCollector:
@@ -38,7 +36,7 @@ class ArgumentCollector:
         for name in type(part).model_fields:
             if name not in but and name in part.model_fields_set:
                 key = type(part).model_fields[name].alias or name
-                self.add(_RENAMED.get(name, name), getattr(part, name), (*path, key))
+                self.add(RENAMED.get(name, name), getattr(part, name), (*path, key))
 
     def add(self, name: str, value: Any, path: Path) -> None:
         """Add an argument, or replace its value; None adds nothing. The path of an argument's first value stays."""

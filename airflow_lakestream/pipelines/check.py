@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.config.literals import is_literal, refuse_templates, templates_in
+from airflow_lakestream.config.literals import refuse_templates, templates_in
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.policies import is_literal
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.formats import LAKES
 from airflow_lakestream.pipelines.compiled import CompiledPipeline, CompiledSensor, SinkLanding
 from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
 from airflow_lakestream.pipelines.operator import SENSORS
@@ -19,11 +20,13 @@ from airflow_lakestream.registry.config import is_address
 _SOME_INTERVAL = {"interval_start": "2026-01-01", "interval_end": "2026-01-02"}
 
 # Placeholders for required arguments of a landing, if only a run renders them.
-_SOME_NAMES = {"topic": "topic", "consumer_group": "group", "start_timestamp": 0}
+_SOME_NAMES = {"topic": "topic", "consumer_group": "group", "start_timestamp": 0, "key": ["key"]}
 # Placeholder for the registry of a connection.
 _SOME_REGISTRY = {"schema_registry": "http://localhost"}
 # The meaning of each depends on the others: if one is unknown, all are left out.
 _TOGETHER = {"sql", "sql_input", "schema", "partition_by", "sort_order"}
+# They add columns to those of SQL or schema.
+_MORE_COLUMNS = ("metadata_columns", "unknown_fields")
 
 
 def refuse_rendered(compiled: CompiledPipeline, landings: Sequence[SinkLanding]) -> None:
@@ -52,8 +55,7 @@ def _as_known(landing: SinkLanding) -> SinkLanding:
         return landing
     if unknown & _TOGETHER:
         unknown |= _TOGETHER
-    is_delta = landing.table_format == TableFormat.DELTA
-    some = {**_SOME_NAMES, "table": "/some/table" if is_delta else "some.table"}
+    some = {**_SOME_NAMES, "table": LAKES[landing.table_format].example}
     known = {name: value for name, value in landing.arguments.items() if name not in unknown}
     return replace(landing, arguments={**{name: some[name] for name in unknown & some.keys()}, **known})
 
@@ -65,11 +67,11 @@ def make_config(compiled: CompiledPipeline, landing: SinkLanding, **more: object
 
     :param more: configuration arguments in addition, or in place of the file's.
     """
-    kind = MirrorConfig if landing.mode == "mirror" else ExtractConfig
+    kind = MirrorConfig if landing.is_mirror else ExtractConfig
     known = {one.name for one in fields(kind)}
     # `parallelism` of a mirror is for Spark; the configuration would refuse it.
     arguments = {name: value for name, value in landing.arguments.items() if name in known}
-    if landing.mode == "mirror":
+    if landing.is_mirror:
         arguments.pop("parallelism", None)
     try:
         return kind(**{"table_format": landing.table_format, **arguments, **more})
@@ -88,9 +90,13 @@ def check(compiled: CompiledPipeline) -> list[ExtractConfig]:
     for landing in compiled.landings:
         try:
             interval = _SOME_INTERVAL if landing.mode == "replace" else {}
-            found.append(make_config(compiled, _as_known(landing), **interval))
+            config = make_config(compiled, _as_known(landing), **interval)
+            _check_columns(landing, config)
+            found.append(config)
         except PipelineError as error:
             problems += error.problems
+        except InvalidArgument as error:
+            problems.append(landing.problem(compiled.file, error))
     for sensor in compiled.sensors:
         try:
             _check_sensor(sensor)
@@ -99,6 +105,24 @@ def check(compiled: CompiledPipeline) -> list[ExtractConfig]:
     if problems:
         raise PipelineError(problems)
     return found
+
+
+def _check_columns(landing: SinkLanding, config: ExtractConfig) -> None:
+    """Check the columns in a landing's layout and checks, as a run does for a new table. Raises InvalidArgument.
+
+    Without SQL or schema the columns are not known; nor are they if records or templates may add some.
+    """
+    design = config.design
+    unsure = any(any(templates_in(name, landing.arguments.get(name))) for name in _MORE_COLUMNS)
+    if landing.mode == "mirror" or design.schema is None or design.grows or unsure:
+        return
+    config.lake.check_columns(design)
+    if (auditor := config.auditor) is not None:
+        # Imported here, since most files have no checks.
+        from airflow_lakestream.tables.schema.change import whole_schema
+        from airflow_lakestream.tables.schema.types import arrow_schema
+
+        auditor.check_columns(arrow_schema(whole_schema(design, None)))
 
 
 # Raises InvalidArgument. A sensor with templates is left to the run.

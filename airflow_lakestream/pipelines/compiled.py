@@ -13,6 +13,8 @@ from airflow_lakestream.pipelines.yaml_file import Place
 NEVER = "never"
 # The key of `FileArguments.places` for a part of the file as a whole.
 WHOLE_PART = ""
+# Modes of a sink whose table is a mirror, of a database's events or of plain records.
+MIRROR_MODES = ("mirror", "upsert")
 # The same as in `lakestream init`.
 SCHEDULES: Mapping[str, str] = {
     "extract": "*/5 * * * *",
@@ -58,13 +60,18 @@ class SinkLanding(FileArguments):
     :param sink: the sink's name in the file.
     :param apart: suffix for the names of its tasks, checkpoints and connectors; empty for a sink without `input`, of
         which a file has at most one.
-    :param mode: append, replace or mirror, as in the file.
+    :param mode: append, replace, mirror or upsert, as in the file.
     """
 
     sink: str
     apart: str
     mode: str
     table_format: str
+
+    @property
+    def is_mirror(self) -> bool:
+        """Whether the table is a mirror, of a database's events or of plain records."""
+        return self.mode in MIRROR_MODES
 
     @property
     def task_id(self) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from airflow_lakestream.config.literals import check_literals
-from airflow_lakestream.core.formats import ValueFormat
-from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.policies import TableFormat, ValueFormat
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.pipelines.arguments import ArgumentCollector, plain, seconds_at
-from airflow_lakestream.pipelines.compiled import CompiledPipeline, FileArguments, SinkLanding
+from airflow_lakestream.pipelines.compiled import MIRROR_MODES, CompiledPipeline, FileArguments, SinkLanding
 from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
 from airflow_lakestream.pipelines.flow import RecordFlow, check_flow, record_flows
 from airflow_lakestream.pipelines.model import Pipeline, PipelineSink
@@ -50,7 +49,7 @@ def compile_document(document: YamlDocument, engine: str | None = None) -> Compi
     try:
         pipeline = Pipeline.model_validate(content)
     except ValidationError as error:
-        raise PipelineError([_problem(document, one) for one in error.errors(include_url=False)]) from None
+        raise PipelineError(list(_problems(document, error.errors(include_url=False)))) from None
     if problems := check_flow(document, pipeline):
         raise PipelineError(problems)
     flows = record_flows(pipeline)
@@ -73,6 +72,30 @@ def _wrong_literals(compiled: CompiledPipeline) -> Iterator[FileProblem]:
             yield task.problem(compiled.file, error)
 
 
+def _problems(document: YamlDocument, errors: Sequence[Any]) -> Iterator[FileProblem]:
+    """Yield the problems for the errors of pydantic.
+
+    A misspelt required key is two errors (an unknown key, and a missing key), and one problem.
+    """
+    missing = {error["loc"] for error in errors if error["type"] == "missing"}
+    meant: dict[Path, Path] = {}
+    for loc in [error["loc"] for error in errors if error["type"] == "extra_forbidden"]:
+        if near := _near(loc[-1], [one[-1] for one in missing if one[:-1] == loc[:-1]]):
+            meant[loc] = (*loc[:-1], near)
+    for error in errors:
+        if key := meant.get(error["loc"]):
+            yield _misspelt(document, error["loc"], key[-1])
+        elif error["loc"] not in meant.values():
+            yield _problem(document, error)
+
+
+# The problem of an unknown key that was written for a required key.
+def _misspelt(document: YamlDocument, found: Path, key: str | int) -> FileProblem:
+    path = _in_file(document, found)
+    name = ".".join(map(str, path))
+    return document.problem(path, f"{name}: there is no such key. Did you mean {key}? It is required.")
+
+
 # Turns an error of pydantic into a problem; `_SAMPLES` has texts in place of pydantic's.
 def _problem(document: YamlDocument, error: Any) -> FileProblem:
     path = _in_file(document, error["loc"])
@@ -80,6 +103,8 @@ def _problem(document: YamlDocument, error: Any) -> FileProblem:
     kind = error["type"]
     if kind == "extra_forbidden":
         return document.problem(path, f"{name}: there is no such key.{_nearest(error['loc'])}")
+    if kind == "union_tag_not_found" and (typed := _near("type", error["input"])):
+        return _misspelt(document, (*error["loc"], typed), "type")
     context = {"expected": None, "known": ", ".join(_tags(error["loc"])), **error.get("ctx", {})}
     sample = _SAMPLES.get(kind)
     text = (
@@ -107,8 +132,13 @@ def _in_file(document: YamlDocument, found: tuple[str | int, ...]) -> Path:
 # The remedy for an unknown key: the closest known key, or all known keys.
 def _nearest(found: tuple[str | int, ...]) -> str:
     known = sorted({field.alias or name for part in _parts_at(found[:-1]) for name, field in part.model_fields.items()})
-    near = difflib.get_close_matches(str(found[-1]), known, 1)
-    return f" Did you mean {near[0]}?" if near else f" There are {', '.join(known)}."
+    near = _near(found[-1], known)
+    return f" Did you mean {near}?" if near else f" There are {', '.join(known)}."
+
+
+# The key that is most like a given key, or None if none is like it.
+def _near(key: object, known: Iterable[object]) -> str | None:
+    return next(iter(difflib.get_close_matches(str(key), list(map(str, known)), 1)), None)
 
 
 def _tags(found: tuple[str | int, ...]) -> list[str]:
@@ -212,11 +242,7 @@ def _landing(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Si
         if source.schema_ is not None:
             landing.add("schema", source.schema_, (*flow.source_at, "schema"))
             landing.add("sql_input", "decoded", (*flow.source_at, "schema"))
-    if sink.mode == "replace":
-        landing.add("mode", "interval", (*flow.sink_at, "mode"))
-        landing.add("replace", True, (*flow.sink_at, "mode"))
-    if sink.mode == "mirror":
-        landing.drop("envelope")
+    _add_mode(landing, flow)
     return SinkLanding(
         sink=flow.sink_name,
         apart="" if sink.input is None else flow.sink_name,
@@ -224,6 +250,18 @@ def _landing(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Si
         table_format=str(TableFormat(sink.type)),
         **landing.to_fields(document),
     )
+
+
+def _add_mode(landing: ArgumentCollector, flow: RecordFlow) -> None:
+    mode, path = flow.sink.mode, (*flow.sink_at, "mode")
+    if mode == "replace":
+        landing.add("mode", "interval", path)
+        landing.add("replace", True, path)
+    if mode in MIRROR_MODES:
+        landing.drop("envelope")
+    if mode == "upsert":
+        # None is the argument's value here, which `add` would leave out.
+        landing.values["envelope"], landing.paths["envelope"] = None, path
 
 
 def _alerts(document: YamlDocument, pipeline: Pipeline) -> FileArguments:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BROKEN = "broken"
-# Seconds of a parse for checks of changed files. Airflow ends the parse of a DAG file after 30 seconds.
+# Seconds of a processor for checks of changed files in a parse; see `read_folder`.
 _PATIENCE = 3.0
 _REMEDY = "Correct the file; `lakestream pipeline validate` checks it. The next parse of the DAG file takes it."
 _ABOUT_BROKEN = """\
@@ -46,22 +45,19 @@ correct version of the file; a new run fails.
 """
 
 
-class BrokenPipelineWarning(UserWarning):
-    """A file in a folder of pipelines is wrong; the correct files are loaded."""
-
-
 def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
     """Make the DAGs of a folder and register them with Airflow; see `airflow_lakestream.pipelines.load`."""
-    # A task's process looks for its own DAG, and its run checks the arguments.
-    patience = None if strict else 0 if get_parsing_context().dag_id else _PATIENCE
+    # A task's process, or a command, looks for one DAG, and its run checks the arguments.
+    asked = get_parsing_context().dag_id
+    patience = None if strict else 0 if asked else _PATIENCE
     dags, wrong = make_dags(read_folder(folder, cache(looked_up(*airflow_variables())), patience=patience))
     if strict and wrong:
         raise PipelineError([problem for one in wrong for problem in one.problems])
     for one in wrong:
-        problems = "; ".join(map(str, one.problems))
-        log.error("The pipeline %s is broken, and not scheduled: %s", one.name, problems)
-        # Airflow shows warnings of a DAG file: the caller of `load`.
-        warnings.warn(f"the pipeline {one.name} is broken: {problems}", BrokenPipelineWarning, stacklevel=2)
+        # The DAG processor logs all; the log of a task has nothing about other pipelines.
+        if asked in (None, one.name):
+            problems = "; ".join(map(str, one.problems))
+            log.error("The pipeline %s is broken, and not scheduled: %s", one.name, problems)
         dags[one.name] = broken_dag(one)
     for dag in dags.values():
         # Airflow registers each DAG that a `with` has left: only here, or it would also register half-made DAGs.

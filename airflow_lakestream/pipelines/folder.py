@@ -7,7 +7,6 @@ and the check of their SQL many more; reading the memory takes a tenth of a seco
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from airflow_lakestream.pipelines.compiled import WHOLE_PART, CompiledPipeline
 from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
-from airflow_lakestream.pipelines.memory import PipelineMemory, memory_of
+from airflow_lakestream.pipelines.memory import CheckTime, PipelineMemory, memory_of
 from airflow_lakestream.pipelines.operator import connector_of
 from airflow_lakestream.pipelines.reading import problems_of, read_file, text_of
 
@@ -67,12 +66,13 @@ def read_folder(
 
     :param lookup: returns the value of `${NAME}`; see `variables.looked_up`.
     :param memory: file with the memory of compiled pipelines; default: below AIRFLOW_HOME.
-    :param patience: seconds for the check of DDL and SQL that was not checked before. Files not checked by then are
-        accepted, and checked by the next call; a check that takes longer is left to the run. None: check all files.
+    :param patience: seconds of a processor for the check of DDL and SQL that was not checked before; on the clock, at
+        most three times as many. Files not checked by then are accepted, and checked by the next call; a check that
+        takes longer is left to the run. None: check all files.
     """
     if not folder.is_dir():
         raise PipelineError([FileProblem(str(folder), 0, 0, "there is no such folder of pipelines.")])
-    until = None if patience is None else time.monotonic() + patience
+    time_left = None if patience is None else CheckTime(patience)
     remembered = PipelineMemory(memory or memory_of(folder), lookup)
     found: list[CompiledPipeline] = []
     wrong: dict[str, list[FileProblem]] = {}
@@ -83,7 +83,7 @@ def read_folder(
         except PipelineError as error:
             wrong[name] = error.problems
     try:
-        wrong |= {one.file: problems for one in found if (problems := remembered.checked(one, until))}
+        wrong |= {one.file: problems for one in found if (problems := remembered.checked(one, time_left))}
         found = [one for one in found if one.file not in wrong]
         # A name belongs to the file that had it at the last call, so a new file with the same name is the wrong one.
         for problem in _clashes(sorted(found, key=lambda one: remembered.name_of(one.file) != one.name)):

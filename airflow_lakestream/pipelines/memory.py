@@ -20,10 +20,39 @@ from airflow_lakestream.pipelines.reading import problems_of, problems_within, r
 
 # Seconds for one file's DDL and SQL, including the first import of the checkers.
 _ENOUGH = 10.0
-# In the place of a file's problems, if the check has taken longer.
-_LATE = "late"
+# In the place of a file's problems, if the check has taken longer: once, as on a machine that is busy, and twice.
+_LATE_ONCE, _LATE = "late once", "late"
 # Age in seconds from which a temporary file counts as abandoned.
 _LEFT = 3600.0
+
+
+# Seconds on the clock for each second of a processor: a machine that is busy slows checks down, and Airflow ends the
+# parse of a DAG file after 30 seconds on the clock.
+_BUSY = 3.0
+
+
+class CheckTime:
+    """Time for the checks of a call, in seconds of a processor: of this process, and of its children that have ended.
+
+    On the clock, the time ends after three times as many seconds.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._until = _processor_seconds() + seconds
+        self._until_on_clock = _clock_seconds() + seconds * _BUSY
+
+    @property
+    def is_left(self) -> bool:
+        """Whether another check may begin."""
+        return _processor_seconds() < self._until and _clock_seconds() < self._until_on_clock
+
+
+def _clock_seconds() -> float:
+    return time.monotonic()
+
+
+def _processor_seconds() -> float:
+    return sum(os.times()[:4])
 
 
 def memory_of(folder: Path) -> Path:
@@ -87,27 +116,28 @@ class PipelineMemory:
         self._now[name] = {"key": self._key(text, names), "variables": names, "compiled": compiled.to_dict()}
         return compiled
 
-    def checked(self, compiled: CompiledPipeline, until: float | None) -> list[FileProblem]:
+    def checked(self, compiled: CompiledPipeline, time_left: CheckTime | None) -> list[FileProblem]:
         """Return the problems of a pipeline that `read` has returned; empty if it is correct or not checked yet.
 
-        A check that takes more than ten seconds is given up and noted, and not tried again for the same content.
+        A check that takes more than ten seconds is given up and noted. After two of them it is not tried again for the
+        same content.
 
-        :param until: end of new checks, by the monotonic clock: later, only known problems are returned. None: check
-            without a limit, also after a check that was given up.
+        :param time_left: once it is over, only known problems are returned. None: check without a limit, also after a
+            check that was given up.
         """
         key = _digest(compiled.file, self._now[compiled.file]["key"])
         known = self._checked_before.get(key)
-        if until is None and known in (None, _LATE):
+        if time_left is None and known in (None, _LATE_ONCE, _LATE):
             known = [asdict(one) for one in problems_of(compiled)]
-        elif known is None and until is not None and time.monotonic() < until:
+        elif known in (None, _LATE_ONCE) and time_left is not None and time_left.is_left:
             try:
                 found = problems_within(_ENOUGH, compiled)
                 known = None if found is None else [asdict(one) for one in found]
             except TimeoutError:
-                known = _LATE
+                known = _LATE if known == _LATE_ONCE else _LATE_ONCE
         if known is not None:
             self._checked[key] = known
-        return [] if known in (None, _LATE) else [FileProblem(**one) for one in known]
+        return [] if known in (None, _LATE_ONCE, _LATE) else [FileProblem(**one) for one in known]
 
     def name_of(self, file: str) -> str | None:
         """Return the name of a file's last correct pipeline, or None if it is not remembered."""

@@ -6,17 +6,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from airflow_lakestream.core.formats import KeyFormat, UnavailableValues, ValueEnvelope, ValueFormat
+from airflow_lakestream.config.setting import SettingSection
 from airflow_lakestream.core.policies import (
-    MergeMode,
-    OnDataLoss,
-    OnError,
-    OutOfRange,
-    SchemaEvolution,
+    KeyFormat,
     StartOffset,
-    TimestampsFiner,
-    Tombstones,
-    UnknownFields,
+    ValueEnvelope,
+    ValueFormat,
 )
 from airflow_lakestream.pipelines.part import (
     FLAG,
@@ -30,11 +25,11 @@ from airflow_lakestream.pipelines.part import (
     Functions,
     Named,
     Names,
-    Number,
     NumberFromZero,
     Part,
     Tags,
     WholeNumber,
+    with_settings,
 )
 from airflow_lakestream.pipelines.sensors import AnySensor
 
@@ -53,6 +48,7 @@ class Metadata(Part):
     tags: Tags = []
 
 
+@with_settings(SettingSection.SOURCE)
 class Source(Part):
     """A Kafka topic, and the decoding of the records; the arguments of KafkaExtractOperator."""
 
@@ -63,22 +59,8 @@ class Source(Part):
     format: ValueFormat = ValueFormat.JSON
     key_format: KeyFormat | None = None
     envelope: ValueEnvelope | None = None
-    schema_registry: str | None = Field(
-        default=None, description="a URL or a connection's id, for formats with schemas"
-    )
-    writer_schemas: Names | None = None
-    csv_delimiter: str | None = None
-    timestamps_finer: TimestampsFiner | None = None
-    unavailable_placeholder: str | None = Field(
-        default=None, description="of Debezium's events: the connector's unavailable.value.placeholder"
-    )
-    unavailable_values: UnavailableValues | None = None
     start_offset: StartOffset = StartOffset.EARLIEST
-    start_timestamp: str | WholeNumber | None = None
     schema_: str | None = Field(default=None, alias="schema", description="DDL of what transformations read")
-    tombstones: Tombstones | None = None
-    on_data_loss: OnDataLoss | None = None
-    poll_timeout: Duration | None = None
 
 
 class Transformation(Part):
@@ -109,19 +91,17 @@ class Checks(Part):
     freshness: Duration | None = Field(default=None, description="most age of the newest record")
 
 
+@with_settings(SettingSection.ERRORS)
 class Quality(Part):
     """Treatment of bad records, and conditions on the rows."""
 
-    on_error: OnError | None = None
-    max_rejected: WholeNumber | Number | str | None = Field(
-        default=None, description="most bad records: a count or a share"
-    )
     checks: Checks | None = None
     freshness: Duration | None = Field(
         default=None, description="most age of a record that the table lacks, looked at after each landing"
     )
 
 
+@with_settings(SettingSection.SCHEMA, SettingSection.TABLE, SettingSection.ROWS)
 class PipelineSink(Part):
     """A table, and the landing in the table."""
 
@@ -133,23 +113,13 @@ class PipelineSink(Part):
     connection: str | None = Field(
         default=None, description="id of an Airflow connection: of type iceberg, or that of a Delta table's store"
     )
-    mode: Literal["append", "replace", "mirror"] = Field(
+    mode: Literal["append", "replace", "mirror", "upsert"] = Field(
         default="append",
-        description="replace: each run lands its data interval again; mirror: by Debezium's events",
+        description="replace: each run lands its data interval again; mirror: by Debezium's events; "
+        "upsert: the newest record of each key",
     )
     schema_: str | None = Field(default=None, alias="schema", description='DDL, such as "id bigint not null"')
-    schema_evolution: SchemaEvolution | None = None
-    unknown_fields: UnknownFields | None = None
-    metadata_columns: Names | None = None
-    partition_by: Names | None = None
-    sort_order: Names | None = None
     properties: dict[str, str] | None = None
-    key: Names | None = Field(default=None, description="of a mirror: the columns of the primary key")
-    soft_delete: Flag | None = None
-    out_of_range: OutOfRange | None = None
-    merge_mode: MergeMode | None = None
-    rename_columns: dict[str, str] | None = Field(default=None, description="names of columns by those of fields")
-    source_tables: str | None = None
     consumer_group: str | None = Field(default=None, description="names the ledger; default: the source's")
     quality: Quality | None = Field(default=None, description="of this sink, instead of the file's")
 
@@ -196,6 +166,7 @@ class Alerts(Part):
     )
 
 
+@with_settings(SettingSection.LIMITS)
 class Orchestration(Part):
     """Engine and schedule of the landings."""
 
@@ -205,11 +176,7 @@ class Orchestration(Part):
     )
     start_date: str = Field(default="2026-01-01", description="a date; matters with catchup, and for data intervals")
     catchup: Flag = False
-    checkpoint_interval: Duration | None = Field(default=None, description="longest time between commits")
     parallelism: FromOne | None = Field(default=None, description="processes, or tasks of a group")
-    max_records: FromOne | None = Field(default=None, description="most records of a run; on Spark, of a batch")
-    max_batch_bytes: WholeNumber | str | None = None
-    idle_timeout: Duration | None = None
     retries: FromZero = Field(default=3)
     retry_delay: Duration = 60.0
     # As many characters as Airflow's database keeps.

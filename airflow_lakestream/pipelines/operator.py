@@ -122,7 +122,7 @@ def _of_landing(compiled: CompiledPipeline, landing: SinkLanding, after: tuple[s
         module, name = f"{_BASE}.spark_streaming_submit", "SparkStreamingSubmitOperator"
         return OperatorCall(module, name, first, _of_spark(compiled, landing), landing, after)
     call = dict(landing.arguments)
-    if landing.mode == "mirror":
+    if landing.is_mirror:
         return OperatorCall(f"{_BASE}.kafka_mirror", "KafkaMirrorOperator", first, call, landing, after)
     if compiled.engine == "group":
         tasks = {"tasks": call.pop("parallelism")} if "parallelism" in call else {}
@@ -133,7 +133,7 @@ def _of_landing(compiled: CompiledPipeline, landing: SinkLanding, after: tuple[s
 
 def app_of(landing: SinkLanding) -> str:
     """Return the name of the bundled Spark app for a landing, such as `cdc_to_delta`."""
-    kind = "cdc" if landing.mode == "mirror" else "kafka"
+    kind = "cdc" if landing.is_mirror else "kafka"
     return f"{kind}_to_{TableFormat(landing.table_format)}"
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
+from airflow_lakestream.config.setting import SettingKind, SettingSection
+from airflow_lakestream.config.settings import SETTINGS
+
+SomePart = TypeVar("SomePart", bound="Part")
+# Names of fields that differ from the argument's name.
+RENAMED = {"schema_": "schema", "properties": "table_properties"}
 NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,99}$"
 
 
@@ -65,3 +72,39 @@ class Part(BaseModel):
     """A part of a pipeline's file: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)
+
+
+_TYPES: Mapping[SettingKind, Any] = {
+    SettingKind.TEXT: str,
+    SettingKind.NAMES: Names,
+    SettingKind.MAPPING: dict[str, str],
+    SettingKind.FLAG: Flag,
+    SettingKind.COUNT: FromOne,
+    SettingKind.SIZE: WholeNumber | str,
+    SettingKind.SECONDS: Duration,
+    SettingKind.MOMENT: str | WholeNumber,
+    SettingKind.LIMIT: WholeNumber | Number | str,
+}
+
+
+def with_settings(*sections: SettingSection) -> Callable[[type[SomePart]], type[SomePart]]:
+    """Return a decorator that adds a key for each setting of some sections, except for keys that the part has."""
+
+    def decorate(part: type[SomePart]) -> type[SomePart]:
+        own = {RENAMED.get(name, name) for name in part.model_fields}
+        keys: dict[str, Any] = {
+            one.name: (_TYPES[one.kind] if isinstance(one.kind, SettingKind) else one.kind, one.text())
+            for one in SETTINGS.values()
+            if one.section in sections and one.name not in own
+        }
+        fields: Any = {
+            name: (kind | None, Field(default=None, description=text)) for name, (kind, text) in keys.items()
+        }
+        # mypy can't distinguish fields from the arguments with underscores.
+        create: Any = create_model
+        made: type[SomePart] = create(
+            part.__name__, __base__=part, __doc__=part.__doc__, __module__=part.__module__, **fields
+        )
+        return made
+
+    return decorate

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from airflow_lakestream.config.engines import EngineCapability, lack_of
 from airflow_lakestream.config.literals import templates_in
-from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
+from airflow_lakestream.config.setting import SettingSection, SettingTaker
+from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.core.names import DEFAULT_METADATA
-from airflow_lakestream.core.policies import OF_INPUT, is_template
+from airflow_lakestream.core.policies import OF_INPUT, ValueEnvelope, ValueFormat, is_template
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.onramp.schedules import schedule_problem
-from airflow_lakestream.pipelines.compiled import SCHEDULES
+from airflow_lakestream.pipelines.compiled import MIRROR_MODES, SCHEDULES
 from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.flow import RecordFlow
 from airflow_lakestream.pipelines.model import Pipeline
-from airflow_lakestream.pipelines.part import NAME
+from airflow_lakestream.pipelines.part import NAME, RENAMED
 from airflow_lakestream.pipelines.waiting import check_sensors
 from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
 
@@ -66,34 +68,17 @@ def _decoded(schema: str) -> pa.Schema:
     return pa.schema([*payload_schema(to_schema(schema), ()), *metadata_schema(DEFAULT_METADATA)])
 
 
-# Keys for engines that don't use our decoding. The engine that creates a table may set the design of the table.
-_ANY = frozenset(
-    {"type", "topic", "connection", "consumer_group", "format", "schema_registry", "table", "mode", "schema_"}
-    | {"partition_by", "properties", "engine", "schedule", "start_date", "catchup", "checkpoint_interval"}
-    | {"parallelism", "retries", "retry_delay", "pool", "deferrable", "alerts", "spark", "flink", "connect"}
-    | {"checks", "sensors", "freshness", "input", "quality"}
-)
-ON_BRANCHES = {
-    "flink": _ANY | {"start_offset", "start_timestamp", "on_data_loss", "on_error", "max_rejected"},
-    "connect": _ANY | {"sort_order"},
-}
-_OF_MIRRORS = ("key", "soft_delete", "out_of_range", "merge_mode", "source_tables")
-_NOT_OF_MIRRORS = {
-    "sources": ("start_offset", "start_timestamp", "tombstones", "key_format", "csv_delimiter", "unavailable_values"),
-    "sinks": ("schema_evolution", "unknown_fields", "metadata_columns"),
-}
+# Engines that decode records themselves, and append to a branch.
+ON_BRANCHES = {"flink": SettingTaker.FLINK, "connect": SettingTaker.CONNECT}
 # Formats that SQL can read before decoding.
 _TEXTS = (ValueFormat.JSON, ValueFormat.RAW)
 # Keys of `orchestration` that tasks render; other keys, and all of `metadata`, go to Airflow without rendering.
-OF_LANDING = ("checkpoint_interval", "parallelism", "max_records", "max_batch_bytes", "idle_timeout")
+OF_LANDING = tuple(one.name for one in SETTINGS.values() if one.section is SettingSection.LIMITS)
 _RENDERED = (*OF_LANDING, "sensors", "spark", "flink", "connect")
 # Keys that a submission uses in the trigger's interval.
 _NOT_BY_SPARK = ("checkpoint_interval",)
-# Keys for a landing in a worker only.
-_NOT_ON_SPARK = {
-    "idle_timeout": "is not for Spark: a continuous query follows the topic by itself. Leave it out.",
-    "max_batch_bytes": "is not for Spark: max_records bounds a batch. Leave it out.",
-}
+# Settings that compilation gives to Spark under another name.
+_OTHERWISE_ON_SPARK = ("checkpoint_interval", "max_records", "parallelism")
 
 
 def contradictions(document: YamlDocument, pipeline: Pipeline, found: Sequence[RecordFlow]) -> Iterator[FileProblem]:
@@ -114,13 +99,10 @@ def contradictions(document: YamlDocument, pipeline: Pipeline, found: Sequence[R
     for flow in found:
         yield from _of_engine(document, pipeline, flow)
         yield from _of_columns(document, flow)
-        if flow.sink.mode == "mirror":
+        if flow.sink.mode in MIRROR_MODES:
             yield from _of_mirror(document, pipeline, flow)
             continue
-        for key in _OF_MIRRORS:
-            if getattr(flow.sink, key) is not None:
-                problem = f"{key} goes with mode: mirror; the mode is {flow.sink.mode!r}."
-                yield document.problem((*flow.sink_at, key), problem)
+        yield from _refused(document, SettingTaker.LANDING, flow.sink, flow.sink_at)
     for name, source in pipeline.sources.items():
         if source.schema_ is not None and not any(flow.steps for flow in found if flow.source_name == name):
             problem = "it sets the columns for transformations, and no transformation reads this source."
@@ -222,12 +204,16 @@ def _of_engine(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> 
     orchestration, mode = pipeline.orchestration, flow.sink.mode
     if orchestration.engine in ON_BRANCHES:
         yield from _of_branches(document, pipeline, flow)
-    if orchestration.engine == "group" and mode != "append":
-        yield document.problem((*flow.sink_at, "mode"), f"{mode!r} is for the engines extract and spark.")
+    for needed, is_needed in (
+        (EngineCapability.REPLACE, mode == "replace"),
+        (EngineCapability.MIRROR, mode in MIRROR_MODES and orchestration.engine != "extract"),
+        (EngineCapability.DELTA, flow.sink.type == "delta"),
+    ):
+        if is_needed and (lack := lack_of(orchestration.engine, needed)):
+            key, value = ("type", flow.sink.type) if needed is EngineCapability.DELTA else ("mode", mode)
+            yield document.problem((*flow.sink_at, key), f"{value} {' '.join(lack)}")
     if orchestration.engine == "spark":
-        for key, rule in _NOT_ON_SPARK.items():
-            if getattr(orchestration, key) is not None:
-                yield document.problem(("orchestration", key), f"{key} {rule}")
+        yield from _refused(document, SettingTaker.SPARK, orchestration, ("orchestration",), *_OTHERWISE_ON_SPARK)
 
 
 def _of_branches(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
@@ -236,28 +222,34 @@ def _of_branches(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -
     Also yield the problems of transformations: Flink translates SQL, Connect takes none.
     """
     engine = pipeline.orchestration.engine
-    takes, whose = ON_BRANCHES[engine], f"is not for the engine {engine}. Leave it out, or take another engine."
+    taker = ON_BRANCHES[engine]
     if flow.steps and engine == "flink":
         yield from flink_problems(document, pipeline, flow)
-    elif flow.steps:
-        yield document.problem(("transformations",), f"transformations: SQL {whose}")
+    elif flow.steps and (lack := lack_of(engine, EngineCapability.SQL)):
+        yield document.problem(("transformations",), f"transformations: SQL {' '.join(lack)}")
     yield from _of_their_formats(document, engine, flow)
     yield from _of_made_times(document, engine, flow.source.schema_, (*flow.source_at, "schema"))
     yield from _of_made_times(document, engine, flow.sink.schema_, (*flow.sink_at, "schema"))
-    if flow.sink.type != "iceberg" or flow.sink.mode != "append":
-        yield document.problem((*flow.sink_at, "mode"), f"{engine} appends to Iceberg tables only.")
-    parts: list[tuple[BaseModel, Path]] = [
-        (flow.source, flow.source_at),
-        (flow.sink, flow.sink_at),
-        (pipeline.orchestration, ("orchestration",)),
-        (pipeline.quality, ("quality",)),
-    ]
-    if flow.sink.quality is not None:
-        parts[-1] = (flow.sink.quality, (*flow.sink_at, "quality"))
-    for part, path in parts:
-        for name in sorted(part.model_fields_set - takes):
+    yield from _refused(document, taker, flow.source, flow.source_at)
+    yield from _refused(document, taker, flow.sink, flow.sink_at)
+    yield from _refused(document, taker, pipeline.orchestration, ("orchestration",))
+    quality_at: Path = ("quality",) if flow.sink.quality is None else (*flow.sink_at, "quality")
+    yield from _refused(document, taker, flow.sink.quality or pipeline.quality, quality_at)
+
+
+def _refused(
+    document: YamlDocument, taker: SettingTaker, part: BaseModel, path: Path, *but: str
+) -> Iterator[FileProblem]:
+    """Yield the settings of a part that a taker does not take.
+
+    :param but: names to leave out.
+    """
+    for name in sorted(part.model_fields_set - {*but}):
+        setting = SETTINGS.get(RENAMED.get(name, name))
+        refusal = None if setting is None else setting.refusal(taker)
+        if refusal is not None and getattr(part, name) is not None:
             key = type(part).model_fields[name].alias or name
-            yield document.problem((*path, key), f"{key} {whose}")
+            yield document.problem((*path, key), f"{key} {refusal.text(taker)} {refusal.remedy}")
 
 
 def _of_their_formats(document: YamlDocument, engine: str, flow: RecordFlow) -> Iterator[FileProblem]:
@@ -281,8 +273,8 @@ def _of_made_times(document: YamlDocument, engine: str, schema: str | None, path
     # Another check reports an invalid schema.
     with suppress(InvalidArgument):
         for column, source in parse_timed_schema(schema)[1].items():
-            problem = f"column {'.'.join(column)!r} is made {source}, and {engine} makes no such times."
-            yield document.problem(path, f"{problem} Take the engine extract, group or spark.")
+            if lack := lack_of(engine, EngineCapability.TIMES):
+                yield document.problem(path, f"column {'.'.join(column)!r}: a time made {source} {' '.join(lack)}")
 
 
 def _of_columns(document: YamlDocument, flow: RecordFlow) -> Iterator[FileProblem]:
@@ -299,14 +291,21 @@ def _of_columns(document: YamlDocument, flow: RecordFlow) -> Iterator[FileProble
 
 
 def _of_mirror(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
-    if flow.steps:
-        yield document.problem(flow.last_at[:1], "a mirror has the rows of the database's table; leave them out.")
-    if flow.source.envelope not in (None, ValueEnvelope.DEBEZIUM):
-        yield document.problem((*flow.source_at, "envelope"), "a mirror follows Debezium's events.")
-    parts: list[tuple[BaseModel, Path]] = [(flow.source, flow.source_at), (flow.sink, flow.sink_at)]
-    for part, path in parts:
-        for key in _NOT_OF_MIRRORS[str(path[0])]:
-            if key in part.model_fields_set:
-                yield document.problem((*path, key), f"{key} is not for a mirror. Leave it out.")
+    is_upsert = flow.sink.mode == "upsert"
+    taker = SettingTaker.UPSERT if is_upsert else SettingTaker.MIRROR
+    if flow.steps and is_upsert and (refusal := SETTINGS["sql"].refusal(taker)) is not None:
+        yield document.problem(flow.last_at[:1], f"SQL {refusal.text(taker)} Leave it out, or take mode: append.")
+    elif flow.steps and (lack := lack_of("mirror", EngineCapability.SQL)):
+        yield document.problem(flow.last_at[:1], f"SQL {' '.join(lack)}")
+    if flow.source.envelope not in (None, *(() if is_upsert else (ValueEnvelope.DEBEZIUM,))):
+        problem = (
+            "mode: upsert takes plain records. Leave it out." if is_upsert else "a mirror follows Debezium's events."
+        )
+        yield document.problem((*flow.source_at, "envelope"), problem)
+    if is_upsert and getattr(flow.sink, "key", None) is None:
+        problem = "key is missing: plain records do not show which columns identify a row. Name the columns: [id]."
+        yield document.problem((*flow.sink_at, "mode"), problem)
+    yield from _refused(document, taker, flow.source, flow.source_at, "envelope")
+    yield from _refused(document, taker, flow.sink, flow.sink_at, "mode")
     if pipeline.orchestration.parallelism is not None and pipeline.orchestration.engine == "extract":
         yield document.problem(("orchestration", "parallelism"), "a mirror is merged by one process. Leave it out.")

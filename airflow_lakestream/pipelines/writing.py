@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from airflow_lakestream.onramp.dag_file import SCHEDULES, DagEngine, DagFile
+from airflow_lakestream.onramp.dag_file import SCHEDULES, DagEngine, DagFile, note_lines
 from airflow_lakestream.pipelines.check import check
 from airflow_lakestream.pipelines.compiling import compile_document
 from airflow_lakestream.pipelines.yaml_file import read_document
@@ -26,10 +26,11 @@ def pipeline_text(file: DagFile) -> str:
 
     Raises PipelineError if a pipeline can't express the DAG file.
     """
-    parts = _parts(file)
+    comments = {name: [text] for name, text in _SECTIONS.items()}
+    comments["sinks"] += note_lines(file.column_notes)
     text = _HEAD + "".join(
-        f"{_SECTIONS[name]}\n{dumped({name: part})}" if name in _SECTIONS else dumped({name: part})
-        for name, part in parts.items()
+        "".join(f"{line}\n" for line in comments.get(name, [])) + dumped({name: part})
+        for name, part in _parts(file).items()
     )
     check(compile_document(read_document(f"{file.dag_id}.yaml", text, _no_variable)))
     return text
@@ -41,11 +42,8 @@ def _parts(file: DagFile) -> dict[str, Any]:
     sql, sql_input = decoding.pop("sql", None), decoding.pop("sql_input", None)
     name = _name_of(file.topic)
     source: dict[str, Any] = {"type": "kafka", "topic": file.topic}
-    sink: dict[str, Any] = {"type": "delta" if file.is_delta else "iceberg", "table": file.table}
-    for part, argument in (
-        (source, "kafka_conn_id"),
-        (sink, "storage_conn_id" if file.is_delta else "iceberg_conn_id"),
-    ):
+    sink: dict[str, Any] = {"type": str(file.lake.format), "table": file.table}
+    for part, argument in ((source, "kafka_conn_id"), (sink, file.lake.connection)):
         if argument in file.connections:
             part["connection"] = file.connections[argument]
     if file.group != file.dag_id:

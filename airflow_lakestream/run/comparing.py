@@ -20,8 +20,8 @@ from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, ranges_of
 from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
 
-# The differences with named columns; all offsets are reported.
-_NAMED = 5
+# The number of differing records whose columns are named; the offsets of all differing records are reported.
+_MOST_NAMED = 5
 
 Offsets = npt.NDArray[np.int64]
 ReadRows = Callable[[], Iterator[pa.Table]]
@@ -84,11 +84,11 @@ class EngineRows:
         self._equal.append((key, at[~differs]))
         if differs.any():
             self._different.append((key, at[differs]))
-            for place in np.unique(places[differs])[: max(0, _NAMED - len(self._ours))].tolist():
+            for place in np.unique(places[differs])[: max(0, _MOST_NAMED - len(self._ours))].tolist():
                 self._ours[partition, int(mine[place])] = columns[:, place]
 
     def named(self) -> list[ValueDifference]:
-        """Return the first differences, with the columns that differ; reads the engine's files again."""
+        """Return the first `_MOST_NAMED` differing records, with their differing columns; reads the files again."""
         columns_by_place: dict[tuple[int, int], set[str]] = {}
         for partition, offsets, rows in self._by_partition():
             for offset in sorted({o for p, o in self._ours if p == partition} & set(offsets.tolist())):

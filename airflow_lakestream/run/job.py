@@ -15,7 +15,7 @@ from pyiceberg.catalog import Catalog
 from airflow_lakestream.config.landing import ExtractConfig as ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.job import LandingJob
-from airflow_lakestream.core.policies import OnDataLoss, OnError, Tombstones, choose
+from airflow_lakestream.core.policies import OnDataLoss, OnError, choose
 from airflow_lakestream.core.ports import RejectStore, Sink
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.routing import RecordRouter
@@ -60,7 +60,7 @@ def build_job(
     sink = _sink(config, catalog, fan_out, parts)
     router = None if fan_out is None else _router(fan_out, sink)
     sql = config.statement.transform if config.statement is not None else None
-    tombstones = choose(Tombstones, "tombstones", config.tombstones)
+    tombstones = config.tombstone_policy
     metadata = tuple(config.metadata_columns)
     decoders = RowDecoderFactory(config.payload, metadata, router, on_error, tombstones, sql, columns=config.decoded)
     return LandingJob(
@@ -73,8 +73,8 @@ def build_job(
             config.consumer_group,
             poll_timeout=config.poll_seconds,
             where=where,
-            with_keys=decoders.needs_keys,
-            with_headers=decoders.needs_headers,
+            parts=decoders.parts,
+            bytes_per_second=config.bytes_per_second,
         ),
         decoders=decoders,
         sink=sink,

@@ -13,8 +13,16 @@ from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.sharing.side_by_side import ReaderProcess, ReadOrder
 from airflow_lakestream.run import job as extract
-from airflow_lakestream.runtime.allocation import ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
-from airflow_lakestream.runtime.processes import ChildPipe, ChildProcesses, can_fork, processors
+from airflow_lakestream.runtime.processes import (
+    ARENA_MAX,
+    MMAP_THRESHOLD,
+    TRIM_THRESHOLD,
+    ChildPipe,
+    ChildProcesses,
+    can_fork,
+    processors,
+    tune_allocation,
+)
 
 # Kilobytes that librdkafka may read ahead, in all processes together.
 QUEUED_KBYTES = 16 * 1024

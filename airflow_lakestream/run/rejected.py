@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from airflow_lakestream.audit.books import NoLedger
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.formats import lake_of
 
 
 class RejectView(Protocol):
@@ -57,19 +57,21 @@ def open_rejected(lake: Any, table: str, group: str | None = None) -> RejectView
     :param lake: opens the table: a catalog, or a Delta table's store.
     :param group: a group that must have landed in the table; else NoLedger is raised, with the groups that have.
     """
-    opened = _of_delta(lake, table) if TableFormat.of(table) is TableFormat.DELTA else _of_iceberg(lake, table)
+    opened: RejectView = lake_of(table).part("rejects")(lake, table)
     if group is not None and group not in opened.groups:
         raise NoLedger(table, group, tuple(opened.groups))
     return opened
 
 
-def _of_iceberg(catalog: Any, table: str) -> _IcebergRejectView:
+def of_iceberg(catalog: Any, table: str) -> RejectView:
+    """Open an Iceberg table and its reject table."""
     from airflow_lakestream.audit.run import load_both
 
     return _IcebergRejectView(*load_both(catalog, table))
 
 
-def _of_delta(storage: Any, table: str) -> _DeltaRejectView:
+def of_delta(storage: Any, table: str) -> RejectView:
+    """Open a Delta table and its reject table."""
     from airflow_lakestream.audit.run import load_consistent
     from airflow_lakestream.tables.rejects.settlement import rejects_of
 

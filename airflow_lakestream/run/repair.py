@@ -30,7 +30,15 @@ from airflow_lakestream.core.landing.job import LandingJob, check_still_there, r
 from airflow_lakestream.core.landing.plan import Plan, TopicState, check_log, leader_epochs, reach
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.names import METADATA_NAMES
-from airflow_lakestream.core.policies import OnDataLoss, OnError, SqlInput, Tombstones, UnknownFields, choose, is_given
+from airflow_lakestream.core.policies import (
+    OnDataLoss,
+    OnError,
+    SqlInput,
+    UnknownFields,
+    choose,
+    is_given,
+    landing_tombstones,
+)
 from airflow_lakestream.core.ports import Conflict, RecordChunk, RecordReader, TableState, TopicSource
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
 from airflow_lakestream.core.records import RawBatch
@@ -38,8 +46,7 @@ from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.values.outcome import pick
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
-from airflow_lakestream.iceberg.replace.odd_rows import RowsOutsideLog
-from airflow_lakestream.iceberg.replace.repair import RejectingRepairSink, RepairChange
+from airflow_lakestream.iceberg.replace.repair import RejectingRepairSink, RepairChange, RowsOutsideLog
 from airflow_lakestream.iceberg.upkeep import narrow_bounds
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.run.job import build_job
@@ -134,13 +141,13 @@ class TableRepair(DecodingSettings):
     """
 
     audit: Audit
-    tombstones: str = ExtractConfig.tombstones
+    tombstones: str | None = ExtractConfig.tombstones
     on_data_loss: str = ExtractConfig.on_data_loss
 
     def __post_init__(self) -> None:
         _ = self.decoding
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
-        choose(Tombstones, "tombstones", self.tombstones)
+        landing_tombstones("tombstones", self.tombstones)
 
     @property
     def decoding(self) -> dict[str, Any]:

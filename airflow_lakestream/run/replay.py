@@ -2,7 +2,7 @@
 
 A replay is a replace of exactly their offsets, by the landing algorithm. Its records do not come from Kafka, which
 may have lost them. Each record is in the table or in the reject table at any time, since the commit of the main table
-decides both.
+decides both. So a new reason needs a commit of the main table, too; without a new row and a new reason there is none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,18 +21,20 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, TopicState
-from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import REPLAY, Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.names import METADATA_NAMES
-from airflow_lakestream.core.policies import OnError, TableFormat, is_given
-from airflow_lakestream.core.ports import RecordChunk, ReplacedMeanwhile, TimeBoundary
+from airflow_lakestream.core.policies import OnError, is_given
+from airflow_lakestream.core.ports import RecordChunk, RejectStore, ReplacedMeanwhile, Sink, TableState, TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.decode.metadata import PART_FIELDS, metadata_schema
 from airflow_lakestream.decode.rejected import STAGES, timestamps_of
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient, UnknownValue
+from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.run.job import Lake, build_job
 from airflow_lakestream.run.rejected import open_rejected
 from airflow_lakestream.tables.coordinates import OFFSET, PARTITION
+from airflow_lakestream.tables.sink import WrappedSink
 from airflow_lakestream.tables.transformed import refuse_without_spark
 
 log = logging.getLogger(__name__)
@@ -93,6 +95,12 @@ class ReplayResult:
     counts: Counts = Counts()
     snapshot_ids: tuple[int, ...] = ()
 
+    @property
+    def note(self) -> str:
+        """A sentence for a person, after a space, if records were replayed and nothing was committed; or nothing."""
+        is_same = self.counts.read > 0 and not self.snapshot_ids
+        return " Nothing was committed: each of them is bad for the same reason as before." if is_same else ""
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
         return {
@@ -126,7 +134,8 @@ class RejectReplay:
     def run(self, lake: Lake) -> ReplayResult:
         """Land the chosen records again; records still bad stay rejected, with the new reason.
 
-        The records are landed in batches of BATCH_BYTES, each in a snapshot. If another run changes them meanwhile, the
+        The records are landed in batches of BATCH_BYTES, each in a snapshot. A batch whose records are all bad for the
+        same reasons as before commits nothing. If another run changes them meanwhile, the
         remaining records are looked up again, TRIES times at most.
 
         :param lake: opens the table: a catalog, or a Delta table's store.
@@ -198,17 +207,22 @@ class RejectReplay:
         columns = open_rejected(lake, self.table).columns
         names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
         config = self._config(identity.topic, ranges, names)
-        job = build_job(config, {}, lake, run_id=f"replay {uuid.uuid4().hex}", stop=self.stop)
+        job = build_job(config, {}, lake, run_id=f"{REPLAY}{uuid.uuid4().hex}", stop=self.stop)
         records = RejectedRecords(lake, self.table, self.consumer_group, identity)
         # Only this process has the reader; a handful of records is not worth child processes.
-        report = land(replace(job, source=records, reader=records, children=None))
+        sink = _ReplaySink(job.sink, records)
+        try:
+            report = land(replace(job, source=records, reader=records, children=None, sink=sink, rejects=sink))
+        except _NothingChanges as same:
+            log.info("%s: %s: bad for the same reasons as before, so nothing is committed.", self.table, ranges)
+            return replace(done, counts=done.counts + same.counts)
         return ReplayResult(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids))
 
     def _config(self, topic: str, ranges: RangeSet, names: tuple[str, ...]) -> ExtractConfig:
         return ExtractConfig(
             topic=topic,
             table=self.table,
-            table_format=TableFormat.of(self.table),
+            table_format=lake_of(self.table).format,
             consumer_group=self.consumer_group,
             **self.decoding,
             metadata_columns=names,
@@ -223,12 +237,16 @@ class RejectReplay:
 
 @dataclass(frozen=True)
 class RejectedRecords:
-    """`core.ports.TopicSource` and `RecordReader` on a reject table; the topic's state is from the ledger."""
+    """`core.ports.TopicSource` and `RecordReader` on a reject table; the topic's state is from the ledger.
+
+    `reasons` are the stored stage and reason of the records of the last read, by partition and offset.
+    """
 
     lake: Lake
     table: str
     group: str
     topic: TopicIdentity
+    reasons: dict[tuple[int, int], tuple[str, str]] = field(default_factory=dict, compare=False)
 
     def look(self) -> TopicState:
         """Return the topic's state by the ledger: each partition from 0 to the end of the held offsets."""
@@ -273,6 +291,8 @@ class RejectedRecords:
             raise RejectsTakenMeanwhile(self.table, ranges)
         rows = pa.concat_tables(parts)
         rows = rows.filter(pc.equal(rows["topic_id"], self.topic.topic_id)).sort_by(OFFSET)
+        self.reasons.clear()
+        self.reasons.update(_reasons_of(rows))
         batches = {}
         there = RangeSet()
         for partition in pc.unique(rows[PARTITION]).to_pylist():
@@ -287,15 +307,73 @@ class RejectedRecords:
         return open_rejected(self.lake, self.table).ledger(self.group).entry(self.topic)
 
 
+class _NothingChanges(Exception):
+    """Ends a landing before the commit: each record is bad for the same reason as before."""
+
+    def __init__(self, counts: Counts) -> None:
+        super().__init__(f"{counts.read} records are bad for the same reasons as before")
+        self.counts = counts
+
+
+class _ReplaySink(WrappedSink):
+    """Sink and reject store of a replay, which commits only a change.
+
+    :param inner: the sink and the reject store of the table.
+    :param records: the records before the replay.
+    """
+
+    def __init__(self, inner: Sink, records: RejectedRecords) -> None:
+        super().__init__(inner)
+        self._records = records
+        self._rejected: list[pa.Table] = []
+
+    def load(self, run_id: str) -> TableState:
+        """Load the table's present state."""
+        return self.inner.load(run_id)
+
+    def reject(self, records: pa.Table) -> None:
+        """Store records that are bad again."""
+        self._rejected.append(records)
+        cast(RejectStore, self.inner).reject(records)
+
+    def commit(self, landing: Landing) -> int:
+        """Commit the rows; a replay lands no new offsets, so there are none."""
+        return self.inner.commit(landing)
+
+    def replace(self, landing: Landing) -> tuple[int, Landing]:
+        """Replace the records; see `core.ports.Sink`. Raises _NothingChanges."""
+        reasons = dict(pair for part in self._rejected for pair in _reasons_of(part))
+        if landing.counts.rejected == landing.counts.read and reasons == self._records.reasons:
+            raise _NothingChanges(landing.counts)
+        # A few records say nothing about the columns that the topic's records fill.
+        return self.inner.replace(replace(landing, silent={}))
+
+    def discard(self) -> None:
+        """Discard all since the last commit; never raises."""
+        self._rejected = []
+        super().discard()
+
+
+def _reasons_of(rows: pa.Table) -> Iterator[tuple[tuple[int, int], tuple[str, str]]]:
+    """Yield place and reason of rejected records: (partition, offset), (stage, reason)."""
+    places = zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), strict=True)
+    return zip(places, zip(rows["stage"].to_pylist(), rows["error"].to_pylist(), strict=True), strict=True)
+
+
+def _column(rows: pa.Table, field: pa.Field) -> pa.Array:
+    # A reject table keeps keys and headers; other parts of its records are unknown.
+    if field.name not in rows.column_names:
+        return pa.nulls(len(rows), field.type)
+    return rows[field.name].combine_chunks().cast(field.type)
+
+
 def _batch(topic: str, partition: int, rows: pa.Table) -> RawBatch:
     """Return rows of a reject table as the original records."""
-    key, headers = (rows[field.name].combine_chunks().cast(field.type) for field in metadata_schema(("key", "headers")))
     return RawBatch(
         topic,
         partition,
         rows[OFFSET].to_pylist(),
         timestamps_of(rows),
         rows["value"].combine_chunks(),
-        keys=key,
-        headers=headers,
+        **{part: _column(rows, field) for part, field in PART_FIELDS.items()},
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 
 # Messages of Arrow, object_store and SQLite.
 FULL_DISK = ("No space left on device", "disk is full")
@@ -63,7 +63,7 @@ def storage_errors_named(table: str, lake: Any) -> Iterator[None]:
 
 
 def _place(table: str, lake: Any) -> str:
-    if TableFormat.of(table) is TableFormat.DELTA:
+    if LakeCapability.CATALOG not in lake_of(table).can:
         return table
     try:
         return str(lake.load_table(table).location())

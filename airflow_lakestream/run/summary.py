@@ -10,7 +10,8 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.report import counts_to_dict
 from airflow_lakestream.core.landing.story import period_text, stale_text
 from airflow_lakestream.core.names import REJECTED
-from airflow_lakestream.core.policies import ModeName, TableFormat
+from airflow_lakestream.core.policies import ModeName
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.run.job import ExtractConfig
@@ -70,7 +71,7 @@ def figures(counts: Mapping[str, Any], of: str = "rows") -> str:
 def rejects_of(table: str, consumer_group: str, iceberg_conn: str = ICEBERG_DEFAULT) -> str:
     """Return a sentence after a blank on a table's rejected records, with the command to show the records."""
     sentence = f" The rejected records are in {table}{REJECTED}"
-    if TableFormat.of(table) is TableFormat.DELTA:
+    if LakeCapability.CATALOG not in lake_of(table).can:
         return f"{sentence}."
     command = ["lakestream", "rejects", "show", "--table", table, "--group", consumer_group]
     if iceberg_conn != ICEBERG_DEFAULT:

@@ -13,12 +13,12 @@ from typing import Any
 from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.column_use import silent_texts
-from airflow_lakestream.core.formats import ValueEnvelope
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import LandingJob, Stopped
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.landing.report import LandingReport, counts_to_dict
 from airflow_lakestream.core.ledger import Counts, union
+from airflow_lakestream.core.policies import ValueEnvelope
 from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import (

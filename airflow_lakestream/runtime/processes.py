@@ -14,6 +14,7 @@ A process that has used it notes so, by `forbid_forks`, and forks no more.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import pickle
@@ -22,7 +23,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -332,3 +333,15 @@ class _ParentLogHandler(logging.Handler):
         except OSError:
             # The parent is gone, and its log with it.
             return
+
+
+# Parameters of glibc's mallopt(), from malloc.h.
+TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
+
+
+def tune_allocation(parameters: Mapping[int, int]) -> None:
+    """Set mallopt() parameters of this process and later children, if the C library has mallopt()."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for parameter, value in parameters.items():
+            libc.mallopt(parameter, value)

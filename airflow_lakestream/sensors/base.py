@@ -25,7 +25,7 @@ from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.metrics import measure_look, tags_of
-from airflow_lakestream.operators.arguments import check_written_flags, templated
+from airflow_lakestream.operators.arguments import check_written_flags, set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.rendering import TextRendering
 
@@ -74,9 +74,8 @@ class LookSensor(TextRendering, BaseSensorOperator):
     ) -> None:
         super().__init__(**kwargs)
         check_written_flags(deferrable=deferrable, start_from_trigger=start_from_trigger)
-        self.missing = missing
         self.deferrable = deferrable or start_from_trigger
-        self.start_from_trigger = start_from_trigger
+        self.missing, self.start_from_trigger = missing, start_from_trigger
         self._began: float | None = None
         self._last: Verdict | None = None
         if self.deferrable and (self.exponential_backoff or self.max_wait):
@@ -258,15 +257,7 @@ class ConsumerSensor(LookSensor):
             raise InvalidArgument(
                 "checkpoint_location", "one of checkpoint_location, table and group_id has to be given."
             )
-        self.checkpoint_location = checkpoint_location
-        self.table = table
-        self.consumer_group = consumer_group
-        self.group_id = group_id
-        self.topic = topic
-        self.table_format = table_format
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.storage_conn_id = storage_conn_id
+        set_arguments(self, ConsumerSensor, locals())
 
     template_fields: Sequence[str] = (*templated(__init__), *LookSensor.template_fields)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.sensors.base import ConsumerSensor
 
 
@@ -41,11 +41,7 @@ class CheckpointLagSensor(ConsumerSensor):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.max_lag_records = max_lag_records
-        self.max_lag_seconds = max_lag_seconds
-        self.max_batch_age = max_batch_age
-        self.per_partition = per_partition
-        self.fail_when_behind = fail_when_behind
+        set_arguments(self, CheckpointLagSensor, locals())
         self.ready()
 
     template_fields: Sequence[str] = (*templated(__init__), *ConsumerSensor.template_fields)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.sensors.base import LookSensor
 
 
@@ -67,20 +67,10 @@ class IcebergSnapshotFreshnessSensor(LookSensor):
         super().__init__(**kwargs)
         if max_age is None and complete_through is None:
             raise InvalidArgument("max_age", "is missing, and so is complete_through.", "Give one of them.")
-        self.table = table
-        self.consumer_group = consumer_group
-        # A trigger's arguments must be plain values.
-        self.max_age = max_age.total_seconds() if isinstance(max_age, timedelta) else max_age
-        self.event_time_column = event_time_column
-        is_time = isinstance(complete_through, datetime)
-        self.complete_through = str(complete_through) if is_time else complete_through
-        self.idle_after = idle_after.total_seconds() if isinstance(idle_after, timedelta) else idle_after
-        self.idle_is_fresh = idle_is_fresh
-        self.operations = operations
-        self.branch = branch
-        self.fail_when_stale = fail_when_stale
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
+        set_arguments(self, IcebergSnapshotFreshnessSensor, locals())
+        if isinstance(complete_through, datetime):
+            # The arguments of a trigger have to be plain values.
+            self.complete_through = str(complete_through)
         self.ready()
 
     template_fields: Sequence[str] = (*templated(__init__), *LookSensor.template_fields)

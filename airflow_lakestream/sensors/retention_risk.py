@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.sensors.base import ConsumerSensor
 
 
@@ -43,9 +43,7 @@ class RetentionRiskSensor(ConsumerSensor):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.min_time_left = min_time_left
-        self.watch_for = watch_for
-        self.run_interval = run_interval
+        set_arguments(self, RetentionRiskSensor, locals())
         self.ready()
 
     template_fields: Sequence[str] = (*templated(__init__), *ConsumerSensor.template_fields)

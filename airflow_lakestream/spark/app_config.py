@@ -14,26 +14,22 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.arguments import AVAILABLE_NOW as AVAILABLE_NOW
+from airflow_lakestream.config.arguments import check_keys
 from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.core.policies import ModeName, TableFormat, is_given
+from airflow_lakestream.config.setting import SettingTaker
+from airflow_lakestream.config.settings import refusal_of
+from airflow_lakestream.core.policies import ModeName, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.settings import problem_of
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of_app
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.spark.apps import DELTA_APPS, KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, MIRROR_APPS, check_app
-from airflow_lakestream.spark.configuration import AppSettings, check_keys, read_object, write_object
+from airflow_lakestream.spark.apps import KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, MIRROR_APPS, check_app
+from airflow_lakestream.spark.configuration import AppSettings, read_object, write_object
 
 # The apps that land records. Other apps have their own configurations.
 LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, *MIRROR_APPS)
-# Arguments of the extract path that Spark replaces, and the replacement of each.
-_OTHERWISE = {
-    "parallelism": "Spark's own settings determine how many tasks read",
-    "idle_timeout": 'a query follows the topic by trigger="10 seconds"',
-    "max_batch_bytes": "max_offsets_per_trigger bounds a batch",
-    "checkpoint_interval": "trigger determines how often a batch is landed",
-    "max_records": "max_offsets_per_trigger and max_batches bound what is landed",
-}
 # Settings that only a query has.
 _OF_QUERIES = ("checkpoint_location", "max_batches", "max_offsets_per_trigger")
 
@@ -98,10 +94,8 @@ class AppConfig(AppSettings):
     @property
     def extract(self) -> ExtractConfig:
         """The landing, as arguments of the extract path. Raises InvalidArgument."""
-        if self.storage and self.app not in DELTA_APPS:
-            raise InvalidArgument(
-                "storage", f"goes with {', '.join(DELTA_APPS)}.", "A catalog knows where its tables are."
-            )
+        if self.storage:
+            lake_of_app(self.app).require(LakeCapability.STORE, "storage")
         return landing_of(self.app, self.landing)
 
     @property
@@ -127,14 +121,14 @@ class AppConfig(AppSettings):
     @property
     def store_properties(self) -> dict[str, str]:
         """Properties of the store of lease, progress and checkpoint: the catalog's properties, or the Delta table's."""
-        return dict(self.storage) if self.app in DELTA_APPS else self.catalog_properties
+        return dict(self.storage) if LakeCapability.STORE in lake_of_app(self.app).can else self.catalog_properties
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> AppConfig:
         """Read a configuration from a mapping. Raises InvalidArgument."""
         check_keys("", given, [one.name for one in fields(cls)])
         for key in ("app", "kafka", "catalog", "landing"):
-            if key not in given and not (key == "catalog" and given.get("app") in DELTA_APPS):
+            if key not in given and (key != "catalog" or LakeCapability.CATALOG in lake_of_app(given.get("app")).can):
                 raise InvalidArgument(key, "is missing in the configuration of the app.")
         return cls(**{"catalog": {}, **given})
 
@@ -160,16 +154,16 @@ class AppConfig(AppSettings):
 def landing_of(app: str, landing: Mapping[str, Any]) -> ExtractConfig:
     """Return the landing of an app of `LANDING_APPS`, as arguments of the extract path. Raises InvalidArgument."""
     kind = MirrorConfig if app in MIRROR_APPS else FrameConfig
-    table_format = str(TableFormat.DELTA if app in DELTA_APPS else TableFormat.ICEBERG)
+    table_format = lake_of_app(app).format
     if landing.get("table_format", table_format) != table_format:
         raise InvalidArgument("landing.table_format", f"{app} lands in tables of {table_format}.")
     check_keys("landing", landing, [one.name for one in fields(kind)])
     for key in ("topic", "table", "consumer_group"):
         if not is_given(landing.get(key)):
             raise InvalidArgument(f"landing.{key}", "is missing.")
-    for key, instead in _OTHERWISE.items():
-        if is_given(landing.get(key)):
-            raise InvalidArgument(f"landing.{key}", f"is not for Spark: {instead}.", "Leave it out.")
+    for key, value in landing.items():
+        if is_given(value) and (refused := refusal_of(SettingTaker.SPARK, key, "landing.")):
+            raise refused
     return kind(**{**landing, "table_format": table_format})
 
 

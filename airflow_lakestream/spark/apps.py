@@ -14,8 +14,7 @@ KAFKA_TO_DELTA = "kafka_to_delta"
 CDC_TO_ICEBERG = "cdc_to_iceberg"
 CDC_TO_DELTA = "cdc_to_delta"
 MAINTAIN_ICEBERG = "maintain_iceberg"
-# The apps of Delta tables, and the apps of mirrors.
-DELTA_APPS = (KAFKA_TO_DELTA, CDC_TO_DELTA)
+# The apps of mirrors.
 MIRROR_APPS = (CDC_TO_ICEBERG, CDC_TO_DELTA)
 _PACKAGE = Path(airflow_lakestream.__file__).parent
 # The programs' folder: in the package in a wheel, next to the package in a checkout.

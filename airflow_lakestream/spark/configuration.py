@@ -5,14 +5,14 @@ The file has the content of connections, secrets included; a command line has on
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from airflow_lakestream.config.arguments import check_keys
 from airflow_lakestream.exceptions import InvalidArgument
 
 # Created with this mode at once: Python's `open` would first create a file that others can read.
@@ -61,18 +61,6 @@ class AppSettings:
     def store_properties(self) -> dict[str, str]:
         """The properties for opening the store of lease, progress and checkpoint."""
         return self.catalog_properties
-
-
-def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse an unknown key, with the nearest known key as a suggestion. Raises InvalidArgument.
-
-    :param section: the section of the keys, for errors; empty for the configuration itself.
-    """
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1, 0.5)
-            remedy = f"Did you mean {near[0]!r}?" if near else f"It may have {', '.join(sorted(known))}."
-            raise InvalidArgument(f"{section}.{key}" if section else str(key), "is not a setting of the app.", remedy)
 
 
 def read_object(path: str | Path) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Self
 from airflow_lakestream.driver import lease
 from airflow_lakestream.driver.lease import request_stop as request_stop
 from airflow_lakestream.driver.lease_record import DriverOutcome
-from airflow_lakestream.driver.termination import DriverTerminated
+from airflow_lakestream.driver.program import DriverTerminated
 
 
 class _LeaseRelease:

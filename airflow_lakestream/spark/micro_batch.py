@@ -30,6 +30,7 @@ from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.source import KafkaSource
+from airflow_lakestream.lakes.formats import LakeCapability
 from airflow_lakestream.run.topics import RunReport, job_of, land_run, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint
@@ -72,7 +73,7 @@ class MicroBatches:
     @cached_property
     def catalog(self) -> Lake:
         """The lake of the tables: a catalog, or for Delta a store."""
-        if self.extract.lake.has_catalog:
+        if LakeCapability.CATALOG in self.extract.lake.can:
             return load_catalog(self.config.catalog_name, **self.config.catalog_properties)
         # Imported here, since not every installation has it.
         from airflow_lakestream.delta.storage import DeltaStorage

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from airflow_lakestream.stores.given_options import given_options
+
 SCHEMES = ("abfs", "abfss", "wasb", "wasbs", "az")
 # PyIceberg's names.
 _OF_CATALOGS = {
@@ -29,6 +31,8 @@ _PLAIN = (
     *("account_name", "account_key", "access_key", "sas_token", "sas_key"),
     *("client_id", "client_secret", "tenant_id", "use_emulator"),
 )
+# delta-rs' other names for the endpoint.
+_ALIASES = {"azure_endpoint": "azure_storage_endpoint", "endpoint": "azure_storage_endpoint"}
 # Hosts that need no endpoint: the account is enough.
 _PUBLIC = (".dfs.core.windows.net", ".blob.core.windows.net")
 _ACCOUNT, _ENDPOINT = "azure_storage_account_name", "azure_storage_endpoint"
@@ -43,21 +47,19 @@ def url_of(location: str) -> str:
 def options_of(location: str, properties: Mapping[str, Any]) -> dict[str, str]:
     """Return the storage options of a catalog's properties, of given storage options, and of a location.
 
-    Given storage options win over properties, except over an endpoint from `adls.account-host` or
-    `adls.blob-storage-authority`.
+    Given storage options win over properties, and properties over a connection string; see `given_options`.
 
     :param location: its host, `container@account.host`, has what the properties leave out.
     """
+    given = given_options(properties, "azure_", _PLAIN, _ALIASES)
     settings = _of_string(str(properties.get("adls.connection-string") or ""))
     settings |= {option: str(properties[name]) for name, option in _OF_CATALOGS.items() if properties.get(name)}
-    for key, value in properties.items():
-        name = key.lower()
-        if name.startswith("azure_") or name in _PLAIN:
-            settings[name] = str(value)
+    settings |= given
     host = urlsplit(location).netloc.partition("@")[2]
     if host and not any(name.endswith("account_name") for name in settings):
         settings[_ACCOUNT] = host.split(".")[0]
-    if endpoint := _endpoint(properties, settings.get(_ACCOUNT, "")):
+    account = next((value for name, value in settings.items() if name.endswith("account_name")), "")
+    if _ENDPOINT not in given and (endpoint := _endpoint(properties, account)):
         settings[_ENDPOINT] = endpoint
     elif host and not host.endswith(_PUBLIC):
         settings.setdefault(_ENDPOINT, f"https://{host.replace('.dfs.', '.blob.', 1)}")

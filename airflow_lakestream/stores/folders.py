@@ -7,13 +7,14 @@ fsspec promises neither: what other stores hold is read, but a file that only on
 
 from __future__ import annotations
 
+import io
 import os
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import InvalidArgument, install_command
 from airflow_lakestream.stores import hdfs
 from airflow_lakestream.stores.object_store import SCHEMES, open_location
 
@@ -68,8 +69,8 @@ def open_folder(location: str, properties: Mapping[str, str] | None = None) -> F
         raise InvalidArgument(
             "checkpoint_location",
             f"{location!r} can't be opened: {e}.",
-            "S3, Google Cloud Storage and Azure need the package obstore (pip install 'airflow-lakestream[spark]'), "
-            "HDFS hdfs-native (pip install 'airflow-lakestream[hdfs]'), other stores need fsspec's.",
+            "S3, Google Cloud Storage and Azure need the package obstore, which the extra spark brings, HDFS "
+            f"hdfs-native, by the extra hdfs ({install_command('hdfs')}); other stores need fsspec's.",
         ) from e
 
 
@@ -278,3 +279,30 @@ def _split(location: str) -> tuple[str, str]:
 
 def _last_parts(paths: Iterable[Any]) -> list[str]:
     return sorted(name for path in paths if (name := str(path).rstrip("/").rsplit("/", 1)[-1]))
+
+
+class RangedFile(io.RawIOBase):
+    """A seekable file. Subclasses implement `read`, from `_at` on, and move `_at`.
+
+    :param size: in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position, in bytes."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position; return the position in bytes from the beginning."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at

@@ -5,18 +5,32 @@ S3 and Azure are asked by `If-None-Match`, Google Cloud Storage by `x-goog-if-ge
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, cast
 from urllib.parse import quote
 
+from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.stores import azure, gcs
+from airflow_lakestream.stores.given_options import given_options
 
 _S3 = ("s3", "s3a", "s3n")
 SCHEMES = (*_S3, *gcs.SCHEMES, *azure.SCHEMES)
 # Options of delta-rs for the HTTP client; the rest are for the store. Each may have its store's prefix.
 _CLIENT = (
-    *("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url", "user_agent"),
-    *("pool_idle_timeout", "pool_max_idle_per_host", "http1_only", "http2_only", "proxy_ca_certificate"),
+    *(
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_content_type",
+        "http1_only",
+        "http2_only",
+    ),
+    *("http2_keep_alive_interval", "http2_keep_alive_timeout", "http2_keep_alive_while_idle", "pool_idle_timeout"),
+    *("pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "randomize_addresses"),
+    *("read_timeout", "timeout", "user_agent"),
 )
 # PyIceberg's names. Of two with the same meaning the first wins, as in PyIceberg.
 _OF_CATALOGS = {
@@ -40,6 +54,13 @@ _ALIASES = {
     "access_key_id": "aws_access_key_id",
     "secret_access_key": "aws_secret_access_key",
     "session_token": "aws_session_token",
+}
+# And those that are no options of a store next to a catalog's properties.
+_ALIASES_ALONE = {
+    "aws_token": "aws_session_token",
+    "token": "aws_session_token",
+    "virtual_hosted_style_request": "aws_virtual_hosted_style_request",
+    "allow_http": "aws_allow_http",
 }
 
 
@@ -70,17 +91,14 @@ def open_location(location: str, properties: Mapping[str, Any]) -> Any:
 def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
     """Return the storage options of S3, named as in delta-rs, of a catalog's properties.
 
-    Options of delta-rs with the prefix aws_, or with a known alias, stay unchanged, and win over properties.
-    Further properties are left out.
+    Given storage options of delta-rs win over properties; see `given_options`. Further properties of a catalog are left
+    out.
     """
     options: dict[str, str] = {}
     for name, option in _OF_CATALOGS.items():
         if properties.get(name) not in (None, ""):
             options.setdefault(option, str(properties[name]))
-    for key, value in properties.items():
-        name = _ALIASES.get(key.lower(), key.lower())
-        if name.startswith("aws_"):
-            options[name] = str(value)
+    options |= given_options(properties, "aws_", _ALIASES, {**_ALIASES, **_ALIASES_ALONE})
     if options.get("aws_endpoint_url", "").startswith("http://"):
         options["aws_allow_http"] = "true"
     return options
@@ -105,3 +123,35 @@ def _bare(option: str) -> str:
     for prefix in ("aws_", "azure_", "google_"):
         option = option.removeprefix(prefix)
     return option
+
+
+class PlaceNotWritable(LakestreamError, Terminal):
+    """A table's files can't be written at the location."""
+
+    def __init__(self, table: str, place: str, cause: Exception) -> None:
+        self.table, self.place = table, place
+        # Further lines are for debugging a client.
+        first_line = str(cause).partition("\n")[0]
+        super().__init__(
+            f"{table}: no file can be written below {place} ({type(cause).__name__}: {first_line}). Nothing was read "
+            "or changed. Give the worker's user the right to write there; or correct the table's location; or land in "
+            "another table."
+        )
+
+
+def check_folder(table: str, folder: str | Path) -> None:
+    """Refuse an unwritable folder on a disk, existing or not. Raises PlaceNotWritable.
+
+    Raises OSError if the disk is full.
+    """
+    there = Path(folder)
+    try:
+        while not there.exists():
+            there = there.parent
+        # The file has no name, so it disappears even if this process is killed.
+        with TemporaryFile(dir=there):
+            pass
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise PlaceNotWritable(table, str(folder), e) from e

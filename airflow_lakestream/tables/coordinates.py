@@ -6,6 +6,7 @@ A row is a hit if its three metadata columns have values in the ranges; NULL is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -78,3 +79,12 @@ def ranges_of(key: PartitionKey, offsets: np.ndarray[tuple[int], np.dtype[np.int
     breaks = np.flatnonzero(np.diff(rising) != 1)
     starts, lasts = rising[np.r_[0, breaks + 1]].tolist(), rising[np.r_[breaks, len(rising) - 1]].tolist()
     return RangeSet(OffsetRange(*key, start, last + 1) for start, last in zip(starts, lasts, strict=True))
+
+
+def iso(at_ms: int, *, shortly: bool = True) -> str:
+    """Return a time in milliseconds since the epoch as ISO 8601 in UTC.
+
+    :param shortly: leave out the milliseconds of a whole second.
+    """
+    unit: Literal["s", "ms"] = "s" if shortly and not at_ms % 1000 else "ms"
+    return f"{np.datetime_as_string(np.datetime64(at_ms, 'ms'), unit=unit)}+00:00"

@@ -66,7 +66,7 @@ def keeps_positions(schema: pa.Schema) -> bool:
 
 
 def find(table: str, files: Iterable[CandidateFile], asked: ForeignRowQuery) -> UnaccountedRows:
-    """Find rows of the asked topic without a ledger in the files. Raises FileUnreadable.
+    """Search the files for the topic's rows whose offsets are in no ledger. Raises FileUnreadable.
 
     Files are judged by their bounds if possible. All further files are read, several at a time.
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.bounds import TOO_LARGE, ProcessBounds, size_of
 from airflow_lakestream.transform.messages import ProcessSetup, receive, send
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.transform.outcome import FailedRecord
 
 _HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
@@ -28,8 +28,12 @@ RAW_SCHEMA = pa.schema(
         ("_kafka_headers", _HEADERS),
     ]
 )
-NEEDS_KEYS = frozenset({"key", "_kafka_key"})
-NEEDS_HEADERS = frozenset({"headers", "_kafka_headers"})
+PARTS = {
+    "key": RecordPart.KEY,
+    "_kafka_key": RecordPart.KEY,
+    "headers": RecordPart.HEADERS,
+    "_kafka_headers": RecordPart.HEADERS,
+}
 
 
 def raw_columns(batch: RawBatch, columns: Collection[str]) -> tuple[dict[str, pa.Array], list[FailedRecord]]:
@@ -56,10 +60,8 @@ def _column(name: str, batch: RawBatch, bad: dict[int, str]) -> pa.Array:
         return _text("key", batch.keys, bad)
     if name in ("event_timestamp", "_kafka_timestamp"):
         return _timestamps(batch, bad)
-    if name in NEEDS_HEADERS:
-        return batch.headers
-    if name == "_kafka_key":
-        return batch.keys
+    if name in PARTS:
+        return getattr(batch, PARTS[name])
     if name == "_kafka_offset":
         return pa.array(np.asarray(batch.offsets, np.int64))
     value = pa.scalar(batch.topic) if name == "_kafka_topic" else pa.scalar(batch.partition, pa.int32())

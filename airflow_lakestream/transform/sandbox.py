@@ -111,13 +111,14 @@ def scalar_functions() -> dict[str, str]:
         if parsed:
             _collect(json.loads(parsed), calls.setdefault(name, set()))
     database.close()
-    verdicts = {name: _verdict(name, kinds) for name, kinds in overloads.items()}
+    verdicts = {name: _refusal_reason(name, kinds) for name, kinds in overloads.items()}
     _judge_macros(verdicts, calls)
     return verdicts
 
 
-def _verdict(name: str, overloads: set[tuple[str, str]]) -> str:
-    # Returns the reason against calls of a function in an expression, by all its overloads, or "" if calls are allowed.
+def _refusal_reason(name: str, overloads: set[tuple[str, str]]) -> str:
+    # Returns the reason to refuse calls of a function in an expression, or "" if calls are allowed.
+    # `overloads`: type and stability of each, as in `duckdb_functions()`.
     kinds = {kind for kind, _ in overloads}
     if "scalar" in kinds:
         # In an expression the scalar overload is called.

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.bounds import ProcessBounds
 from airflow_lakestream.transform.outcome import ROW, FailedRecord, Indices, Transformed
-from airflow_lakestream.transform.raw_input import NEEDS_HEADERS, NEEDS_KEYS, RAW_SCHEMA, raw_columns
+from airflow_lakestream.transform.raw_input import PARTS, RAW_SCHEMA, raw_columns
 from airflow_lakestream.transform.search import RecordSearch
 
 
@@ -55,14 +55,9 @@ class SqlTransform:
         return (_rebuilt, (self.sql, self.input_schema, self.bounds))
 
     @property
-    def needs_keys(self) -> bool:
-        """Whether raw records must be read with keys."""
-        return self.input_schema is None and bool(NEEDS_KEYS & self.input_columns)
-
-    @property
-    def needs_headers(self) -> bool:
-        """Whether raw records must be read with headers."""
-        return self.input_schema is None and bool(NEEDS_HEADERS & self.input_columns)
+    def parts(self) -> frozenset[RecordPart]:
+        """The parts of raw records that the statement reads."""
+        return frozenset(PARTS[name] for name in self.input_columns & PARTS.keys() if self.input_schema is None)
 
     def apply(self, batch: RawBatch | pa.Table) -> Transformed:
         """Return the result for each record of a RawBatch, or of a table with the input schema.
@@ -87,9 +82,8 @@ class SqlTransform:
         if isinstance(batch, RawBatch):
             if self.input_schema is not None:
                 raise InvalidArgument("batch", "the statement is for decoded rows, and these are raw records.")
-            for needed, there in ((self.needs_keys, batch.keys), (self.needs_headers, batch.headers)):
-                if needed and there is None:
-                    part = "keys" if there is batch.keys and self.needs_keys else "headers"
+            for part in sorted(self.parts, reverse=True):
+                if getattr(batch, part) is None:
                     raise InvalidArgument("batch", f"the statement reads {part}, and the records were read without.")
             return raw_columns(batch, names)
         return {name: batch[name] for name in names}, []

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.bounds import ProcessBounds
 from airflow_lakestream.transform.child import (
     OUT_OF_MEMORY,

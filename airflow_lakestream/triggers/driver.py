@@ -12,15 +12,16 @@ from typing import Any, ClassVar
 from airflow.providers.common.compat.sdk import XCom
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_lakestream.driver.stopping import stop_driver
+from airflow_lakestream.driver.detached import stop_driver
 from airflow_lakestream.driver.supervisor import (
     BackendState,
+    DriverLook,
+    DriverWatch,
     OnKill,
     SupervisionHistory,
     SupervisionLimits,
     SupervisorAction,
 )
-from airflow_lakestream.driver.watch import DriverLook, DriverWatch
 from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.metrics import measure_batches, tags_of
 from airflow_lakestream.triggers.logs import log_in_thread

@@ -13,8 +13,7 @@ from airflow_lakestream.connect.judging import ConnectorMemory
 from airflow_lakestream.connect.observer import ConnectorObserver
 from airflow_lakestream.connect.publishing import head_of
 from airflow_lakestream.connect.watch import ConnectorWatch
-from airflow_lakestream.driver.supervisor import SupervisionHistory
-from airflow_lakestream.driver.watch import DriverLook
+from airflow_lakestream.driver.supervisor import DriverLook, SupervisionHistory
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.kafka_connect import KafkaConnectHook

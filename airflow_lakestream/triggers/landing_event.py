@@ -9,9 +9,10 @@ from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.names import check_group, check_location, check_table_name
-from airflow_lakestream.core.policies import TableFormat, choose, is_given, is_template
+from airflow_lakestream.core.names import check_group, state_key
+from airflow_lakestream.core.policies import choose, is_given, is_template
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, LakestreamError
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 from airflow_lakestream.triggers.landing_cursor import AssetCursors, CursorStart, StreamSubscription
 
 if AIRFLOW_V_3_3_PLUS:
@@ -124,7 +125,8 @@ class LandingEventTrigger(BaseEventTrigger):
     def cursor_key(self) -> str:
         """Name of the cursor in the asset's state."""
         named = (self.storage_conn_id or self.iceberg_conn_id, self.table, self.consumer_group or "")
-        return "/".join(("lakestream.told", *named))[:512]
+        # The stored name, which cursors of earlier versions have.
+        return state_key("/".join(("lakestream.told", *named)))
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Raise LakestreamError: Airflow runs this method only for a trigger without an asset."""
@@ -141,9 +143,9 @@ class LandingEventTrigger(BaseEventTrigger):
             if is_given(value) and is_template(str(value)):
                 raise InvalidArgument(argument, f"{value!r} is a template: Airflow renders no argument of a watcher.")
         choose(CursorStart, "since", self.since)
-        delta = TableFormat.of(self.table) is TableFormat.DELTA
-        (check_location if delta else check_table_name)(self.table)
+        lake = lake_of(self.table)
+        lake.check_name(self.table)
         if self.consumer_group is not None:
             check_group(self.consumer_group)
-        if delta and self.kafka_conn_id is not None:
-            raise InvalidArgument("kafka_conn_id", "is for Iceberg tables.", "Leave it out.")
+        if self.kafka_conn_id is not None:
+            lake.require(LakeCapability.COMPLETENESS, "kafka_conn_id", self.table)

@@ -63,9 +63,10 @@ class SharedLooks:
             return verdict
 
     async def _answer(self, ask: LookQuestion, keep: float) -> Any:
+        # `keep`: seconds for which the answer may be shared, unless the question has a `keep`.
         known = self._answers.get(ask.key)
         kept_for = keep if ask.keep is None else ask.keep
-        # An answer in progress is always awaited: a hanging broker takes one thread per question.
+        # An answer in progress is awaited, however old: a hanging broker takes one thread per question, not more.
         if known is None or (known.future.done() and self._loop.time() - known.begun > kept_for):
             known = self._ask(ask, kept_for)
         # A cancelled trigger does not cancel the answer for the other triggers.

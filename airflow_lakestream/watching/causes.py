@@ -11,6 +11,8 @@ from airflow_lakestream.core.ranges import RangeSet, shown
 
 # At most this many ranges are named: a longer list would hide what matters.
 _SHOWN = 4
+# Numbers are short: of more partitions the rest is counted.
+_PARTITIONS = 20
 # Key of a sensor's value for the reason of a failed look.
 UNSEEN = "could_not_look"
 
@@ -26,6 +28,7 @@ class StreamCause(StrEnum):
     STUCK_QUERY = "stuck Spark query"
     IDLE_TOPIC = "idle topic"
     LATE_PARTITION = "late partition"
+    UNKNOWN_AGE = "unknown age"
     OPEN_INTERVAL = "open interval"
     LATE_EVENTS = "late events"
     COMPACTION = "compaction"
@@ -66,3 +69,8 @@ def join_reasons(reasons: Iterable[StreamReason]) -> str:
 def format_ranges(ranges: RangeSet) -> str:
     """Return ranges as text: the first few, and the number of the rest."""
     return shown([str(one) for one in ranges], _SHOWN)
+
+
+def partitions_text(topic: str, partitions: Iterable[int]) -> str:
+    """Return partitions of a topic as text, such as `orders[0, 2]`: the first few, and the number of the rest."""
+    return f"{topic}[{shown([str(p) for p in sorted(partitions)], _PARTITIONS, 'partitions')}]"

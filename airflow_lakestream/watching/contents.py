@@ -24,7 +24,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.reject_table import newest_counting_rows
 from airflow_lakestream.iceberg.upkeep.reject_summary import RejectExample, RejectReason, by_reason
-from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.streams.landings import SnapshotRecord, newest_snapshots
 
 MOST_SAMPLES = 10

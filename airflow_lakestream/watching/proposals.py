@@ -12,7 +12,7 @@ from airflow_lakestream.core.landing.report import triples
 from airflow_lakestream.core.ledger import Ledger, union
 from airflow_lakestream.core.policies import choose
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.asking import LookConnections, run_now
 from airflow_lakestream.watching.causes import format_ranges
 from airflow_lakestream.watching.freshness.completeness import CompletenessQuestions, Step

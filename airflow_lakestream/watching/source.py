@@ -9,10 +9,10 @@ from typing import Any
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.landing.plan import LogTruncated
 from airflow_lakestream.core.names import check_topic
-from airflow_lakestream.core.policies import TableFormat, choose, is_given
+from airflow_lakestream.core.policies import TableFormat, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.lakes.formats import LAKES, LakeFormat
+from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_named
 from airflow_lakestream.watching import books
 from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere
 from airflow_lakestream.watching.books import ConsumerProgress
@@ -46,9 +46,7 @@ class ConsumerSource:
         for topic in self.topics:
             check_topic(topic)
         if is_given(self.table):
-            # The location of a Delta table is checked when it is opened.
-            if self.lake.has_catalog:
-                self.lake.check_name(str(self.table))
+            self.lake.check_name(str(self.table))
             if not is_given(self.consumer_group):
                 raise InvalidArgument("consumer_group", "is missing: each ledger belongs to a consumer group.")
 
@@ -60,7 +58,7 @@ class ConsumerSource:
     @property
     def lake(self) -> LakeFormat:
         """The format of the table."""
-        return LAKES[choose(TableFormat, "table_format", self.table_format)]
+        return lake_named("table_format", self.table_format)
 
     @property
     def subject(self) -> str:
@@ -93,7 +91,7 @@ class ConsumerSource:
 
     def _of_table(self, connections: LookConnections, with_steps: bool) -> Asking:
         name, group = str(self.table), str(self.consumer_group)
-        if self.lake.has_catalog:
+        if LakeCapability.CATALOG in self.lake.can:
             table = yield from ask_table(connections, self.iceberg_conn_id, name)
             place, look = ("ledger", self.iceberg_conn_id), partial(self.lake.part("books"), table)
         else:

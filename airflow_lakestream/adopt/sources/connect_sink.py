@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -52,6 +54,37 @@ class SinkConnector:
             raise StillRunning(self.text, f"its group has {members} members")
 
 
+def check_config(connector: str, config: Mapping[str, str], topic: str) -> None:
+    """Refuse a sink of other topics, or of a branch. Raises CannotAdopt.
+
+    :param connector: the connector in words.
+    :param config: the connector's configuration.
+    """
+    # A connector has either of the two.
+    topics, pattern = config.get("topics", ""), config.get("topics.regex", "")
+    if pattern and not _matches(connector, pattern, topic):
+        raise CannotAdopt(f"{connector} reads the topics of topics.regex {pattern!r}, which does not match {topic}.")
+    if topics and topic not in [one.strip() for one in topics.split(",")]:
+        raise CannotAdopt(f"{connector} reads {topics}, not {topic}.")
+    branch = config.get("iceberg.tables.default-commit-branch")
+    if branch and branch != "main":
+        raise CannotAdopt(
+            f"{connector} writes the branch {branch!r}, not main: its rows are not in what readers see. "
+            "KafkaConnectOperator publishes such a branch with its ledger."
+        )
+
+
+def _matches(connector: str, pattern: str, topic: str) -> bool:
+    """Return whether a pattern of Java matches the whole topic. Raises CannotAdopt for syntax unlike Python's."""
+    try:
+        with warnings.catch_warnings(action="error", category=FutureWarning):
+            # Python warns of sets in sets, and of the intersection of sets, which Java has.
+            return re.fullmatch(pattern, topic, re.ASCII) is not None
+    except (re.error, FutureWarning) as e:
+        problem = f"its topics.regex {pattern!r} can't be checked here ({e})"
+        raise CannotAdopt(f"{connector}: {problem}. Set topics={topic} in its place, if it reads {topic}.") from None
+
+
 @dataclass(frozen=True)
 class ConnectSinkPosition:
     """`adopt.claim.ToolPosition` of a connector.
@@ -71,7 +104,7 @@ class ConnectSinkPosition:
         """
         config = self.connector.config()
         self.connector.check_stopped(config)
-        self._check_config(config, topic)
+        check_config(self.connector.text, config, topic)
         upper = self.connector.groups.committed(self.connector.group(config), topic)
         if not upper:
             raise CannotAdopt(f"{self.connector.text} has never read {topic}: its group has no offset of it.")
@@ -97,18 +130,6 @@ class ConnectSinkPosition:
         return PositionClaim(
             source=self.connector.text, ends=exact, maybe=upper, proved=(proved, account), trusted=(lost,)
         )
-
-    def _check_config(self, config: Mapping[str, str], topic: str) -> None:
-        # A connector with `topics.regex` has no list of topics.
-        topics = [one.strip() for one in config.get("topics", "").split(",") if one.strip()]
-        if topics and topic not in topics:
-            raise CannotAdopt(f"{self.connector.text} reads {', '.join(topics)}, not {topic}.")
-        branch = config.get("iceberg.tables.default-commit-branch")
-        if branch and branch != "main":
-            raise CannotAdopt(
-                f"{self.connector.text} writes the branch {branch!r}, not main: its rows are not in what readers see. "
-                "KafkaConnectOperator publishes such a branch with its ledger."
-            )
 
     def _by_events(self, config: Mapping[str, str], topic: str) -> dict[int, int] | None:
         # The ends that the sink has reported in its control topic, or None if these events do not prove the position.

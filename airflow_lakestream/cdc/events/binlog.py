@@ -27,10 +27,10 @@ def places(source: pa.Array) -> pa.Array:
     return pc.add(pc.multiply(number, _BYTES), _member(source, BYTE, pa.int64()))
 
 
-def without_place(source: pa.Array) -> int | None:
+def first_without_position(source: pa.Array) -> int | None:
     """Return the index of the first event without a position in the file; None if all have positions.
 
-    MariaDB may leave out the end positions of events. Debezium then counts from zero: the byte is negative.
+    MariaDB may leave out an event's end position. Debezium then subtracts the event's length from 0: `pos` is negative.
     """
     byte = _member(source, BYTE, pa.int64())
     lacking = pc.and_(_member(source, FILE, pa.string()).is_valid(), pc.less(pc.fill_null(byte, 0), 0))

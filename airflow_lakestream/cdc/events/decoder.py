@@ -5,8 +5,7 @@ A column added in the database becomes a column of the rows from the first batch
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,13 +20,12 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.notes import with_notes
 from airflow_lakestream.cdc.events.provenance import with_image, with_origin
 from airflow_lakestream.cdc.events.record_keys import names_in
-from airflow_lakestream.cdc.events.widening import grown, joined_type
-from airflow_lakestream.cdc.stops import ColumnTypeOrigin, name_not_free, place_unknown, type_changed
-from airflow_lakestream.core.formats import ValueEnvelope
-from airflow_lakestream.core.policies import OutOfRange
-from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.connect import schema as connect_schema
-from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, EventNaming, is_event, row_of
+from airflow_lakestream.cdc.events.schemas import RecordSchemas
+from airflow_lakestream.cdc.events.widening import grown
+from airflow_lakestream.cdc.stops import name_not_free, place_unknown
+from airflow_lakestream.core.policies import OutOfRange, ValueEnvelope
+from airflow_lakestream.core.records import RawBatch, RecordPart
+from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, EventNaming, row_of
 from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_record
 from airflow_lakestream.decode.connect.leaving_out import UnavailablePolicy
 from airflow_lakestream.decode.connect.unavailable import ValuePlaceholder
@@ -37,86 +35,7 @@ from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColum
 from airflow_lakestream.decode.json.document import Json
 from airflow_lakestream.decode.json.growing import grow
 from airflow_lakestream.decode.keys import ColumnDecoder
-from airflow_lakestream.decode.known_formats import FORMATS
-from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.decode.values.outcome import DecoderResult, pick
-from airflow_lakestream.decode.writer_schemas import Writer, writers
-
-# At any one time a topic has few schemas.
-_MOST = 1_000
-# Of the module: the schemas go to executors, and a lock does not.
-_JOINING = threading.Lock()
-
-Row = Sequence[pa.Field]
-
-
-@dataclass
-class RecordSchemas:
-    """Finder of a row's columns in the schemas of records. Thread-safe.
-
-    :param format: of the values, see `core.formats.ValueFormat`.
-    :param finder: finds schemas that records name.
-    :param table: the mirror's name.
-    """
-
-    format: str
-    finder: SchemaFinder
-    table: str
-    _prefixes: dict[bytes, str] = field(default_factory=dict)
-    _rows: dict[Writer, Row] = field(default_factory=dict)
-    _found: dict[str, tuple[pa.Field, ColumnTypeOrigin]] = field(default_factory=dict)
-
-    def row(self, batch: RawBatch) -> Row:
-        """Return all columns of the schemas of all records until now, each with a type for all values.
-
-        Raises MirrorStopped without a common type, SchemaRefused, and the registry's errors.
-        """
-        rows = sorted(self._of_batch(batch), key=lambda one: one[1])
-        # A type widened by another thread meanwhile would be lost.
-        with _JOINING:
-            for row, place in rows:
-                for one in row:
-                    seen = ColumnTypeOrigin.at(one.type, batch.partition, batch.offsets[place])
-                    there, first = self._found.get(one.name, (one, seen))
-                    kind = joined_type(there.type, one.type)
-                    if kind is None:
-                        raise type_changed(self.table, one.name, first, seen)
-                    self._found[one.name] = (there.with_type(kind), first)
-            return [one for one, _ in self._found.values()]
-
-    def _of_batch(self, batch: RawBatch) -> Iterator[tuple[Row, int]]:
-        """Yield the columns of each schema, with the index of the schema's first record."""
-        for writer, places in writers(batch.values, self.format, self.finder, self._prefixes):
-            yield self._cached(writer), int(places[0])
-
-    def _cached(self, key: Writer) -> Row:
-        row = self._rows.get(key)
-        if row is None:
-            row = self._attached(key) if isinstance(key, str) else self._named(key)
-            # Not remembered: an unknown schema may be registered in a moment.
-            if row and len(self._rows) < _MOST:
-                self._rows[key] = row
-        return row or ()
-
-    def _attached(self, text: str) -> Row:
-        # The schema next to a JSON value, from Connect's JsonConverter.
-        shape = connect_schema.parse(text)
-        # Only the row's images and the operation, by which an event is recognized.
-        members = (
-            {} if shape is None else {name: shape.fields[name] for name in (*IMAGES, "op") if name in shape.fields}
-        )
-        return _row_of(pa.schema([connect_schema.arrow_field(name, inner, name) for name, inner in members.items()]))
-
-    def _named(self, head: bytes) -> Row:
-        # The schema whose id a value begins with.
-        found = self.finder.by_head(self.format, head)
-        return () if found is None else _row_of(FORMATS[self.format].columns_of(found))
-
-
-def _row_of(record: pa.Schema) -> Row:
-    # A value that is not an event becomes a bad record, and has no columns.
-    return row_of(record) if is_event(record) else ()
-
 
 # The fields of an event's source with its position: in PostgreSQL's log, and in MySQL's and MariaDB's.
 _SOURCE_TYPE = pa.struct(
@@ -145,9 +64,9 @@ class EventPayload(PayloadFormats):
     stops: bool = False
 
     @property
-    def needs_keys(self) -> bool:
-        """Whether records must be read with keys: always, since keys show changes of the database's key."""
-        return True
+    def parts(self) -> frozenset[RecordPart]:
+        """The parts of records that decoding reads; always keys, since they show changes of the database's key."""
+        return super().parts | {RecordPart.KEY}
 
     def remedy(self, reason: str) -> str:
         """Return the remedy for a bad record at the end of a run, given the reason."""
@@ -176,17 +95,17 @@ class EventPayload(PayloadFormats):
 
     def defines_columns(self, first: RawBatch) -> bool:
         """Return whether first records may have a row, unlike tombstones, Debezium's own records and truncations."""
-        keyless = self._keyless_events(first)
+        keyless = self._possible_truncations(first)
         return keyless is None or (bool(keyless) and not self._are_truncations(first, keyless))
 
     def keeps_for_later(self, first: RawBatch) -> bool:
         """Return whether first records without a row are to wait: a later row may be older than a truncation."""
-        return bool(self._keyless_events(first))
+        return bool(self._possible_truncations(first))
 
-    def _keyless_events(self, first: RawBatch) -> list[int] | None:
-        """Return the indices of the possible events, or None if an event has a key.
+    def _possible_truncations(self, first: RawBatch) -> list[int] | None:
+        """Return the indices of the records that may be truncations, or None if an event has a key.
 
-        All records may be events except tombstones and Debezium's own records. A truncation never has a key.
+        A truncation is an event without a key. All records may be events except tombstones and Debezium's own records.
         """
         has_key = [False] * len(first) if first.keys is None else first.keys.is_valid().to_pylist()
         found = []
@@ -295,11 +214,11 @@ class _EventDecoder:
             self._check_places(batch, decoded)
             names = self._key_names(batch, decoded)
             key = self._payload.key
-            return replace(decoded, rows=with_notes(placed(with_origin(decoded.rows, key, names)), key))
+            return replace(decoded, rows=with_notes(with_log_positions(with_origin(decoded.rows, key, names)), key))
 
     def _check_places(self, batch: RawBatch, decoded: DecoderResult) -> None:
         """Refuse events of a binary log without a position. Raises MirrorStopped."""
-        at = binlog.without_place(decoded.rows[SOURCE].combine_chunks())
+        at = binlog.first_without_position(decoded.rows[SOURCE].combine_chunks())
         if at is not None:
             place = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])[at]
             raise place_unknown(self._payload.names.table, batch.topic, batch.partition, batch.offsets[place])
@@ -347,8 +266,8 @@ def _own(schema: pa.Schema) -> pa.Schema:
     return pa.schema([one for one in schema if one.name not in (OP, SOURCE) and not is_kept(one.name)])
 
 
-def placed(rows: pa.Table) -> pa.Table:
-    """Return decoded events with log positions in place of the source's fields.
+def with_log_positions(rows: pa.Table) -> pa.Table:
+    """Return decoded events with the columns of the log position in place of the column `SOURCE`.
 
     The last row of a table in a snapshot gets the operation `READ_LAST`, if the row has a log position.
     """
@@ -360,7 +279,7 @@ def placed(rows: pa.Table) -> pa.Table:
         commit = pc.coalesce(in_binlog, commit)
         position = pc.if_else(pc.and_(there, _is_streamed(ops)), binlog.rows(source), position)
     is_last = pc.and_(pc.is_in(_member(source, "snapshot"), _LAST_OF_TABLE), pc.equal(ops, READ))
-    # Without a log position, the older rows are unknown.
+    # `READ_LAST` removes rows older than the snapshot; without a log position, these rows can't be recognized.
     has_place = pc.or_(_member(source, "lsn").is_valid(), in_binlog.is_valid())
     is_last = pc.fill_null(pc.and_(is_last, has_place), False)
     columns = {name: rows[name] for name in rows.column_names if name != SOURCE}

@@ -40,7 +40,7 @@ from airflow_lakestream.cdc.events.log_state import (
 from airflow_lakestream.cdc.events.provenance import is_serial
 
 # The places of an era: 2**20 files of a log, with 2**32 bytes each; and the greatest number of eras.
-ERA, MOST_ERAS = 2**52, 2**11
+PLACES_PER_ERA, MAX_ERAS = 2**52, 2**11
 
 # Makes the error of one event, from its index and the reason.
 Stop = Callable[[int, str], Exception]
@@ -61,7 +61,7 @@ class BinaryLogs:
     @property
     def top(self) -> int:
         """The greatest place of all logs: a later log's places are above all places of an earlier log."""
-        return max((one.era * ERA + max(one.place, one.read) for one in self.seen.values()), default=-1)
+        return max((one.era * PLACES_PER_ERA + max(one.place, one.read) for one in self.seen.values()), default=-1)
 
     def to_note(self) -> dict[str, Any] | None:
         """Return values for JSON, or None without logs."""
@@ -106,7 +106,7 @@ def order_by_log(events: pa.Table, logs: BinaryLogs, stop: Stop) -> tuple[pa.Tab
     for walk in walks:
         eras[walk.at], kept[walk.at] = walk.eras, ~walk.again
     if eras.any():
-        commits = pa.chunked_array([pa.array(places.place + eras * ERA)])
+        commits = pa.chunked_array([pa.array(places.place + eras * PLACES_PER_ERA)])
         events = events.set_column(events.column_names.index(COMMIT), events.schema.field(COMMIT), commits)
     return (events if kept.all() else events.filter(pa.array(kept))), BinaryLogs(seen, starts)
 
@@ -164,18 +164,20 @@ class _LogWalk:
                 return
             if problem[length]:
                 raise self.stop(int(self.at[done]), PROBLEMS[problem[length]])
-            self._turn(done, look.later_era(length))
+            self._begin_era(done, look.later_era(length))
 
-    def _turn(self, at: int, era: int | None) -> None:
-        """Begin another era, in the state before an event. Raises the error of `stop` for too many eras.
+    def _begin_era(self, at: int, era: int | None) -> None:
+        """Begin another era at the first event of another log; `seen` becomes the state before this event.
 
-        :param at: the number of the event, the first one of the other log.
-        :param era: the era to begin, or None for the next one.
+        Raises the error of `stop` if the next era would reach `MAX_ERAS`, or a place has reached `PLACES_PER_ERA`.
+
+        :param at: the index of the event in this walk.
+        :param era: the era to begin, or None for the next era.
         """
         source, place = self.places.source[at], int(self.places.place[at])
         if era is None:
             era = self.seen.era + 1
-            if era == MOST_ERAS or max(self.seen.place, self.seen.read, place) >= ERA:
+            if era == MAX_ERAS or max(self.seen.place, self.seen.read, place) >= PLACES_PER_ERA:
                 raise self.stop(int(self.at[at]), "the log was followed by another one too often.")
             if era == len(self.starts):
                 self.starts.append({})

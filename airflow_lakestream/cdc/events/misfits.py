@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -85,13 +85,8 @@ class BadEventExplainer:
 
     def _event_type(self, batch: RawBatch, at: int, name: str) -> pa.DataType | None:
         # The column's type in the event itself, by a batch of this single record; None if unknown.
-        cut = slice(at, at + 1)
-        optional = {side: part[cut] for side in ("keys", "headers") if (part := getattr(batch, side)) is not None}
-        one = replace(
-            batch, offsets=batch.offsets[cut], timestamps=batch.timestamps[cut], values=batch.values[cut], **optional
-        )
         try:
-            columns = self.columns(one)
+            columns = self.columns(batch.cut(slice(at, at + 1)))
         except LakestreamError:
             return None
         return columns.field(name).type if name in columns.names else None

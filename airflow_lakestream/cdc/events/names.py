@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from airflow_lakestream.cdc.columns import DELETED, IMAGE, OFFSET, OP, PARTITION, RECORD_KEY, SOURCE, is_kept
-from airflow_lakestream.cdc.stops import name_garbled, name_not_free
-from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.cdc.stops import MirrorStopped, name_garbled, name_not_free
 from airflow_lakestream.decode.connect.debezium import EventNaming
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import LAKES, LakeFormat
+from airflow_lakestream.lakes.formats import DEFAULT, LakeFormat
 
 # The parts of an event besides the columns of its row.
 _EVENT_PARTS = {OP: "op", SOURCE: "source", IMAGE: "before"}
@@ -29,13 +28,15 @@ class ColumnNames:
     :param with_key: whether events carry the keys of their records.
     :param soft_delete: whether deleted rows stay.
     :param lake: the format of the table, which may reserve names.
+    :param of_records: the columns are those of plain records, not of a database's table.
     """
 
     table: str = "the table"
     renamed: Mapping[str, str] = field(default_factory=dict)
     with_key: bool = True
     soft_delete: bool = False
-    lake: LakeFormat = LAKES[TableFormat.ICEBERG]
+    lake: LakeFormat = DEFAULT
+    of_records: bool = False
 
     @property
     def naming(self) -> EventNaming:
@@ -46,7 +47,7 @@ class ColumnNames:
     def reserved(self) -> frozenset[str]:
         """Reserved names, unfit for columns of the row, in lower case: Spark ignores case."""
         names = [OP, SOURCE, PARTITION, OFFSET]
-        names += [RECORD_KEY] if self.with_key else []
+        names += [RECORD_KEY] if self.with_key or self.of_records else []
         names += [DELETED] if self.soft_delete else []
         return frozenset([*names, *self.lake.columns_taken])
 
@@ -71,7 +72,7 @@ class ColumnNames:
         return pa.array(texts, pa.string()).take(found.indices)
 
     def columns(self, row: Iterable[pa.Field], there: Iterable[str] = ()) -> list[pa.Field]:
-        """Return the mirror's columns for the columns of the database's table.
+        """Return the mirror's columns for the columns of the database's table, or for the fields of records.
 
         :param there: columns that the mirror has already.
 
@@ -80,20 +81,24 @@ class ColumnNames:
         named = {one.lower(): one for one in there}
         found = []
         for one in row:
-            if (meant := _meant(one.name)) is not None:
+            if not self.of_records and (meant := _meant(one.name)) is not None:
                 raise name_garbled(self.table, one.name, meant)
             name = self.renamed.get(one.name, one.name)
             if (problem := self._problem(name)) is not None:
-                raise name_not_free(self.table, one.name, problem)
+                raise self.not_free(one.name, problem)
             if (twin := named.setdefault(name.lower(), name)) != name:
                 problem = (
                     f"the mirror has a column {twin!r}, whose name differs in case only: engines take the two for one"
                 )
-                raise name_not_free(self.table, one.name, problem)
+                raise self.not_free(one.name, problem)
             found.append(one.with_name(name))
         if twice := [name for name, count in Counter(one.name for one in found).items() if count > 1]:
-            raise name_not_free(self.table, twice[0], "another column is renamed to its name")
+            raise self.not_free(twice[0], "another column is renamed to its name")
         return found
+
+    def not_free(self, name: str, reason: str) -> MirrorStopped:
+        """Return the error for a column or a field with a name that the mirror can't have."""
+        return name_not_free(self.table, name, reason, of_records=self.of_records)
 
     def _problem(self, name: str) -> str | None:
         if name.lower() in self.reserved or is_kept(name):

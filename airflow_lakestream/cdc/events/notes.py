@@ -43,6 +43,17 @@ def with_notes(events: pa.Table, key: Sequence[str]) -> pa.Table:
         has_sent_values(deletes, [name for name in own if name not in keys]),
         events.select(own).nbytes // max(1, len(events)),
     )
+    return _noted(events, notes)
+
+
+def with_notes_of_records(rows: pa.Table) -> pa.Table:
+    """Return rows of plain records with the notes of `with_notes`: no value is left out, a deletion has only a key."""
+    own = [name for name in rows.column_names if name not in (*VERSION, *OF_EVENTS)]
+    notes = (False, False, rows.select(own).nbytes // max(1, len(rows)))
+    return _noted(rows, notes)
+
+
+def _noted(events: pa.Table, notes: Sequence[object]) -> pa.Table:
     for column, note in zip(note_columns(), notes, strict=True):
         events = events.append_column(column, pa.repeat(pa.scalar(note, column.type), len(events)))
     return events

@@ -13,7 +13,7 @@ from airflow_lakestream.cdc.columns import BEFORE, IMAGE, KEY_NAMES, LOG, OF_EVE
 from airflow_lakestream.cdc.events import binlog
 from airflow_lakestream.cdc.events.record_keys import NO_KEY, as_list
 from airflow_lakestream.cdc.keys.identity import comparable
-from airflow_lakestream.tables.no_rows import one_array
+from airflow_lakestream.tables.row_buffer import one_array
 from airflow_lakestream.tables.schema.required import cast_to
 
 _NAMES = ("db", "schema", "table")

@@ -13,16 +13,16 @@ from airflow_lakestream.cdc.columns import OFFSET, PARTITION, POSITION
 from airflow_lakestream.cdc.keys.identity import keys_of
 
 
-def without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array) -> pa.Array:
+def indices_without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array) -> pa.Array:
     """Return the indices of all events except repeated events.
 
-    A repeated event is known: this batch has it twice, or an earlier batch had it. Events between it and the next event
-    of its key may be missing here, so with it a key might seem to have had two rows at once.
+    This batch or an earlier batch already has a repeated event. Events between the repeated event and the key's next
+    event may be in an earlier batch only: then the key would seem to have had two rows at once.
 
     :param rows: in the order of their versions.
     :param transactions: the transaction of each event.
     """
-    some = _behind_a_later_one(rows)
+    some = _above_a_later_event(rows)
     if not some.any():
         return pa.array(np.arange(len(rows)))
     first = int(np.flatnonzero(some)[0])
@@ -41,7 +41,7 @@ def without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array)
     return pa.array(np.flatnonzero(kept))
 
 
-def _behind_a_later_one(rows: pa.Table) -> np.ndarray:
+def _above_a_later_event(rows: pa.Table) -> np.ndarray:
     """Return a mask of the events at an offset above the offset of a later event, in the same partition.
 
     :param rows: in the order of their versions.

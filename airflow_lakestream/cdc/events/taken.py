@@ -29,7 +29,7 @@ from airflow_lakestream.cdc.events.notes import note_columns
 from airflow_lakestream.cdc.events.provenance import expanded
 from airflow_lakestream.cdc.events.widening import joined_type
 from airflow_lakestream.cdc.stops import ColumnTypeOrigin, type_changed
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.row_buffer import no_rows
 
 
 @dataclass
@@ -39,14 +39,16 @@ class CommitEvents:
     rows: list[pa.Table] = field(default_factory=list)
     files: list[Any] = field(default_factory=list)
 
-    def joined(self, read: Callable[[Any], pa.Table], columns: pa.Schema, table: str) -> pa.Table:
+    def joined(
+        self, read: Callable[[Any], pa.Table], columns: pa.Schema, table: str, *, of_records: bool = False
+    ) -> pa.Table:
         """Return all events, or an empty table with `columns`. Raises MirrorStopped without a common type.
 
         :param read: returns the events of a file.
-        :param table: the mirror's name.
+        :param table: the mirror's name, and `of_records` whether it is one of plain records, for the error.
         """
         parts = [bare(expanded(part)) for part in (*self.rows, *each(read, self.files))] or [no_rows(columns)]
-        schema, lengths = pa.schema(_fields(parts, table)), [len(part) for part in parts]
+        schema, lengths = pa.schema(_fields(parts, table, of_records)), [len(part) for part in parts]
         columns = []
         for one in schema:
             # Combined column by column and freed at once: all columns together would need the memory of two batches.
@@ -72,7 +74,7 @@ def columns_of_events(mirror: pa.Schema, *, with_key: bool) -> pa.Schema:
     return pa.schema([*own, pa.field(OP, pa.string()), *version_schema(), *origin, *note_columns(), *key])
 
 
-def _fields(parts: Sequence[pa.Table], table: str) -> Iterator[pa.Field]:
+def _fields(parts: Sequence[pa.Table], table: str, of_records: bool) -> Iterator[pa.Field]:
     """Yield each column of any part, with the common type of all parts. Raises MirrorStopped."""
     found: dict[str, tuple[pa.Field, pa.Table]] = {}
     for part in parts:
@@ -85,7 +87,8 @@ def _fields(parts: Sequence[pa.Table], table: str) -> Iterator[pa.Field]:
                 there, first = one, part
             kind = joined_type(there.type, one.type) or _of_numbers(there.type, one.type)
             if kind is None:
-                raise type_changed(table, one.name, _type_origin(first, one.name), _type_origin(part, one.name))
+                origins = _type_origin(first, one.name), _type_origin(part, one.name)
+                raise type_changed(table, one.name, *origins, of_records=of_records)
             found[one.name] = (there.with_type(kind), first)
     return (one for one, _ in found.values())
 

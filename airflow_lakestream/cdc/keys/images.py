@@ -17,7 +17,7 @@ import pyarrow.types as t
 from airflow_lakestream.cdc.columns import OF_EVENTS, VERSION
 from airflow_lakestream.cdc.events.apart import check_values
 from airflow_lakestream.decode.connect.unavailable import Mask, left_out
-from airflow_lakestream.tables.no_rows import one_array
+from airflow_lakestream.tables.row_buffer import one_array
 
 Image = dict[str, Any]
 

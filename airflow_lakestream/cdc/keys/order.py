@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, TRANSACTION, VERSION
 from airflow_lakestream.cdc.events.apart import is_staged
 from airflow_lakestream.cdc.events.provenance import is_serial
-from airflow_lakestream.cdc.events.repeated import without_repeated
+from airflow_lakestream.cdc.events.repeated import indices_without_repeated
 from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardKind
 from airflow_lakestream.cdc.keys.identity import by_place
 from airflow_lakestream.cdc.keys.images import (
@@ -63,7 +63,7 @@ def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Ordere
     if TRANSACTION not in rows.column_names or not len(rows) or is_serial(rows):
         return OrderedEvents(rows)
     # 1. Leave out events that were sent again.
-    kept = without_repeated(rows, key, _transactions(rows))
+    kept = indices_without_repeated(rows, key, _transactions(rows))
     if len(kept) < len(rows):
         rows = rows.take(kept).combine_chunks()
     # 2. Find the keys to decide about: with a row and a final deletion in one transaction, or with a new row in a
@@ -238,6 +238,7 @@ class _KeySettlement:
         ops, values, positions = part[OP].to_pylist(), images(part, self.columns), part[POSITION].to_pylist()
         # An update or deletion that comes first is about the existing row.
         found = _KeyState(may_be_old=ops[0] == "c")
+        # Where deleted rows stay, a truncation is an event of each key with a row; no row from before it remains.
         if "t" in ops:
             return _KeyState(may_be_old=False)
         live, seen = found.live, set[tuple[int, str]]()

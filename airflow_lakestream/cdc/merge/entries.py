@@ -22,7 +22,7 @@ from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.lookup import may_hold
 from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
 from airflow_lakestream.decode.connect.unavailable import Mask
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.row_buffer import no_rows
 
 # From this number on, files with fewer entries than half a part are compacted.
 MOST_FILES = 32

@@ -14,8 +14,8 @@ from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.lookup import FileChange, joined, with_numbers, within_part
 from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.cdc.merge.values import as_bytes, marked_where
-from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.rising import Numbers
+from airflow_lakestream.tables.row_buffer import no_rows
 
 # Rows are collected up to this many bytes, then written.
 PART_BYTES = 64 * 2**20

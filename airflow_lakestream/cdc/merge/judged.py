@@ -22,7 +22,7 @@ from airflow_lakestream.tables.rising import Numbers
 
 
 @dataclass
-class GuardedRows:
+class GuardedRowCheck:
     """Check for rows to keep in spite of a deletion of the key.
 
     :param batch: the newest events, with the guards.
@@ -35,15 +35,16 @@ class GuardedRows:
     def stay(self, head: MirrorHead, file: File, found: LookupResult) -> Mask:
         """Return a mask of a file's hits to keep. Raises MirrorStopped if the events can't decide about a row.
 
-        A row stays if its deletion is a repeated one, or if its guards keep it.
+        A hit is a row whose key has an event. The row stays if an earlier batch kept it in spite of the same deletion,
+        or if a guard of the key's last event keeps it; see `DeletionGuard`.
         """
         rows, at = found.rows, found.at
         if rows is None:
             # All rows are older than the events, and no event has a guard.
             return np.zeros(len(at), np.bool_)
-        stays = self._is_repeated(rows, at)
+        stays = self._repeated_mask(rows, at)
         guarded = np.isin(at, np.array(list(self.batch.guards), np.int64))
-        live = self._is_live(rows)
+        live = self._live_mask(rows)
         for place in np.flatnonzero(guarded).tolist():
             guards = self.batch.guards[int(at[place])]
             where = (rows[COMMIT][place].as_py(), rows[POSITION][place].as_py())
@@ -79,26 +80,29 @@ class GuardedRows:
     def _places(self) -> Mapping[str, Numbers]:
         return {name: self.batch.rows[name].to_numpy() for name in (COMMIT, POSITION)}
 
-    def _is_live(self, rows: pa.Table) -> Mask:
+    def _live_mask(self, rows: pa.Table) -> Mask:
         live = np.ones(len(rows), np.bool_)
         if DELETED in rows.column_names:
             # A marked row has had its deletion: a copy of the deletion has the same place.
             live = ~pc.fill_null(rows[DELETED], False).to_numpy()
         return live if self.batch.truncated is None else live & ~is_before(rows, self.batch.truncated)
 
-    def _is_repeated(self, rows: pa.Table, at: Numbers) -> Mask:
+    def _repeated_mask(self, rows: pa.Table, at: Numbers) -> Mask:
         """Return a mask of the rows to keep since the deletion is a repeated one, at the place of the row's last event.
 
         An earlier batch has decided that the row remains after the transaction, and has given it the deletion's
         version; see `cdc.keys.order`.
         """
         same = self._gone[at]
+        if self.batch.ties is not None:
+            # Plain records have no transactions: at the same place, the offset decides.
+            return np.zeros(len(at), np.bool_)
         if not same.any():
             return same
         for name, events in self._places.items():
             same &= events[at] == rows[name].to_numpy()
         # Without places in the log, events of the same time are at one place.
-        stays: Mask = same & (self._places[POSITION][at] != 0) & self._is_live(rows)
+        stays: Mask = same & (self._places[POSITION][at] != 0) & self._live_mask(rows)
         return stays
 
     def _values(self, head: MirrorHead, file: File, number: int, names: set[str]) -> Image:

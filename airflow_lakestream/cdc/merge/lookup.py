@@ -18,8 +18,8 @@ from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.newest import is_before
 from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.decode.connect.unavailable import Mask
-from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.rising import Numbers
+from airflow_lakestream.tables.row_buffer import no_rows
 
 _ROWS_AT_ONCE = 500_000
 
@@ -78,7 +78,7 @@ class KeyLookup:
         return [file for file, bounds in known if may_hold(bounds, ordered)]
 
     def __call__(self, file: File) -> LookupResult:
-        """Return the result for a file, by reading the columns of key, version and mark."""
+        """Look up the keys in a file; only the columns of key, version and deletion mark are read."""
         parts = [self._in(rows) for rows in _gathered(self.head.read(file, [*self.key, *self._columns_needed]))]
         starts = np.cumsum([0, *(part.live for part in parts)])
         hits = [part.hits + start for part, start in zip(parts, starts[:-1], strict=True)]

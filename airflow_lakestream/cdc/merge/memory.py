@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_schema
 from airflow_lakestream.cdc.keys.identity import by_place, greatest_of_each, places
+from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.newest import by_version, is_later
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark, versions
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
@@ -38,6 +39,8 @@ SUFFIX = DELETED
 ROW = "_row"
 # Table property: the mirror's own id. Entries of an earlier mirror of the same name do not count.
 MIRROR_ID = "lakestream.mirror-uuid"
+# The reason of a conflict, if the mirror has another id than at the look before a merge.
+REPLACED = "all rows of the mirror were replaced"
 
 # The entries have a ledger without any topic: the guard makes their commits safe, not the offsets.
 ENTRIES_GROUP = "mirror"
@@ -75,8 +78,11 @@ class MirrorMemory:
     def _without_key(self) -> Sequence[Version]:
         return [] if self.entries is None else versions(self.entries.filter(self.entries[self.key[0]].is_null()))
 
-    def is_dead(self, rows: pa.Table) -> Mask:
-        """Return a mask of the rows with a deletion of the key after the row's version."""
+    def is_dead(self, rows: pa.Table, ties: PartitionTies | None = None) -> Mask:
+        """Return a mask of the rows with a deletion of the key after the row's version.
+
+        :param ties: checks the order of rows and deletions, if given; raises MirrorStopped.
+        """
         dead = np.zeros(len(rows), np.bool_)
         if self.entries is None or not len(rows):
             return dead
@@ -86,7 +92,10 @@ class MirrorMemory:
         last = last_of_each(entries, self.key)
         at = places(rows, last, self.key)
         known = np.flatnonzero(at >= 0)
-        dead[known] = is_later(last.take(pa.array(at[known])), rows.take(pa.array(known)))
+        deletions, known_rows = last.take(pa.array(at[known])), rows.take(pa.array(known))
+        if ties is not None:
+            ties.check(known_rows, deletions)
+        dead[known] = is_later(deletions, known_rows)
         return dead
 
     def knows_deletion(self, row: pa.Table) -> bool:

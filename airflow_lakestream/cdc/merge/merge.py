@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, VERSION
+from airflow_lakestream.cdc.columns import COMMIT, DELETED, MARK, OP, VERSION
 from airflow_lakestream.cdc.keys.guards import GuardCheck
 from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, find_keys, in_order
 from airflow_lakestream.cdc.merge.audited import Look
@@ -33,7 +33,7 @@ from airflow_lakestream.cdc.merge.files import (
 )
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeWork
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
-from airflow_lakestream.cdc.merge.judged import GuardedRows
+from airflow_lakestream.cdc.merge.judged import GuardedRowCheck
 from airflow_lakestream.cdc.merge.lookup import FileChange, KeyLookup, LookupResult, change_of, joined
 from airflow_lakestream.cdc.merge.memory import MirrorEntries, MirrorMemory, row_column
 from airflow_lakestream.cdc.merge.newest import NewestEvents, is_before, is_gone, is_later
@@ -41,8 +41,8 @@ from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
 from airflow_lakestream.cdc.merge.values import OldRows, RowValues
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.decode.connect.unavailable import Mask
-from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.rising import Numbers, distinct
+from airflow_lakestream.tables.row_buffer import no_rows
 
 # By default, a file is rewritten if it has lost this share of its rows, or if it is small: many small files would take
 # longer to read than one takes to write.
@@ -114,7 +114,7 @@ class BatchMerger:
     hands: MergePool
     written: list[File]
     look: Look | None = None
-    _judged: GuardedRows = field(init=False)
+    _judged: GuardedRowCheck = field(init=False)
 
     def merge(self, head: MirrorHead | None) -> MergeResult:
         """Decide about a batch's rows for a head, and write the files; return the result for the commit.
@@ -132,7 +132,7 @@ class BatchMerger:
         # 2. Decide which events are late, and which rows of the table are replaced or deleted.
         judge = GuardCheck(self.table, self.batch.topic, self.key)
         judge.check_before(chain.from_iterable(self.batch.guards.values()), memory.truncated)
-        self._judged = GuardedRows(self.batch, judge)
+        self._judged = GuardedRowCheck(self.batch, judge)
         late = is_before(rows, memory.truncated) if memory.truncated is not None else np.zeros(len(rows), np.bool_)
         matched = np.zeros(len(rows), np.bool_)
         changes = self._changes(head, reached, found, late, matched) if head is not None else []
@@ -140,7 +140,8 @@ class BatchMerger:
         is_delete = is_gone(rows)
         # An event without a row in the table is late if the memory has a later deletion of the key.
         new = np.flatnonzero(~matched & ~late & ~is_delete)
-        late[new[memory.is_dead(rows.select([*self.key, *VERSION]).take(pa.array(new)))]] = True
+        of_new = rows.select([*self.key, *VERSION]).take(pa.array(new))
+        late[new[memory.is_dead(of_new, self.batch.ties)]] = True
         # 3. Complete the incoming rows with left-out values, and check them.
         old = self._old_rows(head, changes, self._needed(is_delete, late))
         values = RowValues(self.batch, self.table, self.key, memory, old)
@@ -221,7 +222,9 @@ class BatchMerger:
         return None if needs_all else pc.min(self.batch.rows[COMMIT]).as_py()
 
     def _later(self, results: Sequence[LookupResult]) -> Sequence[Mask]:
-        """Return for each file's hits a mask of the events later than the row."""
+        """Return for each file's hits a mask of the events later than the row. Raises MirrorStopped for a tie."""
+        if self.batch.keeps_rows:
+            return [np.zeros(len(one.at), np.bool_) for one in results]
         later = [np.ones(len(one.at), np.bool_) for one in results]
         with_rows = [
             (number, one.at, one.rows.select(VERSION)) for number, one in enumerate(results) if one.rows is not None
@@ -229,8 +232,12 @@ class BatchMerger:
         if with_rows:
             # For all files at once: a call of Arrow for each file would take longer to begin than to be done.
             numbers, at, rows = zip(*with_rows, strict=True)
-            events = self.batch.rows.select(VERSION).take(pa.array(np.concatenate(at)))
-            of_each = np.split(is_later(events, joined(rows)), np.cumsum([len(one) for one in at])[:-1])
+            ties, held = self.batch.ties, joined(rows)
+            columns = [*(() if ties is None else self.key), *VERSION]
+            events = self.batch.rows.select(columns).take(pa.array(np.concatenate(at)))
+            if ties is not None:
+                ties.check(events, held)
+            of_each = np.split(is_later(events, held), np.cumsum([len(one) for one in at])[:-1])
             for number, mask in zip(numbers, of_each, strict=True):
                 later[number] = mask
         return later
@@ -273,7 +280,8 @@ class BatchMerger:
         rows = values.complete(upserts)
         parts, events = [rows], [upserts]
         if self.soft_delete:
-            parts[0] = rows.append_column(DELETED, pa.repeat(pa.scalar(False), len(rows)))
+            is_marked = pc.fill_null(pc.equal(self.batch.rows[OP], MARK), False).take(pa.array(upserts))
+            parts[0] = rows.append_column(DELETED, is_marked)
             for places_, marked in values.marked(deletes):
                 parts.append(marked)
                 events.append(places_)

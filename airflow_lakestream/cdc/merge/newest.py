@@ -18,6 +18,7 @@ from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardK
 from airflow_lakestream.cdc.keys.identity import Key, by_place, find_keys, greatest_of_each
 from airflow_lakestream.cdc.keys.order import settled
 from airflow_lakestream.cdc.keys.sent import sent_guards
+from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.left_out import ValueSource, befores, sources
 from airflow_lakestream.cdc.merge.snapshots import Version, versions, with_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
@@ -54,6 +55,8 @@ class NewestEvents:
     :param guards: by a row's index, the checks of the table's row of its key.
     :param topic: the topic's name, for errors.
     :param staged: with staged events, executors read the values of rows: `rows` have key, operation, version and place.
+    :param ties: for events of plain records, the check of their order; None for events of a database.
+    :param keeps_rows: a row that the table has stays; only events of other keys count.
     """
 
     rows: pa.Table
@@ -65,6 +68,8 @@ class NewestEvents:
     guards: Mapping[int, Sequence[DeletionGuard]] = field(default_factory=dict)
     topic: str = ""
     staged: StagedEvents | None = None
+    ties: PartitionTies | None = None
+    keeps_rows: bool = False
 
 
 def newest(
@@ -117,6 +122,42 @@ def newest(
     at = rows.select(VERSION).take(pa.array(contents))
     guards = _guards(found, last, key, sent, in_order.guards, judge)
     return NewestEvents(found.drop_columns(unneeded), at, truncated, lacking, before, snapshots, guards, topic, staged)
+
+
+def newest_records(
+    events: pa.Table, ties: PartitionTies, *, soft_delete: bool = False, staged: StagedEvents | None = None
+) -> NewestEvents:
+    """Reduce plain records of a batch to the last record of each key. Raises MirrorStopped for an unknown order.
+
+    A record has the whole row, and belongs to no transaction: nothing has to be settled, guarded or completed.
+
+    :param events: the row's columns, `OP` and `VERSION`, in any order.
+    :param ties: checks the order, and has the columns of the key.
+    :param soft_delete: whether deleted rows stay: then a deletion has the values of the record before it.
+    :param staged: the files with the values of rows, if `events` lacks the values.
+    """
+    rows = by_version(events.combine_chunks())
+    _check_keys(rows, ties.key, ties.table, ties.topic)
+    ties.check_batch(rows)
+    last, contents = _last_of_each(rows, ties.key)
+    if not soft_delete:
+        contents = last
+    at = rows.select(VERSION).take(pa.array(contents))
+    return NewestEvents(_with_contents(rows, last, contents), at, topic=ties.topic, staged=staged, ties=ties)
+
+
+def first_records(events: pa.Table, key: Sequence[str], topic: str, staged: StagedEvents | None) -> NewestEvents:
+    """Reduce plain records of a batch to the first record of each key, which stays.
+
+    Records of several partitions have no order: the lowest partition of the batch is taken as the first.
+
+    :param events: the row's columns, `OP` and `VERSION`, in any order.
+    :param staged: the files with the values of rows, if `events` lacks the values.
+    """
+    rows = by_version(events.combine_chunks())
+    (found,) = greatest_of_each(by_place(rows, key), -np.arange(len(rows)))
+    first = rows.take(pa.array(np.sort(-found)))
+    return NewestEvents(first, first.select(VERSION), topic=topic, staged=staged, keeps_rows=True)
 
 
 def _guards(

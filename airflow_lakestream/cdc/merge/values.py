@@ -17,8 +17,8 @@ from airflow_lakestream.cdc.merge.newest import NewestEvents, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import Version, versions
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.tables.no_rows import one_array
 from airflow_lakestream.tables.rising import Numbers
+from airflow_lakestream.tables.row_buffer import one_array
 
 
 class OldRows:

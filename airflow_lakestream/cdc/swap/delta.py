@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -10,10 +10,9 @@ from uuid import uuid4
 import obstore
 import pyarrow as pa
 
-from airflow_lakestream.cdc.delta import DeltaMirror
+from airflow_lakestream.cdc.delta import DeltaMirror, id_of
 from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
 from airflow_lakestream.cdc.swap.exchange import (
     CannotSwap,
     MirrorSwapSink,
@@ -62,8 +61,8 @@ class _DeltaSwapTable(DeltaMirror):
     ) -> int:
         """Replace all rows by the rows of the table aside, in a single version; return the version.
 
-        The entries of the mirror's deleted rows are deleted before the commit if the key or the binary log is another.
-        Raises LedgerConflict if the mirror is ahead of the new rows, and CannotSwap.
+        If the key or the binary log is another, the mirror gets a new id: its old entries do not count any more. Raises
+        LedgerConflict if the mirror is ahead of the new rows, and CannotSwap.
 
         :param held: the mirror's design until now.
         :param key: the key of the new rows.
@@ -76,9 +75,7 @@ class _DeltaSwapTable(DeltaMirror):
         schema = aside.schema
         other_log = is_other_log(aside.properties, held)
         if other_log or _types(head.schema, held.key or ()) != _types(schema, key):
-            # Entries of another key or log do not apply, and with another key their table has other columns.
             self._id = str(uuid4())
-            drop(self._tables, self._name + SUFFIX)
         design = held.with_key(key)
         self.take(design)
         notes = {**self._design.notes, **note_for(aside.properties, design)}
@@ -87,12 +84,23 @@ class _DeltaSwapTable(DeltaMirror):
         payload = [one for one in columns if one.name not in self._design.metadata.names]
         made = TableDesign(metadata=self._design.metadata, schema=to_schema(pa.schema(payload)))
         self._change = SchemaChange.nowhere(whole_schema(made, None))
-        # Rows deleted while the new rows were read have entries next to the table aside.
-        read_again = self._entries(aside_name, aside.properties.get(MIRROR_ID, aside.table_id), schema, key)
-        remember(read_again, self._entries(self._name, self._id, self.columns, key))
+        has_new_id = self._id != id_of(head)
+        if not has_new_id:
+            self.remember(key, aside_name)
         read = DeltaHead(self._tables, aside, schema)
         self.swap = RowSwap(self._name, columns, read, key, design.soft_delete, other_log, self._write_files)
-        return self._exchange(self.swap, landing, reach)
+        version = self._exchange(self.swap, landing, reach)
+        if has_new_id:
+            # Entries of the new id replace the old ones, which count until the commit.
+            self.remember(key, aside_name)
+        return version
+
+    def remember(self, key: Sequence[str], aside_name: str) -> None:
+        """Add the entries next to the table aside to the mirror's own; see `cdc.swap.exchange.SwapTable`."""
+        aside = self._tables.open(aside_name)
+        assert aside is not None, "it was built before"
+        read_again = self._entries(aside_name, id_of(aside), aside.schema, key)
+        remember(read_again, self._entries(self._name, self._id, self.columns, key))
 
     def _target(self) -> DeltaTarget:
         return super()._target() if self._swapped is None else self._swapped

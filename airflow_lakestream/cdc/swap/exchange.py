@@ -19,8 +19,8 @@ from airflow_lakestream.cdc.merge.memory import MirrorEntries
 from airflow_lakestream.cdc.merge.values import with_deleted
 from airflow_lakestream.cdc.mirror import Mirror, MirrorTable
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.tables.schema.required import cast_to
 
@@ -121,6 +121,12 @@ class SwapTable(MirrorTable, Protocol):
     ) -> int:
         """Commit the newly read rows; see `MirrorSwapSink.exchange`."""
 
+    def remember(self, key: Sequence[str], aside_name: str) -> None:
+        """Add the entries next to the table aside to the mirror's own: of rows deleted while the new rows were read.
+
+        :param key: the columns of the mirror's key.
+        """
+
 
 class MirrorSwapSink(Mirror):
     """Sink for the commit of rows read again into the table at `aside`.
@@ -146,6 +152,10 @@ class MirrorSwapSink(Mirror):
         """
         check_key(self.name, self.design, key)
         return self._swap_table.exchange(self.design, landing, key, reach, self._aside)
+
+    def remember(self, key: tuple[str, ...]) -> None:
+        """Add the new rows' entries to the mirror's, after a commit by a run that may have ended before it did this."""
+        self._swap_table.remember(key, self._aside)
 
 
 def _parts(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:

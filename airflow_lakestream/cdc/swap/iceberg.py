@@ -7,7 +7,7 @@ the key of the new rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 from uuid import uuid4
@@ -93,9 +93,8 @@ class _IcebergSwapTable(IcebergMirror):
         notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}
         self._design = replace(design.table, notes=notes)
         target = self._change.schema
-        # Rows deleted while the new rows were read have entries next to the table aside.
-        read_again = self._entries(aside_name, mirror_id(aside.metadata), aside.schema(), key)
-        remember(read_again, self._entries(self._name, own, target, key))
+        if own == mirror_id(metadata):
+            self.remember(key, aside_name)
         read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(target)
         self.swap = swap = RowSwap(self._name, columns, read, key, design.soft_delete, other_log, self._write_files)
 
@@ -106,7 +105,18 @@ class _IcebergSwapTable(IcebergMirror):
 
         guard = self._guard(landing, SwapGuard, allow_group_overlap=self._allow_group_overlap)
         guard.reach = reach
-        return self._rewrite(landing, rewrite, swap.written, guard)
+        snapshot_id = self._rewrite(landing, rewrite, swap.written, guard)
+        if own != mirror_id(metadata):
+            # Entries of the new id replace the old ones, which count until the commit.
+            self.remember(key, aside_name)
+        return snapshot_id
+
+    def remember(self, key: Sequence[str], aside_name: str) -> None:
+        """Add the entries next to the table aside to the mirror's own; see `cdc.swap.exchange.SwapTable`."""
+        assert self._table is not None, "it was looked at, and is there"
+        aside, target = self._catalog.load_table(aside_name), self._target(None)
+        read_again = self._entries(aside_name, mirror_id(aside.metadata), aside.schema(), key)
+        remember(read_again, self._entries(self._name, mirror_id(target.metadata), target.schema(), key))
 
 
 def changed(table: str, metadata: TableMetadata, new: Schema, key: Collection[str]) -> SchemaChange:

@@ -14,17 +14,19 @@ from dataclasses import replace
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import check_use
 from airflow_lakestream.core.landing.batch import Batch
-from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, give_way
 from airflow_lakestream.core.landing.job import (
+    MAX_CONFLICTS,
+    Contention,
     LandingJob,
     check_bad,
     check_still_there,
     entry_of,
+    give_way,
     read_first,
     read_rows,
     take,
 )
-from airflow_lakestream.core.landing.modes import PlanningLook, ResumeMode
+from airflow_lakestream.core.landing.modes import PlanningLook, ResumeMode, refuse_mixture
 from airflow_lakestream.core.landing.plan import (
     DamagedBatch,
     LandedByAnotherGroup,
@@ -46,7 +48,6 @@ from airflow_lakestream.core.landing.story import (
     log_stale_columns,
     ranges_text,
 )
-from airflow_lakestream.core.landing.streamed import refuse_mixture
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Conflict, RecordDecoder, RowsNotWritable, TableState

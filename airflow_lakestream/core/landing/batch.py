@@ -15,7 +15,7 @@ from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Counts, Landing, LandingEngine, TopicEntry, add_counts, union
 from airflow_lakestream.core.ports import RecordChunk, RecordDecoder
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.records import DecodedBatch, RawBatch
+from airflow_lakestream.core.records import DecodedBatch
 from airflow_lakestream.core.sharing.pieces import Files, SharePiece
 from airflow_lakestream.core.source_types import LedgerTypes
 
@@ -229,23 +229,17 @@ class Batch:
 
 
 def at_most(chunk: RecordChunk, count: int | None) -> RecordChunk:
-    """Cut a chunk after the first `count` records; None means no cut.
+    """Cut a chunk after the first `count` records, at least one; None means no cut.
 
     A cut chunk covers the offsets up to the last record left, and keeps the size of the whole chunk.
     """
     if count is None or len(chunk.batch) <= count:
         return chunk
-    head = first_records(chunk.batch, count)
+    head = chunk.batch.cut(slice(count))
     return RecordChunk(replace(chunk.covers, until_offset=head.offsets[-1] + 1), head, chunk.size)
 
 
-def first_records(batch: RawBatch, count: int) -> RawBatch:
-    """Return the first `count` records."""
-    return replace(
-        batch,
-        offsets=batch.offsets[:count],
-        timestamps=batch.timestamps[:count],
-        values=batch.values[:count],
-        keys=None if batch.keys is None else batch.keys[:count],
-        headers=None if batch.headers is None else batch.headers[:count],
-    )
+def from_record(chunk: RecordChunk, number: int) -> RecordChunk:
+    """Return a chunk without the records before this number, and without their offsets."""
+    tail = chunk.batch.cut(slice(number, None))
+    return RecordChunk(replace(chunk.covers, from_offset=tail.offsets[0]), tail, chunk.size)

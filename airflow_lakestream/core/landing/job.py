@@ -1,10 +1,12 @@
-"""Parts of a run, and steps of every kind of run: the topic's ledger entry, and reading a plan's rows."""
+"""Parts of a run, and steps of every kind of run: the ledger entry, reading a plan, and conflicts with other runs."""
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
@@ -12,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from airflow_lakestream.core.bad_records import BadRecords
-from airflow_lakestream.core.landing.batch import Batch, DecodedChunk, RunLimits, at_most, decode
+from airflow_lakestream.core.landing.batch import Batch, DecodedChunk, RunLimits, at_most, decode, from_record
 from airflow_lakestream.core.landing.modes import ResumeMode, RunMode
 from airflow_lakestream.core.landing.plan import (
     DamagedBatch,
@@ -26,6 +28,7 @@ from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Landing, LandingEngine, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import (
+    Conflict,
     DecoderFactory,
     HandoverSink,
     RecordChunk,
@@ -43,8 +46,7 @@ from airflow_lakestream.core.records import Rows
 from airflow_lakestream.core.sharing.pieces import HandedPieces, SharePiece
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.runtime.processes import ChildProcesses
-from airflow_lakestream.runtime.readahead import ReadAhead
-from airflow_lakestream.runtime.turns import shorten_turns
+from airflow_lakestream.runtime.readahead import ReadAhead, shorten_turns
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +260,8 @@ def read_rows(
     behind the chunk that shows the columns, or not at all if no chunk does.
 
     :param decoder: None to find the columns in the first records. Chunks before that have the decoder None.
-    :param most_records: the most records to read, without the waiting chunks; None for all.
+    :param most_records: the most records to yield; None for all. Waiting and skipped chunks beyond that are left to the
+        next run.
     """
     with shorten_turns(), ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
         begin = _ChunkDecoding(job, plan, decoder, most_records, pool)
@@ -289,11 +292,16 @@ def read_first(
     Chunks without a decoder have skipped records. Chunks whose records wait for the columns are left out: they are
     still to be read.
     """
+    chunk: RecordChunk | None
+    left = most_records
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for read in chunks:
-            decoder, chunk = _begin(job, read, most_records)
+            decoder, chunk = _begin(job, read, left)
             if decoder is None and job.decoders.keeps_for_later(chunk.batch):
                 continue
+            if decoder is None and (chunk := _skipped(chunk, left)) is None:
+                continue
+            left = _after(left, chunk)
             yield _decode(decoder, chunk)
             if decoder is not None:
                 return
@@ -301,17 +309,33 @@ def read_first(
         raise Stopped
 
 
-def _begin(job: LandingJob, read: RecordChunk, most_records: int | None) -> tuple[RecordDecoder | None, RecordChunk]:
+def _begin(job: LandingJob, read: RecordChunk, left: int | None) -> tuple[RecordDecoder | None, RecordChunk]:
     """Return the decoder by a chunk's records, or None, and the chunk, cut to the limit.
 
-    If the records up to the limit show no columns, the whole chunk is tried, and returned without a cut: else a run
-    with a limit would read the same records forever.
+    If only records beyond the limit show the columns, the chunk begins with the first of these: else a run with a limit
+    would read the same records forever. A chunk that shows no columns is not cut.
     """
-    chunk = at_most(read, most_records)
+    chunk = at_most(read, left)
     decoder = job.decoders(None, chunk.batch) if len(chunk.batch) else None
-    if decoder is None and len(chunk.batch) < len(read.batch):
-        return job.decoders(None, read.batch), read
-    return decoder, chunk
+    if decoder is not None or len(chunk.batch) == len(read.batch):
+        return decoder, chunk
+    decoder = job.decoders(None, read.batch)
+    if decoder is None:
+        return None, read
+    numbers = range(len(chunk.batch), len(read.batch))
+    first = bisect_left(numbers, True, key=lambda n: job.decoders(None, read.batch.cut(slice(n + 1))) is not None)
+    return decoder, at_most(from_record(read, numbers[first]), left)
+
+
+def _skipped(chunk: RecordChunk, left: int | None) -> RecordChunk | None:
+    """Return a chunk of skipped records, cut so that one record is left to show the columns; None if none fits."""
+    if left is None or len(chunk.batch) < left:
+        return chunk
+    return at_most(chunk, left - 1) if left > 1 else None
+
+
+def _after(left: int | None, chunk: RecordChunk) -> int | None:
+    return None if left is None else left - len(chunk.batch)
 
 
 _Pending: TypeAlias = "tuple[int, Future[tuple[RecordDecoder | None, DecodedChunk]]]"
@@ -330,25 +354,28 @@ class _ChunkDecoding:
     def __call__(self, cancelled: threading.Event) -> Iterator[_Pending]:
         decoder, left = self.decoder, self.most_records
         waiting: list[RecordChunk] = []
+        chunk: RecordChunk | None
         with closing(self.job.reader.read(self.plan, cancelled)) as chunks:
             for read in chunks:
                 if decoder is None:
                     # The table gives no schema: infer it from the first records.
                     decoder, chunk = _begin(self.job, read, left)
-                    if decoder is None and self.job.decoders.keeps_for_later(chunk.batch):
-                        waiting.append(chunk)
-                        continue
                 else:
                     chunk = at_most(read, left)
-                if left is not None and decoder is not None:
-                    left = max(0, left - len(chunk.batch))
+                if decoder is None and self.job.decoders.keeps_for_later(chunk.batch):
+                    waiting.append(chunk)
+                    continue
+                if decoder is None and (chunk := _skipped(chunk, left)) is None:
+                    continue
+                left = _after(left, chunk)
                 pending = chunk.size, self.pool.submit(_decode, decoder, chunk)
                 # The consumer may be slow: drop the records as soon as they are decoded.
                 del read, chunk
                 yield pending
                 # After the records that showed the columns: a new table is created by them.
-                while waiting and decoder is not None:
-                    one = waiting.pop(0)
+                while waiting and decoder is not None and left != 0:
+                    one = at_most(waiting.pop(0), left)
+                    left = _after(left, one)
                     yield one.size, self.pool.submit(_decode, decoder, one)
                 if left == 0:
                     return
@@ -361,3 +388,33 @@ class _ChunkDecoding:
 
 def _decode(decoder: RecordDecoder | None, chunk: RecordChunk) -> tuple[RecordDecoder | None, DecodedChunk]:
     return decoder, decode(decoder, chunk)
+
+
+# Each conflict means that another run made progress; this many in a row mean another fault.
+MAX_CONFLICTS = 20
+# From the third conflict in a row on, a run waits up to this many seconds per conflict.
+GIVE_WAY = 0.05
+
+
+class Contention(LakestreamError, Transient):
+    """Concurrent writers changed the table first, MAX_CONFLICTS times in a row."""
+
+    def __init__(self, table: str, last: Conflict) -> None:
+        super().__init__(
+            f"{MAX_CONFLICTS} times in a row another writer changed {table} between plan and commit (last: {last}) "
+            "No record was doubled or lost. Run fewer runs of the same group at once: max_active_runs=1."
+        )
+
+
+def give_way(job: LandingJob, conflicts: int) -> None:
+    """Wait at random after `conflicts` conflicts in a row; a stop of the job ends the wait.
+
+    Two tries of a run go in step: without the wait the slower try would lose each time.
+    """
+    pause(job.stop, conflicts)
+
+
+def pause(stop: threading.Event, conflicts: int) -> None:
+    """Wait for a random time, from the third conflict in a row on; a set `stop` ends the wait."""
+    if conflicts > 2:
+        stop.wait(random.uniform(0, GIVE_WAY * conflicts))  # noqa: S311  # spreads the tries of runs, and keeps no secret

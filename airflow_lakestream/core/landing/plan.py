@@ -125,8 +125,8 @@ class BeginningGone(RangesGone):
 class DamagedBatch(LakestreamError, Terminal):
     """A damaged batch of records; `ranges` are the unreadable offsets.
 
-    `description` names the batch and the damage. `is_refused`: the broker itself can't read the batch, and sends
-    nothing.
+    `description` names the batch and the damage. If `is_refused`, the broker itself can't read the batch and sends
+    nothing; only such a batch is recorded as lost by `on_data_loss="record"`.
     """
 
     def __init__(

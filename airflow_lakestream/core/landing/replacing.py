@@ -9,8 +9,17 @@ from dataclasses import replace
 
 from airflow_lakestream.core.column_use import check_use
 from airflow_lakestream.core.landing.batch import Batch
-from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, give_way
-from airflow_lakestream.core.landing.job import LandingJob, check_bad, check_still_there, entry_of, read_rows, take
+from airflow_lakestream.core.landing.job import (
+    MAX_CONFLICTS,
+    Contention,
+    LandingJob,
+    check_bad,
+    check_still_there,
+    entry_of,
+    give_way,
+    read_rows,
+    take,
+)
 from airflow_lakestream.core.landing.modes import PlanningLook, reading_plan
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.landing.story import ReadProgress, log_commit, log_plan, log_silent_columns
@@ -62,7 +71,7 @@ def _by_plan(job: LandingJob, table: TableState, plan: Plan) -> tuple[int, Landi
         for piece in job.crew.read(job, plan, RangeSet(), None):
             batch.take(piece)
     else:
-        _read_again(job, table, batch)
+        _read_in_this_process(job, table, batch)
     check_bad(job, batch.records, batch.bad, None, at_commit=True)
     known = table.ledger.filled
     check_use(job.table, batch.use, is_first=False)
@@ -79,11 +88,16 @@ def _by_plan(job: LandingJob, table: TableState, plan: Plan) -> tuple[int, Landi
     seconds = time.monotonic() - started
     job.report_commit(snapshot_id, replaced, seconds)
     log_commit(job.table, snapshot_id, read.counts, batch.bad, plan.ranges, seconds)
-    log_silent_columns(job.table, landing.silent)
+    log_silent_columns(job.table, replaced.silent)
     return snapshot_id, replaced
 
 
-def _read_again(job: LandingJob, table: TableState, batch: Batch) -> None:
+def _read_in_this_process(job: LandingJob, table: TableState, batch: Batch) -> None:
+    """Read the plan's records in this process, for the sink and the batch.
+
+    The sink notes records without a row: the replace removes their rows of an earlier decoding. Raises TooManyRejected,
+    and the errors of reading.
+    """
     progress = ReadProgress(batch.plan.state.identity.topic, batch.plan.ranges.width)
     with closing(read_rows(job, batch.plan, job.decoders(table.schema, None), None)) as results:
         for _, chunk in results:

@@ -58,13 +58,13 @@ def log_commit(
 
 
 def log_silent_columns(table: str, silent: Mapping[str, str]) -> None:
-    """Log the columns without an expected value in a commit; a warning if a field has almost the same name.
+    """Log a commit's silent columns: a value was expected, and none came. Warn if a field has almost a column's name.
 
     :param silent: by column, the field of almost the same name, or an empty text.
     """
     if not silent:
         return
-    # Fields left out because of a name are lost; a column without any sent value is usual.
+    # The values of a field with a wrong name are lost; a column for which no value is sent is usual.
     level = logging.WARNING if any(silent.values()) else logging.INFO
     log.log(level, "%s: silent columns, without a value in this commit: %s", table, "; ".join(silent_texts(silent)))
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from airflow_lakestream.core.landing.plan import TopicState
-from airflow_lakestream.core.ledger import TopicIdentity
+from airflow_lakestream.core.ledger import PublicationMarker, TopicIdentity
 from airflow_lakestream.core.ports import RowSchema, Sink
-from airflow_lakestream.core.published import PublicationMarker
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import Rows
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, pause
-from airflow_lakestream.core.landing.job import CommittedLanding, Stopped
+from airflow_lakestream.core.landing.job import MAX_CONFLICTS, CommittedLanding, Contention, Stopped, pause
+from airflow_lakestream.core.landing.modes import LandedBesideStream
 from airflow_lakestream.core.landing.plan import (
     LandedByAnotherGroup,
     TopicReplaced,
@@ -31,7 +31,6 @@ from airflow_lakestream.core.landing.plan import (
 from airflow_lakestream.core.landing.refusing import look
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.landing.story import log_commit
-from airflow_lakestream.core.landing.streamed import LandedBesideStream
 from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery
 from airflow_lakestream.core.ledger import Landing, LandingEngine, TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
@@ -116,12 +115,16 @@ def begin(job: PublicationJob) -> dict[int, int]:
 def _begin(job: PublicationJob, begins_again: bool) -> dict[int, int]:
     """Write down the group's origin, and lost offsets; return the first missing offsets by partition.
 
-    Both go into a landing without rows, if the ledger lacks them. A conflict begins again.
+    Both go into a landing without rows, if the ledger lacks them. A conflict begins again. Raises Stopped, and
+    Contention after MAX_CONFLICTS conflicts.
 
     :param begins_again: an engine without a state reads all missing offsets again, so offsets lost since the origin
         are a loss, too.
     """
+    conflicts = 0
     while True:
+        if job.stop.is_set():
+            raise Stopped
         table = job.sink.load(job.run_id)
         now = job.source.look()
         entry = _entry_of(job, table, now)
@@ -136,8 +139,17 @@ def _begin(job: PublicationJob, begins_again: bool) -> dict[int, int]:
         try:
             _commit(job, claim, PublicationOutcome(lost=plan.lost), None, None)
         except Conflict as conflict:
-            log.info("%s Looking again.", conflict)
+            conflicts += 1
+            _give_way(job, conflict, conflicts)
     return {p: first_hole(entry, now.identity, p) for p in now.marks}
+
+
+def _give_way(job: PublicationJob, conflict: Conflict, conflicts: int) -> None:
+    """Wait at random after `conflicts` conflicts in a row. Raises Contention at MAX_CONFLICTS."""
+    if conflicts == MAX_CONFLICTS:
+        raise Contention(job.table, conflict) from conflict
+    log.info("%s Looking again.", conflict)
+    pause(job.stop, conflicts)
 
 
 def begin_again(job: PublicationJob, note: Callable[[Mapping[int, int]], None] | None = None) -> dict[int, int]:
@@ -195,10 +207,7 @@ def publish(job: PublicationJob) -> LandingReport:
         except Conflict as conflict:
             job.sink.discard()
             conflicts += 1
-            if conflicts == MAX_CONFLICTS:
-                raise Contention(job.table, conflict) from conflict
-            log.info("%s Looking again.", conflict)
-            pause(job.stop, conflicts)
+            _give_way(job, conflict, conflicts)
             continue
         except BaseException:
             job.sink.discard()

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing.plan import DataLoss, TopicState
-from airflow_lakestream.core.ledger import Counts, TopicEntry, union
+from airflow_lakestream.core.ledger import Counts, PublicationMarker, TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.published import PublicationMarker
 from airflow_lakestream.core.publishing.branch import (
     BranchFile,
     BranchSink,

@@ -16,9 +16,17 @@ from dataclasses import dataclass, replace
 from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.column_use import NoFieldHasColumn
 from airflow_lakestream.core.landing.algorithm import land, plan_of
-from airflow_lakestream.core.landing.batch import Batch, first_records
-from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention
-from airflow_lakestream.core.landing.job import LandingJob, Stopped, check_still_there, entry_of, read_rows, take
+from airflow_lakestream.core.landing.batch import Batch
+from airflow_lakestream.core.landing.job import (
+    MAX_CONFLICTS,
+    Contention,
+    LandingJob,
+    Stopped,
+    check_still_there,
+    entry_of,
+    read_rows,
+    take,
+)
 from airflow_lakestream.core.landing.modes import IntervalMode
 from airflow_lakestream.core.landing.plan import DamagedBatch, Plan
 from airflow_lakestream.core.landing.report import LandingReport
@@ -190,7 +198,7 @@ def _found(job: LandingJob, table: TableState, plan: Plan) -> bool:
         decoder = job.decoders(None, first)
         if first is None or decoder is None:
             return False
-        job.sink.write(decoder.decode(first_records(first, 0)).rows, plan.state.identity)
+        job.sink.write(decoder.decode(first.cut(slice(0))).rows, plan.state.identity)
     # Without ranges: the shares have these. Losses and covered time belong to the commit of the pieces.
     founding = Batch(replace(plan, ranges=RangeSet(), lost=RangeSet(), covered=None))
     landing = founding.landing(f"{job.run_id}/plan", job.engine, table.ledger.filled, table.types)

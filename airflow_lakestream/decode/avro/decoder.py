@@ -80,7 +80,7 @@ class AvroDecoder(FramedDecoder):
         for schema_id, rows in confluent.groups(ids, framed & (lanes.failure == 0)):
             yield schema_id, schema_id, rows
 
-    def _compile(self, key: Hashable) -> Read:
+    def _compile(self, topic: str, key: Hashable) -> Read:
         # Raises Unfit also for a schema that can't be parsed: every record of this schema is bad then.
         text, references = self._text(key)
         try:
@@ -95,7 +95,7 @@ class AvroDecoder(FramedDecoder):
 
         # Other names come from the aliases in this schema, in `schemas`, and in further versions of the registry.
         given = [node, *avro_schema.parse_all(self._schemas)]
-        read = self._by_names(columns_by, lambda versions: avro_names(given, versions))
+        read = self._by_names(topic, columns_by, lambda versions: avro_names(given, versions))
 
         def to_end(lanes: ByteLanes) -> list[pa.Array]:
             columns = read(lanes)

@@ -28,7 +28,7 @@ from airflow_lakestream.decode.json.infer import infer_schema, infer_type
 from airflow_lakestream.decode.lanes.lanes import Integers, cut
 from airflow_lakestream.decode.lanes.leaves import Unfit
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult
-from airflow_lakestream.tables.no_rows import no_rows, one_array
+from airflow_lakestream.tables.row_buffer import no_rows, one_array
 
 _MEMBERS = {"schema", "payload"}
 _BEGINS_WRAPPED = r'^\s*\{\s*"(schema|payload)"\s*:'

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.core.formats import UnavailableValues
+from airflow_lakestream.core.policies import UnavailableValues
 from airflow_lakestream.decode.connect.unavailable import USUAL, Mask, ValuePlaceholder, left_out, may_be_left_out
 from airflow_lakestream.exceptions import InvalidArgument
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from airflow_lakestream.core.formats import UNAVAILABLE, octets_of
-from airflow_lakestream.tables.no_rows import one_array
+from airflow_lakestream.core.policies import UNAVAILABLE, octets_of
+from airflow_lakestream.tables.row_buffer import one_array
 
 Mask = npt.NDArray[np.bool_]
 # No signed byte is this number: a null in an array differs from each byte of a placeholder.

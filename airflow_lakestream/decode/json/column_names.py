@@ -16,7 +16,7 @@ MOST_COLUMNS = 1_000
 DEEPEST = 16
 # Some catalog or engine refuses longer names.
 LONGEST_NAME = 255
-_METADATA = "_kafka_"
+METADATA_PREFIX = "_kafka_"
 _CONTROL = frozenset([*map(chr, range(32)), "\x7f"])
 
 
@@ -33,6 +33,7 @@ class NameRules:
     :param taken: names of columns reserved by readers of the table, in lower case.
     :param renamed: names of fields with renamed columns; the new names are checked separately.
     :param finer: treatment of times finer than microseconds; if cut, a text with such a time is a time.
+    :param prefixes: starts of names, in lower case, that are kept for the table's own columns.
     """
 
     reserved: frozenset[str] = frozenset()
@@ -40,6 +41,7 @@ class NameRules:
     taken: frozenset[str] = frozenset()
     renamed: frozenset[str] = frozenset()
     finer: TimestampsFiner = TimestampsFiner.REJECT
+    prefixes: tuple[str, ...] = (METADATA_PREFIX,)
 
     @property
     def cuts(self) -> bool:
@@ -61,8 +63,8 @@ class NameRules:
             return "its name has a control character"
         if bad := sorted(set(self.characters).intersection(name)):
             return f"a Delta table takes no {bad[0]!r} in a name"
-        if top and name.lower().startswith(_METADATA):
-            return f"names that begin with {_METADATA} are kept for metadata columns"
+        if top and (kept := [one for one in self.prefixes if name.lower().startswith(one)]):
+            return f"names that begin with {kept[0]} are kept for metadata columns"
         if top and name.lower() in self.reserved:
             return "a column of this name is filled with something else"
         if top and name.lower() in self.taken:

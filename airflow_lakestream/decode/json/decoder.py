@@ -371,9 +371,9 @@ class WatchingDecoder:
     """Decoder of change events in JSON. `decode` raises WithoutColumn for a field without a column, unless null.
 
     :param schema: columns and their types.
-    :param within: the members whose fields need a column.
+    :param within: the members of an event, such as `after`, in which each field needs a column.
     :param out_of_range: see `JsonDecoder`.
-    :param finer: likewise.
+    :param finer: see `JsonDecoder`.
     """
 
     def __init__(

@@ -31,9 +31,9 @@ Read = Callable[[ByteLanes], list[pa.Array]]
 class FramedDecoder(SchemaDecoder, ABC):
     """Decoder of binary records into tables of an Arrow schema; `nullable=False` makes a field required.
 
-    Subclasses find the schema of each record, and compile a reader for each schema; readers are kept.
+    Subclasses find the schema of each record, and compile a reader for each schema and topic; readers are kept. Threads
+    may decode batches of several topics at the same time.
 
-    :param schema: columns and their types.
     :param schema: columns and their types.
     :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record.
     :param registry: source of the schemas; without a registry, a record that needs one is bad.
@@ -51,8 +51,8 @@ class FramedDecoder(SchemaDecoder, ABC):
     ) -> None:
         super().__init__(schema, unknown_fields)
         self.registry, self.finer = registry, finer
-        self._readers: dict[Hashable, Read | str] = {}
-        self._topic = ""
+        # By topic and schema: the versions of a topic's schemas have other names of the fields.
+        self._readers: dict[tuple[str, Hashable], Read | str] = {}
         # The fields already logged as having a column of another name.
         self._fields_warned: set[str] = set()
 
@@ -61,12 +61,11 @@ class FramedDecoder(SchemaDecoder, ABC):
 
     def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch. Raises the registry's errors, see `registry.client`."""
-        self._topic = batch.topic
         tables: list[pa.Table] = []
         rows: list[Integers] = []
         bad: list[BadRow] = []
         for first, last in chunks(batch.values):
-            for table, taken in self._chunk(batch.values.slice(first, last - first), first, bad):
+            for table, taken in self._chunk(batch.topic, batch.values.slice(first, last - first), first, bad):
                 tables.append(table)
                 rows.append(taken + first)
         table = pa.concat_tables(tables) if tables else self._table(self._nulls(0))
@@ -77,7 +76,9 @@ class FramedDecoder(SchemaDecoder, ABC):
             table = table.take(pa.array(np.argsort(order)))
         return DecoderResult(table, sorted(bad, key=lambda row: row.index))
 
-    def _chunk(self, values: pa.Array, first: int, bad: list[BadRow]) -> Iterator[tuple[pa.Table, Integers]]:
+    def _chunk(
+        self, topic: str, values: pa.Array, first: int, bad: list[BadRow]
+    ) -> Iterator[tuple[pa.Table, Integers]]:
         # `first` is the position of the chunk in the batch; the bad records are added to `bad`.
         lanes, rows = ByteLanes.over(values), np.arange(len(values))
         if values.null_count:
@@ -86,7 +87,7 @@ class FramedDecoder(SchemaDecoder, ABC):
             lanes, rows = lanes.take(there), rows[there]
         # The schemas of many records are requested first: a registry answers only a limited number of vain requests.
         for key, schema_id, found in sorted(self._split(lanes), key=lambda part: -len(part[2])):
-            yield from self._read(key, schema_id, lanes.take(found), rows[found], first, bad)
+            yield from self._read(self._reader(topic, key), schema_id, lanes.take(found), rows[found], first, bad)
         bad.extend(
             BadRow(first + int(rows[lane]), lanes.reasons[lanes.failure[lane]])
             for lane in np.flatnonzero(lanes.failure)
@@ -102,10 +103,9 @@ class FramedDecoder(SchemaDecoder, ABC):
             yield self._table(self._nulls(len(rows))), rows
 
     def _read(
-        self, key: Hashable, schema_id: int | None, lanes: ByteLanes, rows: Integers, first: int, bad: list[BadRow]
+        self, read: Read | str, schema_id: int | None, lanes: ByteLanes, rows: Integers, first: int, bad: list[BadRow]
     ) -> Iterator[tuple[pa.Table, Integers]]:
         # Yields the rows of a schema's records, with their numbers in the chunk.
-        read = self._reader(key)
         if isinstance(read, str):
             bad.extend(BadRow(first + row, read, schema_id) for row in rows.tolist())
             return
@@ -125,17 +125,18 @@ class FramedDecoder(SchemaDecoder, ABC):
         fitting = [with_uuids(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
         return pa.Table.from_arrays(fitting, schema=self.schema)
 
-    def _reader(self, key: Hashable) -> Read | str:
-        """Return the reader for records of this schema, or else the reason why all records of the schema are bad."""
-        if key not in self._readers:
+    def _reader(self, topic: str, key: Hashable) -> Read | str:
+        """Return the reader for a topic's records of this schema, or else the reason why all of these are bad."""
+        known = (topic, key)
+        if known not in self._readers:
             try:
-                self._readers[key] = self._compile(key)
+                self._readers[known] = self._compile(topic, key)
             except Unfit as unfit:
-                self._readers[key] = str(unfit)
+                self._readers[known] = str(unfit)
             except SchemaNotFound as error:
                 # Not cached: the schema may be registered soon, and bytes that are not an id would fill the memory.
                 return str(error)
-        return self._readers[key]
+        return self._readers[known]
 
     def _registered(self, schema_id: int) -> RegisteredSchema:
         """Return a schema of this decoder's kind from the registry. Raises Unfit for a schema of another kind."""
@@ -147,7 +148,10 @@ class FramedDecoder(SchemaDecoder, ABC):
         return schema
 
     def _by_names(
-        self, compile_by: Callable[[FieldNaming], Read], names: Callable[[Sequence[RegisteredSchema]], OtherNames]
+        self,
+        topic: str,
+        compile_by: Callable[[FieldNaming], Read],
+        names: Callable[[Sequence[RegisteredSchema]], OtherNames],
     ) -> Read:
         """Return a reader by the field names in the schema, or also by the names in its further versions.
 
@@ -164,7 +168,7 @@ class FramedDecoder(SchemaDecoder, ABC):
             read = compile_by(naming)
         except Unfit as unfit:
             refused = unfit
-        if naming.has_gaps and (versions := versions_of(self.registry, self._topic, self.kind)):
+        if naming.has_gaps and (versions := versions_of(self.registry, topic, self.kind)):
             wider = FieldNaming(names(versions))
             try:
                 read, naming = compile_by(wider), wider
@@ -176,7 +180,7 @@ class FramedDecoder(SchemaDecoder, ABC):
         for field, column in naming.found.items():
             if field not in self._fields_warned:
                 self._fields_warned.add(field)
-                log.info("%s: the field %s goes into the column %s, another name of it.", self._topic, field, column)
+                log.info("%s: the field %s goes into the column %s, another name of it.", topic, field, column)
         return read
 
     @abstractmethod
@@ -187,8 +191,8 @@ class FramedDecoder(SchemaDecoder, ABC):
         """
 
     @abstractmethod
-    def _compile(self, key: Hashable) -> Read:
-        """Return the reader for records of this schema. Raises Unfit and the registry's errors."""
+    def _compile(self, topic: str, key: Hashable) -> Read:
+        """Return the reader for a topic's records of this schema. Raises Unfit and the registry's errors."""
 
 
 def chunks(values: pa.Array) -> Iterator[tuple[int, int]]:

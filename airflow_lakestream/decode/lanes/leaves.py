@@ -1,4 +1,4 @@
-"""Conversion of a binary format's values to columns: every fit is exact, or else fails the lane.
+"""Conversion of a binary format's values to columns: every converter is exact, or else fails the lane.
 
 The argument `path` is the field's path, for the reason of a failure; `kind` is the type of the column.
 """
@@ -22,7 +22,7 @@ from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema import value_ranges
 
 Fit = Callable[[ByteLanes, Any], pa.Array]
-"""Makes a column of the values just read from the lanes: integers, floats, or bytes (an Arrow array of binary)."""
+"""Converter: makes a column of values just read from lanes: integers, floats, or bytes (an Arrow array of binary)."""
 
 
 class Unfit(Exception):
@@ -42,7 +42,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def integers(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of 64-bit integers, signed or not, into a column of integers, floats or decimals. Raises Unfit."""
+    """Return the converter of signed or unsigned 64-bit integers into integers, floats or decimals. Raises Unfit."""
     out_of_range = f"{path}: out of range for {kind}"
     if t.is_signed_integer(kind):
         limit = 1 << (kind.bit_width - 1)
@@ -103,7 +103,7 @@ def _decimals(low: Integers, high: Integers, kind: pa.DataType) -> pa.Array:
 
 
 def floats(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of floats or doubles into a column of floats or doubles. Raises Unfit."""
+    """Return the converter of floats or doubles into a column of floats or doubles. Raises Unfit."""
     if t.is_float64(kind):
         return lambda lanes, values: pa.array(values.astype(np.float64))
     if not t.is_float32(kind):
@@ -119,14 +119,14 @@ def floats(kind: pa.DataType, path: str) -> Fit:
 
 
 def booleans(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of truth values into a column of booleans. Raises Unfit."""
+    """Return the converter of truth values into a column of booleans. Raises Unfit."""
     if not t.is_boolean(kind):
         raise Unfit(f"{path}: a boolean can't become {kind}")
     return lambda lanes, values: pa.array(values.astype(np.bool_))
 
 
 def dates(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of days since 1970 into a column of dates, or of integers, see `integers`. Raises Unfit."""
+    """Return the converter of days since 1970 into a column of dates, or of integers, see `integers`. Raises Unfit."""
     if not t.is_date32(kind):
         return integers(kind, path)
 
@@ -140,7 +140,7 @@ def dates(kind: pa.DataType, path: str) -> Fit:
 
 
 def times(kind: pa.DataType, path: str, nanos: int, *, finer: TimestampsFiner) -> Fit:
-    """Return the fit of times of day into a column of times in microseconds, or of integers, see `integers`.
+    """Return the converter of times of day into a column of times in microseconds, or of integers, see `integers`.
 
     :param nanos: unit of the values, in nanoseconds.
 
@@ -172,7 +172,7 @@ def _in_micros(lanes: ByteLanes, nanos: Integers, path: str, finer: TimestampsFi
 
 
 def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool, finer: TimestampsFiner) -> Fit:
-    """Return the fit of timestamps into a column of timestamps in microseconds, or of integers, see `integers`.
+    """Return the converter of timestamps into a column of timestamps in microseconds, or of integers, see `integers`.
 
     :param nanos: unit of the values, in nanoseconds.
     :param zoned: the values are instants, and need a column with a zone; otherwise local times, and a column without.
@@ -201,7 +201,7 @@ _NO_INSTANT = "not an ISO 8601 date-time with a zone"
 
 
 def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Fit:
-    """Return the fit of ISO 8601 text with a zone, as bytes, into a column of timestamps with a zone. Raises Unfit."""
+    """Return the converter of ISO 8601 text (bytes, with a zone) into timestamps with a zone. Raises Unfit."""
     if not (t.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None):
         raise Unfit(f"{path}: an instant can't become {kind}")
 
@@ -224,7 +224,7 @@ def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Fit:
 
 
 def blobs(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of bytes into a column of bytes; into a column of text, if they are UTF-8. Raises Unfit."""
+    """Return the converter of bytes into a column of bytes; into a column of text, if they are UTF-8. Raises Unfit."""
     if t.is_binary(kind):
         return lambda lanes, values: values
     if t.is_large_binary(kind):
@@ -237,7 +237,7 @@ def blobs(kind: pa.DataType, path: str) -> Fit:
 
 
 def _sized(kind: pa.DataType, path: str) -> Fit:
-    # Returns the fit of values of exactly as many bytes as the column has.
+    # Returns the converter of values of exactly as many bytes as the column has.
     size = kind.byte_width
 
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
@@ -251,7 +251,7 @@ def _sized(kind: pa.DataType, path: str) -> Fit:
 
 
 def texts(kind: pa.DataType, path: str) -> Fit:
-    """Return the fit of text in UTF-8, as bytes, into a column of text, of bytes or of UUIDs. Raises Unfit."""
+    """Return the converter of text in UTF-8, as bytes, into a column of text, of bytes or of UUIDs. Raises Unfit."""
     if t.is_fixed_size_binary(kind) and kind.byte_width == 16:
         return _uuids(path)
     if t.is_binary(kind) or t.is_large_binary(kind):
@@ -302,7 +302,7 @@ for _value, _digit in enumerate("0123456789abcdef"):
 
 
 def _uuids(path: str) -> Fit:
-    # Returns the fit of UUIDs in the usual text form, as 16 bytes.
+    # Returns the converter of UUIDs in the usual text form, as 16 bytes.
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         sized = _sized(pa.binary(36), path)(lanes, values)
         text = np.frombuffer(sized.buffers()[1], np.uint8)[sized.offset * 36 :][: 36 * len(values)].reshape(-1, 36)
@@ -321,7 +321,7 @@ def fixed_binary(rows: Bytes) -> pa.Array:
 
 
 def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
-    """Return the fit of unscaled numbers into a column of decimals or of text. Raises Unfit.
+    """Return the converter of unscaled numbers into a column of decimals or of text. Raises Unfit.
 
     A number is in big-endian two's complement, as bytes.
 
@@ -363,7 +363,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
 
 
 def _odd_decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
-    """Return the fit of numbers with a scale outside Arrow's range, converted one by one."""
+    """Return the converter of numbers with a scale outside Arrow's range, converted one by one."""
 
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         found = [fitting_decimal(value, scale, kind.precision, kind.scale) for value in values.to_pylist()]

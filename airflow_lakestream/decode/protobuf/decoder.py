@@ -209,7 +209,7 @@ class ProtobufDecoder(FramedDecoder):
             for path, found in messages:
                 yield (schema_id, path), schema_id, rows[found]
 
-    def _compile(self, key: Hashable) -> Read:
+    def _compile(self, topic: str, key: Hashable) -> Read:
         assert isinstance(key, tuple)
         schema_id, path = key
         schema = self._registered(schema_id)
@@ -225,7 +225,7 @@ class ProtobufDecoder(FramedDecoder):
             reader = compiler.message(descriptor, list(self.schema))
             return _RetryingReader(descriptor, reader, compiler).read
 
-        return self._by_names(read_by, protobuf_names)
+        return self._by_names(topic, read_by, protobuf_names)
 
 
 def _messages(lanes: ByteLanes) -> list[tuple[tuple[int, ...], Integers]]:

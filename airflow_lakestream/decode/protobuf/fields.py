@@ -115,9 +115,9 @@ class MessageColumn(ABC):
         """Return the column, with an entry for each of `lanes`; fail the lanes with an unfit message."""
 
     def _places(self, run: FieldValues) -> tuple[list[pa.Array], Integers, bool]:
-        """Return all values, the position of each row's last value, and whether a row has several values.
+        """Return the values in parts, the index of each row's last value, and whether a row has several values.
 
-        The position is -1 without a value, and if another member of the oneof came later.
+        Indices count across the parts. The index is -1 if a row has no value, or a later member of the oneof.
         """
         parts, places, done, twice = [], np.full(run.count, -1, np.int64), 0, False
         for rows, values in run.values.get(self.number, ()):
@@ -145,9 +145,10 @@ class SingleColumn(MessageColumn):
         self._presence = field.has_presence
 
     def finish(self, run: FieldValues, lanes: ByteLanes) -> pa.Array:
-        """Return the column; a missing field has the default, or is null if the field has presence.
+        """Return the column; a missing field becomes null if the field has presence, or else the default.
 
-        A lane fails if a required field is missing, if a required column would be null, or if the default is unfit.
+        A message's lane fails if a required field is missing, if a required column would get null, or if the default
+        does not fit the column.
         """
         if self._oneof is None and (whole := run.whole(self.number)) is not None:
             return whole

@@ -81,7 +81,7 @@ def _default(make: Callable[[ByteLanes], pa.Array]) -> pa.Array | None:
 
 
 def _converter(field: Any, kind: pa.DataType, path: str) -> leaves.Fit:
-    # Returns the fit of the words on the wire into the column.
+    # Returns the converter of the words on the wire into the column.
     if field.type == _ENUM:
         return _enum(field.enum_type, kind, path)
     if field.type == _BOOL:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -171,14 +171,7 @@ def pick(batch: RawBatch, indices: Sequence[int] | Indices) -> RawBatch:
     """Return the records at these ascending positions."""
     places = np.asarray(indices, np.int64)
     taken = pa.array(places)
-    return replace(
-        batch,
-        offsets=_picked(batch.offsets, places),
-        timestamps=_picked(batch.timestamps, places),
-        values=batch.values.take(taken),
-        keys=None if batch.keys is None else batch.keys.take(taken),
-        headers=None if batch.headers is None else batch.headers.take(taken),
-    )
+    return batch.selected(lambda numbers: _picked(numbers, places), lambda column: column.take(taken))
 
 
 def _picked(numbers: Sequence[int], places: Indices) -> Sequence[int]:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from airflow_lakestream.core.names import REFUSED_CHARACTERS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.required import all_optional, with_required
 
@@ -24,8 +25,6 @@ _PRIMITIVES = (
     (arrow.is_binary, "binary"),
     (arrow.is_date32, "date"),
 )
-# Refused in names by Delta, unless the table maps columns.
-REFUSED_CHARACTERS = " ,;{}()\n\t="
 
 
 def delta_fields(schema: Iterable[pa.Field], argument: str = "schema", path: str = "") -> list[dict[str, Any]]:

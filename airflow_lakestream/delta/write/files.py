@@ -24,10 +24,9 @@ from pyarrow import types as arrow
 from airflow_lakestream.delta.commit.log import info_of, read_commit
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.write.columns import conform
-from airflow_lakestream.delta.write.layout import arrange
-from airflow_lakestream.stores.ranged_file import RangedFile
-from airflow_lakestream.tables.no_rows import no_rows, one_row
-from airflow_lakestream.tables.row_buffer import culprits
+from airflow_lakestream.delta.write.layout import rows_by_partition
+from airflow_lakestream.stores.folders import RangedFile
+from airflow_lakestream.tables.row_buffer import culprits, no_rows, one_row
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ def write_files(
     """
     adds: list[Add] = []
     try:
-        for values, part in arrange(conform(rows, schema), partitions, order):
+        for values, part in rows_by_partition(conform(rows, schema), partitions, order):
             name = f"{prefix}-{next(counter):05d}-{uuid.uuid4().hex[:12]}.parquet"
             path = f"{folder.strip('/')}/{name}" if folder else name
             adds.append(_write(store, path, part, values))
@@ -98,7 +97,7 @@ def _write_nowhere(
 ) -> None:
     rows = conform(some, schema)
     # No row means no partition: then an empty file shows whether the columns can be written.
-    for values, part in arrange(rows, partitions, order) if some.num_rows else [({}, rows)]:
+    for values, part in rows_by_partition(rows, partitions, order) if some.num_rows else [({}, rows)]:
         _add("", part, values, _parquet(part))
 
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.types import UNITS
+from airflow_lakestream.tables.schema.types import UNITS, did_you_mean
 
 _TERM = re.compile(r"(?P<column>.*?)(?:\s+(?P<way>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.I | re.S)
 _PARTITION_TYPES = (
@@ -77,7 +77,8 @@ def check_order(schema: pa.Schema | None, sort_order: Sequence[str] | None) -> l
         if "(" in column:
             raise InvalidArgument("sort_order", f"{text!r}: files of a Delta table are sorted by columns here.")
         if schema is not None and column not in schema.names:
-            raise InvalidArgument("sort_order", f"{text!r}: there is no column {column!r}.")
+            hint = did_you_mean(column, schema.names)
+            raise InvalidArgument("sort_order", f"{text!r}: there is no column {column!r}.", hint)
         if schema is not None and arrow.is_nested(schema.field(column).type):
             raise InvalidArgument("sort_order", f"{text!r}: {schema.field(column).type} has no order.")
         first = (match["nulls"] or "").lower() == "first" or (not match["nulls"] and not descending)
@@ -85,13 +86,13 @@ def check_order(schema: pa.Schema | None, sort_order: Sequence[str] | None) -> l
     return terms
 
 
-def arrange(
+def rows_by_partition(
     rows: pa.Table, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]]
 ) -> Iterator[tuple[Mapping[str, str | None], pa.Table]]:
-    """Yield partition values in Delta's text form, with the rows of each, sorted, without partition columns.
+    """Yield each partition: its values by column, and its rows, sorted and without the partition columns.
 
-    The text is None for NULL. Without partition columns, all rows come with empty values. Raises InvalidArgument for
-    an empty string in a partition column.
+    Values are in Delta's text form, None for NULL. An unpartitioned table has a single partition with an empty mapping.
+    Raises InvalidArgument for an empty string in a partition column.
     """
     rows = _sorted(rows, order)
     if not partitions:

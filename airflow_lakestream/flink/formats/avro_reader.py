@@ -156,7 +156,7 @@ def _row(fields: Mapping[str, _ReaderField | None], kind: iceberg.StructType, fl
         for one in kind.fields
     )
     row = f"CAST(ROW({', '.join(values)}) AS {flink})"
-    # Flink allows no ROW inside of CASE or IF. A map without the key returns NULL.
+    # A NULL struct becomes NULL: the map has no key FALSE. Flink allows no ROW inside of CASE or IF.
     return f"MAP[TRUE, {row}][{reference} IS NOT NULL]"
 
 

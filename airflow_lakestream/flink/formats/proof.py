@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.ports import RecordReader
 from airflow_lakestream.core.publishing.branch import RowProof
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.header_ids import VALUE, bad_rows
 from airflow_lakestream.decode.json.decoder import JsonDecoder
@@ -30,7 +31,7 @@ from airflow_lakestream.flink.formats.avro import AvroEncodings, WayRefused, way
 from airflow_lakestream.flink.job import JobSpoilt
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaSource
 from airflow_lakestream.run.publication import DecodingProof
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.tables.schema.types import arrow_schema
 
 # Returns a reader with or without keys, and with or without headers.
@@ -108,8 +109,9 @@ def proof_of(
         known = set(table.names) if compares else set[str]()
         return make(pa.schema([table.field(one.name) if one.name in known else one for one in wanted]))
 
+    has_key = is_raw and "key" in wanted.names
     return DecodingProof(
-        reader=reader(is_raw and "key" in wanted.names, reads.format == "avro"),
+        reader=reader(*compress((RecordPart.KEY, RecordPart.HEADERS), (has_key, reads.format == "avro"))),
         decoder=decoder,
         begins=reads.begins,
         tombstones=is_raw,

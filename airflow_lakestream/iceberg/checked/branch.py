@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
@@ -28,7 +30,9 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
+from airflow_lakestream.core.checks import RowChecker, StagedRows
 from airflow_lakestream.core.ledger import Landing, union
+from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import retention
@@ -36,6 +40,8 @@ from airflow_lakestream.iceberg.commit.attempt import LandingTransaction
 from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters, Producer
 from airflow_lakestream.iceberg.replace.takeout import added_files
 from airflow_lakestream.iceberg.write.files import delete_files, referenced
+from airflow_lakestream.tables.examiner import LandingExaminer
+from airflow_lakestream.tables.schema.types import arrow_schema
 from airflow_lakestream.tables.tries import tries
 
 log = logging.getLogger(__name__)
@@ -46,6 +52,13 @@ GROUP, RUN_ID, RANGES, HANDED, REPLACES = (
     f"lakestream.checks.{name}" for name in ("group", "run-id", "ranges", "handed", "replaces")
 )
 DROP_TRIES, PAUSE = 5, 0.2
+
+
+class BranchDropped(Conflict):
+    """The branch with a landing's rows was dropped before the publication."""
+
+    def __init__(self, table: str, branch: str) -> None:
+        super().__init__(f"{table}: the branch {branch} was dropped before its rows were published.")
 
 
 @dataclass(frozen=True)
@@ -226,3 +239,34 @@ def _drop_with_rows(catalog: Catalog, name: str, branch: CheckBranch) -> None:
     log.info("%s: dropped the branch %s of earlier checks, and %s of its files.", name, branch.name, len(unneeded))
     for path in left:
         log.warning("A file of a dropped branch could not be deleted: %s", path)
+
+
+class IcebergExaminer(LandingExaminer):
+    """`LandingExaminer` of a group's landings in an Iceberg table."""
+
+    def __init__(self, auditor: RowChecker, catalog: Catalog, table: str, consumer_group: str) -> None:
+        super().__init__(auditor, table)
+        self._catalog = catalog
+        self._group = consumer_group
+
+    def written(self, landing: Landing, schema: Schema, io: FileIO, files: Sequence[DataFile]) -> StagedRows:
+        """Return the landing's rows and files for the checks.
+
+        :param schema: the table's schema after the commit.
+        """
+        return StagedRows(
+            arrow_schema(schema) if files else pa.schema([]),
+            {file.file_path: file.file_size_in_bytes for file in files},
+            lambda path: io.new_input(path).open(),
+            landing.rows,
+            self.usual_rows(landing, self._history),
+        )
+
+    def _history(self) -> Iterator[tuple[int, Landing]]:
+        try:
+            table = self._catalog.load_table(self._name)
+        except NoSuchTableError:
+            return
+        for snapshot in ledger_store.live_ancestors(table.metadata):
+            if (landing := ledger_store.landing_of(snapshot, self._group)) is not None:
+                yield snapshot.timestamp_ms, landing

@@ -13,13 +13,12 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
-from airflow_lakestream.core.checks import BranchDropped, ChecksFailed, RowChecker
+from airflow_lakestream.core.checks import ChecksFailed, RowChecker
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.checked import branch as branches
-from airflow_lakestream.iceberg.checked.branch import CheckBranch
-from airflow_lakestream.iceberg.checked.examiner import IcebergExaminer
+from airflow_lakestream.iceberg.checked.branch import BranchDropped, CheckBranch, IcebergExaminer
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, CommitAttempt
 from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier

@@ -16,6 +16,7 @@ from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit import hive, retention
 from airflow_lakestream.iceberg.write import layout
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.change import whole_schema
 from airflow_lakestream.tables.schema.columns import refuse_taken
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,14 @@ def planned(schema: Schema, design: TableDesign) -> TableMetadata:
     """Return the metadata of a table of the design without a catalog. Raises InvalidArgument."""
     spec, order = layout.partition_spec(schema, design.partition_by), layout.sort_order(schema, design.sort_order)
     return new_table_metadata(schema, spec, order, "", {**DEFAULT_PROPERTIES, **design.properties})
+
+
+def check_new(design: TableDesign) -> None:
+    """Refuse partitions and an order that a new table of the design can't have. Raises InvalidArgument.
+
+    The design must have a schema.
+    """
+    planned(whole_schema(design, None), design)
 
 
 class NewTable:

@@ -17,8 +17,8 @@ from pyiceberg.table.update import AssertCreate, SetPropertiesUpdate, TableRequi
 
 from airflow_lakestream.core.codec import UnreadableLedger
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.ports import Conflict
+from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier

@@ -7,7 +7,7 @@ has, independent of earlier landings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
 from pyiceberg.expressions.parser import parse
 from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
 
 from airflow_lakestream.core.ledger import Landing, Ledger, union
@@ -26,13 +27,13 @@ from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.guard import RefusalCarrier
 from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
-from airflow_lakestream.iceberg.replace.odd_rows import RowsOutsideLog
 from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.replace.takeout import (
     FileKey,
     Finder,
     IcebergFiles,
     Takeout,
+    bounds_of,
     live_files,
     may_hold,
     read_rows,
@@ -42,6 +43,51 @@ from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns
 from airflow_lakestream.tables.takeout import shortly
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOutsideLog:
+    """Filter of a topic's rows outside the partitions' logs: from offset 0 up to each partition's end in `ends`."""
+
+    topic: str
+    ends: Mapping[int, int]
+
+    def with_landed_ends(self, ledgers: Iterable[Ledger]) -> RowsOutsideLog:
+        """Return a copy with each log's end behind the landed offsets: the log may have grown since `ends` was read."""
+        ends = dict(self.ends)
+        for ledger in ledgers:
+            for identity, entry in ledger.topics.items():
+                for r in entry.landed if identity.topic == self.topic else ():
+                    ends[r.partition] = max(ends.get(r.partition, 0), r.until_offset)
+        return RowsOutsideLog(self.topic, ends)
+
+    def holds(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Return a mask: True for rows of the topic outside of the partitions' logs; never NULL."""
+        has_place = pa.chunked_array([pa.repeat(False, rows.num_rows)])
+        there = pc.unique(rows[PARTITION]).to_pylist()
+        for partition, end in self.ends.items():
+            if partition in there:
+                in_log = pc.and_(pc.greater_equal(rows[OFFSET], 0), pc.less(rows[OFFSET], pa.scalar(end, pa.int64())))
+                mine = pc.and_(pc.equal(rows[PARTITION], partition), in_log)
+                has_place = pc.or_(has_place, pc.fill_null(mine, False))
+        of_topic = pc.fill_null(pc.equal(rows[TOPIC], self.topic), False)
+        return pc.and_(of_topic, pc.invert(has_place))
+
+    def may_be_in(self, schema: Schema, file: DataFile) -> bool:
+        """Return by a data file's statistics whether rows outside of the log are possible; True without statistics."""
+        topic, partition, offset = (bounds_of(schema, file, name) for name in (TOPIC, PARTITION, OFFSET))
+        if topic is not None and not topic[0] <= self.topic <= topic[1]:
+            return False
+        nulls = file.null_value_counts or {}
+        if any(nulls.get(schema.find_field(name).field_id) != 0 for name in (PARTITION, OFFSET)):
+            return True
+        if partition is None or offset is None:
+            return True
+        between = (end for one, end in self.ends.items() if partition[0] <= one <= partition[1])
+        lowest_end = min(between, default=0)
+        known = {*self.ends} >= {*partition}
+        return not known or offset[0] < 0 or offset[1] >= lowest_end
+
 
 # Rows of at most this many offsets are compared at once, which bounds the memory.
 OFFSETS_AT_ONCE = 50_000
@@ -207,7 +253,7 @@ class RepairFinder(Finder):
         changes, forget the findings in files, so that all files are read again.
         """
         ledgers = [ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)]
-        odd = tuple(one.without_landed(ledgers) for one in self.odd)
+        odd = tuple(one.with_landed_ends(ledgers) for one in self.odd)
         if odd != self._odd_now:
             self._hits.clear()
             self._kept.clear()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import Any, cast
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
+from pyiceberg.io.pyarrow import ArrowProjectionVisitor, ArrowScan, _read_all_delete_files
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
@@ -26,7 +27,43 @@ from airflow_lakestream.iceberg.write.deletes import NONE_DELETED, deleted_posit
 from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.coordinates import COORDINATES
 
+# A commit that reads rows and writes them again would change their values. PyIceberg has no hook for its projection, so
+# two methods of the projection's visitor are replaced in the whole process.
+Projection = Callable[..., pa.Array | None]
+
+
+def _with_nulls(project: Projection) -> Projection:
+    """Return a projection of lists or maps that leaves the nulls of the file's array null."""
+
+    @wraps(project)
+    def projected(visitor: Any, kind: Any, array: pa.Array | None, *parts: pa.Array | None) -> pa.Array | None:
+        found = project(visitor, kind, array, *parts)
+        if found is None or array is None or found.null_count == array.null_count:
+            return found
+        return _masked(found, array.is_null())
+
+    return projected
+
+
+def _masked(found: pa.Array, mask: pa.Array) -> pa.Array:
+    """Return lists or maps with null where the mask is true; the type keeps its fields' ids, unlike by `if_else`."""
+    # A copy: Arrow takes no mask with the offsets of a slice.
+    offsets = pa.array(found.offsets.to_numpy(), found.offsets.type)
+    if isinstance(found, pa.MapArray):
+        return pa.MapArray.from_arrays(offsets, found.keys, found.items, found.type, mask=mask)
+    return type(found).from_arrays(offsets, found.values, found.type, mask=mask)
+
+
+def keep_null_lists() -> None:
+    """Make PyIceberg read null lists and maps of structs as null."""
+    for name in ("list", "map"):
+        method = getattr(ArrowProjectionVisitor, name)
+        if not hasattr(method, "__wrapped__"):
+            setattr(ArrowProjectionVisitor, name, _with_nulls(method))
+
+
 EVERY_ROW = AlwaysTrue()
+keep_null_lists()
 
 
 def bounds_of(schema: Schema, file: DataFile, name: str) -> tuple[Any, Any] | None:

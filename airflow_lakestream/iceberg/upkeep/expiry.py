@@ -16,7 +16,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 
-from airflow_lakestream.core import anchors, codec
+from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import retention
@@ -134,7 +134,7 @@ class _ExpiryGuard(ledger_edit.EditGuard):
         for group in ledger_store.groups(current):
             value = ledger_store.read(current, group).property_after(snapshot_id, None)
             properties[codec.property_key(group)] = codec.encode_property(value)
-            noted = anchors.anchors_after(lambda: ledger_store.history(current), group, self.expiring)
+            noted = lineage.anchors_after(lambda: ledger_store.history(current), group, self.expiring)
             properties[codec.anchors_key(group)] = codec.encode_anchors(noted)
         return properties
 

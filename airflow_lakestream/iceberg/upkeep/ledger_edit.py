@@ -18,9 +18,9 @@ from pyiceberg.table.update import AddSnapshotUpdate, SetPropertiesUpdate, Table
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.codec import LedgerProperty
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.lineage import encode_restated
 from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.restated import encode_restated
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt

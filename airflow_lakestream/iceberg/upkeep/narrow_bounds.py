@@ -23,7 +23,7 @@ from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import EMPTY_DICT
 
 from airflow_lakestream.core import codec
-from airflow_lakestream.iceberg import fitness
+from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, note
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.manifests import live_entries, live_entries_of
@@ -50,6 +50,15 @@ class WrongBounds:
         return f"wrong bounds: {self.path} has values of {', '.join(self.columns)} beyond them: filters skip rows"
 
 
+def _data_files(table: Table, snapshot_id: int | None) -> dict[str, DataFile]:
+    """Return the data files of a snapshot, by path; empty without a snapshot."""
+    snapshot = None if snapshot_id is None else table.snapshot_by_id(snapshot_id)
+    manifests = () if snapshot is None else snapshot.manifests(table.io)
+    data = [one for one in manifests if one.content == ManifestContent.DATA]
+    entries = chain.from_iterable(live_entries(table.io, data))
+    return {entry.data_file.file_path: entry.data_file for entry in entries}
+
+
 def wrong_bounds(table: Table, snapshot_id: int | None, without: Collection[str] = ()) -> list[WrongBounds]:
     """Return the data files of a snapshot with wrong bounds; files of several row groups are opened.
 
@@ -57,13 +66,8 @@ def wrong_bounds(table: Table, snapshot_id: int | None, without: Collection[str]
 
     Raises the store's errors.
     """
-    snapshot = None if snapshot_id is None else table.snapshot_by_id(snapshot_id)
-    if snapshot is None:
-        return []
     schema, names = table.schema(), table.name_mapping()
-    manifests = [one for one in snapshot.manifests(table.io) if one.content == ManifestContent.DATA]
-    entries = chain.from_iterable(live_entries(table.io, manifests))
-    files = list({e.data_file.file_path: e.data_file for e in entries if e.data_file.file_path not in without}.values())
+    files = [file for path, file in _data_files(table, snapshot_id).items() if path not in without]
 
     def look(file: DataFile) -> WrongBounds:
         ids = too_narrow(table.io, file, names)
@@ -74,10 +78,15 @@ def wrong_bounds(table: Table, snapshot_id: int | None, without: Collection[str]
         return [one for one in pool.map(look, files) if one.ids]
 
 
-def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | None:
-    """Remove wrong bounds from the manifests of a table's head; return the snapshot's id, or None without any.
+class _NoFileLeft(Exception):
+    """Signal that no file with wrong bounds is in the head."""
 
-    Raises EditNotDone, and the errors of `fitness` for a table unfit for commits.
+
+def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | None:
+    """Remove wrong bounds from the manifests of a table's head; return the snapshot's id.
+
+    Returns None, without a commit, if none of the files is in the head. Raises EditNotDone, and the errors of `fitness`
+    for a table unfit for commits.
 
     :param found: the files with wrong bounds; files no longer in the head are ignored.
     """
@@ -87,16 +96,23 @@ def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | Non
     def attempt() -> AppendAttempt:
         table = fitness.load_table(catalog, name)
         fitness.check(catalog, table)
+        present = _data_files(table, ledger_store.head_of(table.metadata))
+        wrong = {one.path: one.ids for one in found if one.path in present}
+        if not wrong:
+            raise _NoFileLeft
         edit_id = uuid.uuid4().hex
         summary = {
             codec.SUMMARY_VERSION: str(codec.VERSION),
             codec.SUMMARY_LANDING_ID: edit_id,
-            SUMMARY_BOUNDS: str(len(found)),
+            SUMMARY_BOUNDS: str(len(wrong)),
         }
         guard = ledger_edit.EditGuard(catalog, edit_id, table, {}, {})
-        return _BoundsAttempt(catalog, name, guard, summary, {one.path: one.ids for one in found})
+        return _BoundsAttempt(catalog, name, guard, summary, wrong)
 
-    return ledger_edit.drive(name, attempt)
+    try:
+        return ledger_edit.drive(name, attempt)
+    except _NoFileLeft:
+        return None
 
 
 class _BoundsAttempt(AppendAttempt):

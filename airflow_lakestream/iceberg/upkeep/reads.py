@@ -44,6 +44,28 @@ class ReadCounts:
         return cls(len(tasks), needed.total(), most, shared, len(_position_deletes(table) - needed.keys()))
 
 
+@dataclass(frozen=True)
+class TableSize:
+    """The files of a table's head; `files` and `bytes` include delete files."""
+
+    files: int
+    bytes: int
+    deletes: int = 0
+
+    @classmethod
+    def of(cls, table: Table) -> TableSize:
+        """Return the size from the head's manifests, since not every writer keeps the totals of summaries."""
+        head = table.current_snapshot()
+        manifests = [] if head is None else head.manifests(table.io)
+        files = [entry.data_file for one in manifests for entry in one.fetch_manifest_entry(table.io)]
+        deletes = sum(file.content != DataFileContent.DATA for file in files)
+        return cls(len(files), sum(file.file_size_in_bytes for file in files), deletes)
+
+    def __str__(self) -> str:
+        deletes = f" ({self.deletes} of them delete files)" if self.deletes else ""
+        return f"{self.files} files{deletes} of {self.bytes:,} bytes"
+
+
 def live_rows(table: Table) -> int:
     """Return the number of rows at a table's head. Position deletes are read, since no total is exact.
 

@@ -56,7 +56,7 @@ class DataFileRows:
         return self.rows if self.positions is None else self.rows.take(self.positions)
 
 
-def arrange(metadata: TableMetadata, rows: pa.Table) -> Iterator[DataFileRows]:
+def rows_by_partition(metadata: TableMetadata, rows: pa.Table) -> Iterator[DataFileRows]:
     """Yield the pieces of conforming rows for the table's spec and order, each with rows; empty without rows.
 
     Each partition has at least a piece; a partition larger than the target size of a file has several.
@@ -222,7 +222,7 @@ def write_data_files(
     places = locations(metadata, folder)
     plans = [
         _FileWrite(metadata, io, piece, _path(places, piece, prefix, next(numbers)))
-        for piece in arrange(metadata, conform(rows, metadata.schema()))
+        for piece in rows_by_partition(metadata, conform(rows, metadata.schema()))
     ]
     if len(plans) == 1:
         return _write_alone(plans[0])

@@ -21,6 +21,7 @@ from pyiceberg.transforms import (
     HourTransform,
     IdentityTransform,
     MonthTransform,
+    TimeTransform,
     Transform,
     TruncateTransform,
     UnknownTransform,
@@ -31,7 +32,10 @@ from pyiceberg.types import (
     DoubleType,
     FloatType,
     IcebergType,
+    IntegerType,
+    LongType,
     NestedField,
+    StringType,
     StructType,
     TimestampType,
     TimestamptzType,
@@ -267,8 +271,19 @@ def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argu
         raise InvalidArgument(argument, f"{text!r}: {column!r} is in a list or map, so a row has many of it.")
     if not transform.can_transform(field.field_type) or not field.field_type.is_primitive:
         problem = f"{str(transform).partition('[')[0]} takes no {type_text(field.field_type)}"
-        raise InvalidArgument(argument, f"{text!r}: {problem}, which {column!r} is.")
+        remedy = _time_remedy(column, field.field_type) if isinstance(transform, TimeTransform) else ""
+        raise InvalidArgument(argument, f"{text!r}: {problem}, which {column!r} is.", remedy)
     return LayoutTerm(column, field.field_id, field.field_type, transform)
+
+
+def _time_remedy(column: str, kind: IcebergType) -> str:
+    """Return the way to times in a column of numbers or texts, or an empty text for other types."""
+    last = column.rpartition(".")[2]
+    if isinstance(kind, LongType | IntegerType):
+        return f'Are these milliseconds since the epoch? Give schema with "{last} timestamp from epoch_ms".'
+    if isinstance(kind, StringType):
+        return f'Are these times with a zone? Give schema with "{last} timestamp".'
+    return ""
 
 
 def _unit_of_a_time(schema: Schema, column: str) -> str:

@@ -15,8 +15,7 @@ from airflow_lakestream.iceberg.commit.manifest_writers import name_types_unique
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.files import check_file_format, write_data_files
 from airflow_lakestream.iceberg.write.parquet import TrialFileIO, write_parquet
-from airflow_lakestream.tables.no_rows import one_row
-from airflow_lakestream.tables.row_buffer import culprits
+from airflow_lakestream.tables.row_buffer import culprits, one_row
 from airflow_lakestream.tables.schema.types import arrow_schema
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from airflow_lakestream.core.printable import counted
 from airflow_lakestream.kafka.cluster import BrokerAddress, KafkaCluster, bootstrap_addresses
 from airflow_lakestream.kafka.errors import KafkaMisconfigured
 from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
@@ -88,7 +89,7 @@ def check_topic(connection: Mapping[str, Any], topic: str, where: str) -> Iterat
     sampled = SampledTopic(connection, topic, where)
     state = sampled.look()
     offsets = sum(marks.end - marks.low for marks in state.marks.values())
-    size = f"{topic}: {len(state.marks)} partitions, {offsets:,} offsets"
+    size = f"{topic}: {counted(len(state.marks), 'partition')}, {counted(offsets, 'offset')}"
     newest = sampled.last(state, 1)
     if not len(newest):
         text = "there is no record to read, so whether this user may read is not proven"

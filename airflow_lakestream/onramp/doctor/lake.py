@@ -16,6 +16,7 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.update import AssertRefSnapshotId, SetPropertiesUpdate
 
+from airflow_lakestream.core.printable import counted
 from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit.new_table import make_namespace
 from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
@@ -38,7 +39,7 @@ def check_catalog(
     namespaces = catalog.list_namespaces()
     kind = type(catalog).__name__
     fitness.check_catalog(catalog, table or "any.table")
-    known = f"{len(namespaces)} namespaces"
+    known = counted(len(namespaces), "namespace")
     if table is not None:
         try:
             fitness.check(catalog, fitness.load_table(catalog, table))

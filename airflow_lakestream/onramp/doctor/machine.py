@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from importlib import metadata
 
 from packaging.requirements import Requirement
 
+from airflow_lakestream.exceptions import MissingExtra, install_command
 from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
 from airflow_lakestream.spark.java import JavaUnfit
 from airflow_lakestream.spark.java import check_java as find_java
@@ -48,22 +50,24 @@ def check_packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
     version = metadata.version(_DISTRIBUTION)
     if problems:
         yield DoctorFinding(
-            PACKAGES, PartHealth.WRONG, f"{'; '.join(problems)}. pip install {_DISTRIBUTION}=={version}"
+            PACKAGES, PartHealth.WRONG, f"{'; '.join(problems)}. {_DISTRIBUTION} {version} needs: {install_command()}"
         )
     else:
         yield DoctorFinding(PACKAGES, PartHealth.OK, f"{_DISTRIBUTION} {version}, and what it needs.")
     for extra, requirements in sorted(by_extra.items()):
         problems = [problem for one in requirements if (problem := _problem(one)) is not None]
-        if extra == _SPARK and not problems:
-            try:
-                check_spark()
-            except SparkMixed as e:
-                problems = [str(e)]
+        if extra == _SPARK:
+            # Of two versions in one folder each is another one than the pin: the cause goes first.
+            with suppress(MissingExtra):
+                try:
+                    check_spark()
+                except SparkMixed as e:
+                    problems = [str(e)]
         if not problems:
             yield DoctorFinding(PACKAGES, PartHealth.OK, f"extra {extra}: installed.")
             continue
         health = PartHealth.WRONG if extra in needed else PartHealth.NOTE
-        remedy = f"To use it: pip install '{_DISTRIBUTION}[{extra}]'"
+        remedy = f"To use it: {install_command(extra)}"
         yield DoctorFinding(PACKAGES, health, f"extra {extra}: {'; '.join(problems)}. {remedy}")
 
 

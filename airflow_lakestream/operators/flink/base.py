@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 # No import of PyIceberg or Arrow at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import count, positive_seconds
-from airflow_lakestream.config.literals import Check, check_literals
+from airflow_lakestream.config.literals import Check
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.links import FlinkLink, TableLink, TopicLink, links_until_run
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 from airflow_lakestream.stores.folders import is_object_store
@@ -60,13 +60,7 @@ class FlinkOperator(SupervisedOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.checkpoint_interval = checkpoint_interval
-        self.parallelism = parallelism
-        self.driver_folder = driver_folder
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.flink_conn_id = flink_conn_id
-        check_literals({name: getattr(self, name) for name in _CHECKS}, _CHECKS)
+        set_arguments(self, FlinkOperator, locals(), _CHECKS)
 
     template_fields: Sequence[str] = (*templated(__init__), *SupervisedOperator.template_fields)
 

@@ -14,8 +14,8 @@ from airflow_lakestream.core.policies import is_given, seconds
 from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.driver.backend import DriverHandle
 from airflow_lakestream.driver.detached import DetachedBackend, DetachedJob
+from airflow_lakestream.driver.driver_folder import DriverConfig, new_folder
 from airflow_lakestream.driver.driving import DriverSupervision, StreamSpec
-from airflow_lakestream.driver.job_folder import DriverConfig, new_folder
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job import cancel_noted

@@ -20,8 +20,8 @@ from airflow.providers.common.compat.sdk import conf
 from airflow_lakestream.config.arguments import AVAILABLE_NOW
 from airflow_lakestream.core.names import FUNCTIONS, TRANSFORM
 from airflow_lakestream.core.policies import ModeName, choose, is_given
+from airflow_lakestream.driver.driver_folder import DriverConfig, new_folder
 from airflow_lakestream.driver.driving import DriverSupervision, StreamSpec
-from airflow_lakestream.driver.job_folder import DriverConfig, new_folder
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
@@ -32,11 +32,12 @@ from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
 from airflow_lakestream.hooks.spark_cluster import backend_of
 from airflow_lakestream.hooks.spark_submission import DriverSubmission
 from airflow_lakestream.hooks.store import store_properties
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of_app
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.spark.app_config import LANDING_APPS, AppConfig
-from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, app_path, check_app, package_zip
+from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, app_path, check_app, package_zip
 from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 from airflow_lakestream.spark.java import check_java
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
@@ -149,13 +150,11 @@ def _check_json(content: Mapping[str, Any]) -> None:
 
 
 def _lake(app: str, connections: ConnectionIds) -> dict[str, Any]:
-    if app in DELTA_APPS:
+    lake = lake_of_app(app)
+    if LakeCapability.CATALOG not in lake.can:
         return {"storage": _storage(connections.storage)}
     if is_given(connections.storage):
-        apps = " and ".join(map(repr, DELTA_APPS))
-        raise InvalidArgument(
-            "storage_conn_id", f"goes with {apps}; for other apps, the catalog contains the tables' locations."
-        )
+        lake.require(LakeCapability.STORE, "storage_conn_id")
     if connections.iceberg is None:
         raise InvalidArgument("iceberg_conn_id", f"is None, but the app {app!r} needs a connection.")
     return {"catalog": _catalog(connections.iceberg)}

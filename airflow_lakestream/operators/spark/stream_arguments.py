@@ -11,11 +11,12 @@ from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.policies import SqlInput, is_given
 from airflow_lakestream.core.secrecy import MASKED, refuse_shown, secrets_in
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.lakes.formats import lake_of_app
+from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.operators.sql_template import check_written_out
 from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 from airflow_lakestream.registry.config import refuse_secrets
-from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, check_app
+from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, check_app
 from airflow_lakestream.stores.folders import is_object_store
 
 NUMBERS = ("total_executor_cores", "executor_cores", "num_executors")
@@ -80,28 +81,7 @@ class SparkArguments(SupervisedOperator):
         super().__init__(**kwargs)
         for argument, value in (("conf", conf), ("env_vars", env_vars), ("repositories", repositories)):
             _refuse_unmasked(argument, value)
-        self.conf = conf
-        self.jars = jars
-        self.py_files = py_files
-        self.files = files
-        self.archives = archives
-        self.driver_class_path = driver_class_path
-        self.exclude_packages = exclude_packages
-        self.repositories = repositories
-        self.total_executor_cores = total_executor_cores
-        self.executor_cores = executor_cores
-        self.executor_memory = executor_memory
-        self.driver_memory = driver_memory
-        self.num_executors = num_executors
-        self.name = name
-        self.env_vars = env_vars
-        self.spark_binary = spark_binary
-        self.properties_file = properties_file
-        self.yarn_queue = yarn_queue
-        self.deploy_mode = deploy_mode
-        self.keytab = keytab
-        self.principal = principal
-        self.proxy_user = proxy_user
+        set_arguments(self, SparkArguments, locals())
 
     _of_the_hook = templated(__init__)
     template_fields: Sequence[str] = (*_of_the_hook, *SupervisedOperator.template_fields)
@@ -152,25 +132,13 @@ class StreamArguments(SparkArguments):
         super().__init__(**kwargs)
         if (app is None) == (application is None):
             raise InvalidArgument("app", "exactly one of app and application has to be given.")
-        self.app = app
-        self.application = application
-        self.app_config = dict(app_config or {})
         # As early as possible, before a DAG with a secret in it is stored anywhere.
-        refuse_secrets(self.app_config.get("schema_registry") or "")
-        refuse_shown("app_config", self.app_config)
-        self.trigger = trigger
-        self.max_batches = max_batches
-        self.max_offsets_per_trigger = max_offsets_per_trigger
-        self.driver_folder = driver_folder
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.spark_conn_id = spark_conn_id
-        self.storage_conn_id = storage_conn_id
-        self.packages = packages
-        check_literals({name: getattr(self, name) for name in StreamArguments.template_fields}, _CHECKS)
+        refuse_secrets((app_config or {}).get("schema_registry") or "")
+        refuse_shown("app_config", app_config)
+        set_arguments(self, StreamArguments, {**locals(), "app_config": dict(app_config or {})}, _CHECKS)
         if app not in (None, MAINTAIN_ICEBERG):
             check_written_out(self.app_config.get("sql"), self.app_config.get("sql_input", SqlInput.RAW.value))
-            check_literals({"table_format": "delta" if app in DELTA_APPS else "iceberg", **self.app_config})
+            check_literals({"table_format": lake_of_app(app).format, **self.app_config})
 
     template_fields: Sequence[str] = (*templated(__init__), *SparkArguments.template_fields)
 
@@ -179,4 +147,5 @@ class StreamArguments(SparkArguments):
         location = self.checkpoint_location
         if not is_given(location) or not is_object_store(str(location)):
             return None
-        return self.storage_conn_id if self.app in DELTA_APPS or self.iceberg_conn_id is None else self.iceberg_conn_id
+        of_lake: str | None = getattr(self, lake_of_app(self.app).connection)
+        return self.storage_conn_id if of_lake is None else of_lake

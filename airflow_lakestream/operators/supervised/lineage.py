@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import TaskDeferred
 
-from airflow_lakestream.core.policies import TableFormat, is_given
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.operators.lineage import is_lineage_enabled
 
 if TYPE_CHECKING:
-    from airflow_lakestream.driver.drives import StreamSupervisor
+    from airflow_lakestream.driver.supervisor import StreamSupervisor
     from airflow_lakestream.lineage.facts import LineageFacts
     from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
@@ -91,13 +92,12 @@ def _facts_of(
 
 def _look(operator: SupervisedOperator, facts: LineageFacts) -> None:
     from airflow_lakestream.hooks.lake import open_tables
-    from airflow_lakestream.lakes.formats import LAKES
     from airflow_lakestream.lineage.streaming import look_at_tables
 
-    formats = {TableFormat.of(table) for table in facts.tables}
+    lakes = {lake.format: lake for lake in map(lake_of, facts.tables)}
     iceberg, storage = (getattr(operator, name, None) for name in ("iceberg_conn_id", "storage_conn_id"))
-    for of_tables in formats:
+    for lake in lakes.values():
         try:
-            look_at_tables(facts, open_tables(LAKES[of_tables], str(iceberg), storage))
+            look_at_tables(facts, open_tables(lake, str(iceberg), storage))
         except Exception as e:  # noqa: BLE001  # facts that are known without the lake are emitted
             log.warning("The lake could not be opened for the lineage: %s", e)

@@ -16,9 +16,8 @@ from airflow.providers.common.compat.sdk import BaseOperator, BaseOperatorLink, 
 
 # No import of PyIceberg, Arrow or an engine at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import count_from_zero
-from airflow_lakestream.config.literals import Check, check_literals
+from airflow_lakestream.config.literals import Check
 from airflow_lakestream.core.policies import choose, is_given, seconds
-from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.driver.supervisor import (
     DriverFailed,
     GaveUp,
@@ -29,7 +28,7 @@ from airflow_lakestream.driver.supervisor import (
     SupervisorAction,
 )
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.operators.arguments import check_written_flags, templated
+from airflow_lakestream.operators.arguments import check_written_flags, set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.lineage import LineageReporting
 from airflow_lakestream.operators.outlets import emit_to_outlets
@@ -39,7 +38,7 @@ from airflow_lakestream.operators.supervised.lineage import keep_lineage
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.driver.drives import StreamSupervisor
+    from airflow_lakestream.driver.supervisor import StreamSupervisor
     from airflow_lakestream.operators.supervised.task_report import TaskReport
     from airflow_lakestream.triggers.driver import DriverTrigger
 
@@ -127,23 +126,8 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        # As early as possible, before a DAG with a secret in it is stored anywhere.
-        refuse_shown("checkpoint_location", checkpoint_location)
         check_written_flags(deferrable=deferrable)
-        self.checkpoint_location = checkpoint_location
-        self.max_restarts = max_restarts
-        self.restart_backoff = restart_backoff
-        self.healthy_after = healthy_after
-        self.stall_timeout = stall_timeout
-        self.start_timeout = start_timeout
-        self.unknown_timeout = unknown_timeout
-        self.on_kill_action = on_kill_action
-        self.stop_timeout = stop_timeout
-        self.deferrable = deferrable
-        self.poll_interval = poll_interval
-        self.topic_url = topic_url
-        self.table_url = table_url
-        check_literals({name: getattr(self, name) for name in SupervisedOperator.template_fields}, self._checks())
+        set_arguments(self, SupervisedOperator, locals(), self._checks())
 
     template_fields: Sequence[str] = templated(__init__, "deferrable")
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_lakestream.driver.progress import DriverProgress
-from airflow_lakestream.driver.supervisor import DriverState
-from airflow_lakestream.driver.watch import DriverLook
+from airflow_lakestream.driver.supervisor import DriverLook, DriverState
 from airflow_lakestream.links import push_pages
 from airflow_lakestream.metrics import measure_batches, measure_restart, tags_of
 

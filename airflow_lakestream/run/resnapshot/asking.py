@@ -12,6 +12,7 @@ from airflow_lakestream.core.landing.job import Stopped
 from airflow_lakestream.core.landing.plan import TopicState
 from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.kafka.reader import KafkaReader
@@ -142,7 +143,8 @@ class SnapshotRequest:
             self._wait(LOOK_SECONDS)
 
     def _search(self, starts: Mapping[int, int]) -> SnapshotSearch:
-        reader = KafkaReader(self.connection, self.consumer_group, poll_timeout=30, where=self.where, with_keys=True)
+        parts = frozenset({RecordPart.KEY})
+        reader = KafkaReader(self.connection, self.consumer_group, poll_timeout=30, where=self.where, parts=parts)
         return SnapshotSearch(self.payload, reader, dict(starts))
 
     def _wait(self, seconds: float) -> None:

@@ -24,11 +24,10 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import CommittedLanding, LandingJob
 from airflow_lakestream.core.landing.plan import DataLoss, TopicState, check_identity
 from airflow_lakestream.core.ledger import Landing, LandingEngine, Ledger, TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.names import ANEW
-from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.ports import Conflict, TimeBoundary, TopicSource
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.routing import MIRROR, is_of_records
 from airflow_lakestream.core.source_types import in_new_rows
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
@@ -82,6 +81,9 @@ class ResnapshotTables:
         if note is None:
             raise InvalidArgument("table", f"{table} is not a mirror.", "Only a mirror can be read again.")
         held = json.loads(note)
+        if is_of_records(held):
+            problem = f"{table} is a table by key of plain records, which no database can send again."
+            raise InvalidArgument("table", problem, "To read the topic from its begin, land it in a new table.")
         return MirrorDesign(TableDesign(metadata=pa.schema([])), tuple(held["key"]), bool(held["soft_delete"]))
 
 
@@ -171,8 +173,8 @@ class MirrorResnapshot:
         """Replace the mirror's rows by the rows of a snapshot, and return the result.
 
         A staging table of an earlier run is continued, unless `start_over` drops it. If that run had committed the
-        replace already, the staging table is dropped, and no row is changed. The staging table is dropped after
-        success.
+        replace already, its deletions are remembered, the staging table is dropped, and no row is changed. The staging
+        table is dropped after success.
 
         Raises NotAnswered, NoSnapshot, NotReplaced, AsideTooOld, CannotSwap, and the errors of a landing. After an
         error the mirror is unchanged.
@@ -182,8 +184,10 @@ class MirrorResnapshot:
         if self.start_over:
             tables.drop_staging()
         begun = tables.staging_id()
-        state = tables.sink(self.consumer_group, soft_delete=design.soft_delete).load(_run_of(begun or "none"))
+        sink = tables.sink(self.consumer_group, soft_delete=design.soft_delete)
+        state = sink.load(_run_of(begun or "none"))
         if begun is not None and state.landed_by_run:
+            sink.remember(tables.staging_key())
             self.report(f"{self.table}: an earlier run has replaced the rows; its staging table is dropped.")
             tables.drop_staging()
             return ResnapshotResult(self.table, state.landed_by_run[-1][0], None, None)
@@ -202,7 +206,7 @@ class MirrorResnapshot:
             topic=topic,
             table=table,
             consumer_group=self.consumer_group,
-            table_format=TableFormat.of(self.table),
+            table_format=lake_of(self.table).format,
             **given,
         )
 

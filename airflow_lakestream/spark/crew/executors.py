@@ -5,11 +5,15 @@ Sent to the executors by pickle. No pyspark and no catalog here: an outline desc
 
 from __future__ import annotations
 
+import sys
 import threading
+import zipimport
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from airflow_lakestream.core.landing.batch import Batch, DecodedChunk, decode
 from airflow_lakestream.core.ports import RowSchema
@@ -21,11 +25,36 @@ from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg.fan_out.share import FanOutOutline, FanOutShare
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.lakes.formats import LakeFormat
-from airflow_lakestream.runtime.allocation import MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
-from airflow_lakestream.runtime.processes import ChildFailure
-from airflow_lakestream.runtime.zips import keep_directories
+from airflow_lakestream.runtime.processes import MMAP_THRESHOLD, TRIM_THRESHOLD, ChildFailure, tune_allocation
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.sink import SharedRejectingSink
+
+# Spark has each task call `importlib.invalidate_caches`. Before Python 3.12 this reads an archive's directory at once,
+# and once for each package in it (python/cpython#103200). With pyspark.zip that was a third of the CPU time of the
+# executors of a mirror.
+_read: WeakKeyDictionary[zipimport.zipimporter, tuple[int, int, int]] = WeakKeyDictionary()
+_invalidate = zipimport.zipimporter.invalidate_caches
+
+
+def keep_directories() -> None:
+    """Keep the directories of unchanged archives in this process."""
+    if sys.version_info < (3, 12):
+        # mypy can't express that a class of the standard library gets another method.
+        zipimport.zipimporter.invalidate_caches = _if_changed  # type: ignore[assignment,method-assign]
+
+
+def _if_changed(importer: zipimport.zipimporter) -> None:
+    try:
+        status = Path(importer.archive).stat()
+    except OSError:
+        _read.pop(importer, None)
+        _invalidate(importer)
+        return
+    now = (status.st_mtime_ns, status.st_size, status.st_ino)
+    if _read.get(importer) != now:
+        _invalidate(importer)
+        _read[importer] = now
+
 
 # Makes Arrow's allocator keep freed memory, too. The allocator reads its environment when it is loaded.
 ENVIRONMENT = {"MIMALLOC_PURGE_DELAY": "-1"}
@@ -103,8 +132,7 @@ class ExecutorTask:
             self.consumer_group,
             poll_timeout=self.poll_timeout,
             where=self.where,
-            with_keys=self.decoders.needs_keys,
-            with_headers=self.decoders.needs_headers,
+            parts=self.decoders.parts,
         )
 
     def _sink(self) -> SharedRejectingSink:

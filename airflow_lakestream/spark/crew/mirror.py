@@ -19,7 +19,7 @@ from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.spark.causes import cause_of
 from airflow_lakestream.spark.crew import executors
 from airflow_lakestream.spark.crew.crew import SparkReaders
-from airflow_lakestream.tables.wrapped import WrappedSharedSink
+from airflow_lakestream.tables.sink import WrappedSharedSink
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

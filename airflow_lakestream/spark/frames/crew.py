@@ -40,8 +40,8 @@ from airflow_lakestream.spark.frames.function import FrameFunction, TransformFai
 from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, ResultPositions, count, joined, offsets_of
 from airflow_lakestream.spark.frames.tasks import RESULT, StagedRowsTask, WriteTask, WriteTaskResult
 from airflow_lakestream.tables.coordinates import COORDINATES
+from airflow_lakestream.tables.sink import WrappedSharedSink
 from airflow_lakestream.tables.transformed import TransformNote
-from airflow_lakestream.tables.wrapped import WrappedSharedSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,12 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.manifest import DataFileContent
-from pyiceberg.table import Table
-
 from airflow_lakestream.cdc.merge.merge import MOST_DELETED
+from airflow_lakestream.config.maintenance import CompactionConfig, CompactionStrategy
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.spark.maintenance.config import CompactionConfig, CompactionStrategy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,28 +42,6 @@ class CompactionLost(LakestreamError, Transient):
             f"often (last: {last}). Nothing was changed. Compact while less is replaced, narrow it by "
             "`where`, or commit in parts: maintenance.compact.partial_progress."
         )
-
-
-@dataclass(frozen=True)
-class TableSize:
-    """The files of a table's head; `files` and `bytes` include delete files."""
-
-    files: int
-    bytes: int
-    deletes: int = 0
-
-    @classmethod
-    def of(cls, table: Table) -> TableSize:
-        """Return the size from the head's manifests, since not every writer keeps the totals of summaries."""
-        head = table.current_snapshot()
-        manifests = [] if head is None else head.manifests(table.io)
-        files = [entry.data_file for one in manifests for entry in one.fetch_manifest_entry(table.io)]
-        deletes = sum(file.content != DataFileContent.DATA for file in files)
-        return cls(len(files), sum(file.file_size_in_bytes for file in files), deletes)
-
-    def __str__(self) -> str:
-        deletes = f" ({self.deletes} of them delete files)" if self.deletes else ""
-        return f"{self.files} files{deletes} of {self.bytes:,} bytes"
 
 
 @dataclass(frozen=True)

@@ -5,32 +5,31 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 from pyiceberg.types import TimeType
 
 from airflow_lakestream.cdc.iceberg_head import PLAIN_BOUNDS
-from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
-from airflow_lakestream.core.mirrors import MIRROR
+from airflow_lakestream.config.maintenance import CompactionConfig, MaintenanceSection
+from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.driver.lease import LeaseLost
 from airflow_lakestream.driver.progress import BatchProgress
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.upkeep import expiry, narrow_bounds
-from airflow_lakestream.iceberg.upkeep.reads import ReadCounts
+from airflow_lakestream.iceberg.upkeep.reads import ReadCounts, TableSize
+from airflow_lakestream.run.maintenance.tables import SharedFolder, inside, is_memory, select
 from airflow_lakestream.spark.at_once import AppSupervision, supervised
 from airflow_lakestream.spark.inputs import lease_for
 from airflow_lakestream.spark.lease import Lease
-from airflow_lakestream.spark.maintenance.calls import IcebergProcedures, TableSize
-from airflow_lakestream.spark.maintenance.config import CompactionConfig, MaintenanceConfig, MaintenanceSection
+from airflow_lakestream.spark.maintenance.calls import IcebergProcedures
+from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.spark.session import check_class, start_session
 from airflow_lakestream.spark.settings import catalog as catalog_options
 from airflow_lakestream.spark.settings.catalog import catalog_packages
@@ -38,111 +37,11 @@ from airflow_lakestream.spark.settings.catalog import catalog_packages
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_WILD = "*?["
-
-
-class NoIcebergTable(InvalidArgument):
-    """Error of a name that is not an Iceberg table of the catalog."""
-
-    def __init__(self, name: str, catalog: str) -> None:
-        super().__init__(
-            "maintenance.tables",
-            f"{name} is not an Iceberg table of catalog {catalog!r}.",
-            "Delta tables are not for this app: Delta's own OPTIMIZE and VACUUM keep them.",
-        )
-
-
-def select(catalog: Catalog, wanted: Sequence[str]) -> list[str]:
-    """Return the names of the tables, each once, in the order of the configuration.
-
-    A pattern matches names with the pattern's number of parts. A pattern may match no table, and skips tables that are
-    not Iceberg tables. Raises NoIcebergTable for a plain name that is not an Iceberg table.
-    """
-    names: dict[str, None] = {}
-    for one in wanted:
-        if not any(letter in one for letter in _WILD):
-            if not _is_table(catalog, one):
-                raise NoIcebergTable(one, catalog.name)
-            names[one] = None
-            continue
-        parts = one.split(".")
-        for name in _names(catalog, parts[:-1]):
-            if fnmatchcase(name.split(".")[-1], parts[-1]) and name not in names and _is_table(catalog, name):
-                names[name] = None
-    return list(names)
-
 
 def times_of_day(schema: Schema) -> list[str]:
     """Return the columns of type time, nested columns included: Spark 4.0 opens no table with such a column."""
     ids = (number for number, field in index_by_id(schema).items() if isinstance(field.field_type, TimeType))
     return [str(schema.find_column_name(number)) for number in ids]
-
-
-def inside(catalog: Catalog, table: Table) -> list[str]:
-    """Return the names of other tables with files in or around this table's folder, as far as the catalog knows.
-
-    Only tables of the same namespace, and of the namespaces below, are compared.
-    """
-    name = ".".join(table.name())
-    folder = _folder(table.location())
-    namespace = name.split(".")[:-1]
-    neighbours = [*_names(catalog, namespace), *_below(catalog, tuple(namespace))]
-    return [
-        other
-        for other in dict.fromkeys(neighbours)
-        if other != name
-        and (at := _location(catalog, other)) is not None
-        and (at.startswith(folder) or folder.startswith(at))
-    ]
-
-
-def _location(catalog: Catalog, name: str) -> str | None:
-    try:
-        return _folder(catalog.load_table(name).location())
-    except NoSuchTableError:
-        return None
-
-
-def _folder(location: str) -> str:
-    return location.rstrip("/") + "/"
-
-
-def _is_table(catalog: Catalog, name: str) -> bool:
-    try:
-        catalog.load_table(name)
-    except (NoSuchTableError, NoSuchNamespaceError):
-        return False
-    return True
-
-
-def _names(catalog: Catalog, namespace: Sequence[str]) -> Iterator[str]:
-    """Yield the tables of the matching namespaces, part by part."""
-    for one in _namespaces(catalog, namespace):
-        yield from sorted(".".join(table) for table in catalog.list_tables(one))
-
-
-def _namespaces(catalog: Catalog, wanted: Sequence[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    if not any(letter in part for part in wanted for letter in _WILD):
-        if catalog.namespace_exists((*above, *wanted)):
-            yield (*above, *wanted)
-        return
-    for one in _children(catalog, above):
-        if fnmatchcase(one[-1], wanted[0]):
-            if len(wanted) == 1:
-                yield one
-            else:
-                yield from _namespaces(catalog, wanted[1:], one)
-
-
-def _below(catalog: Catalog, namespace: tuple[str, ...]) -> Iterator[str]:
-    for one in _children(catalog, namespace):
-        yield from (".".join(table) for table in catalog.list_tables(one))
-        yield from _below(catalog, one)
-
-
-def _children(catalog: Catalog, above: tuple[str, ...]) -> Collection[tuple[str, ...]]:
-    below = catalog.list_namespaces(above)
-    return [one for one in below if len(one) == len(above) + 1 and one[: len(above)] == above]
 
 
 def of_table(how: CompactionConfig, table: Table) -> CompactionConfig:
@@ -160,14 +59,6 @@ def of_table(how: CompactionConfig, table: Table) -> CompactionConfig:
     has_bounds = isinstance(table.schema().find_field(key[0]).field_type, PLAIN_BOUNDS)
     order = ", ".join("`" + name.replace("`", "``") + "`" for name in key)
     return how.of_mirror(order if has_bounds else None, is_sorted=has_bounds)
-
-
-def is_memory(table: Table) -> bool:
-    """Return whether a table is a mirror's memory of deleted rows.
-
-    Compaction would mix up its files, and make them too large.
-    """
-    return table.name()[-1].endswith(SUFFIX) and MIRROR_ID in table.metadata.properties
 
 
 def needs_fewer_deletes(table: Table) -> bool:
@@ -211,16 +102,6 @@ class TableNotMaintained(_Undone, Terminal):
 
 class TableToMaintainAgain(_Undone, Transient):
     """Error of failed tables, with at least one table that a retry may help."""
-
-
-class SharedFolder(LakestreamError, Terminal):
-    """Error of a folder shared by two tables: the files of the other table would count as orphans."""
-
-    def __init__(self, table: str, neighbours: Sequence[str]) -> None:
-        super().__init__(
-            f"{table}: no orphan was removed, since {', '.join(neighbours)} has its files in the same folder: they "
-            "would count as orphans. Move one of the tables, or leave out remove_orphans for this one."
-        )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_lakestream.core.printable import with_port
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.spark.packages import PROVEN, installed_spark
 
@@ -189,7 +190,7 @@ def _jdbc(properties: Mapping[str, Any], engine: str) -> dict[str, str]:
         return {**options, "uri": f"jdbc:sqlite:{url.database}"}
     if unknown := sorted(set(url.query) - {"sslmode", "sslrootcert"}):
         raise InvalidArgument("catalog.uri", f"its {', '.join(unknown)} have no equivalent in {engine}'s catalog.")
-    address = f"jdbc:postgresql://{url.host or 'localhost'}:{url.port or 5432}/{url.database or ''}"
+    address = f"jdbc:postgresql://{with_port(url.host or 'localhost', url.port or 5432)}/{url.database or ''}"
     query = "&".join(f"{key}={value}" for key, value in url.query.items())
     options["uri"] = f"{address}?{query}" if query else address
     # Not in the address, which both engines show: they mask the password by its name.

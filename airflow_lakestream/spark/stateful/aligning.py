@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 
-from airflow_lakestream.core.landing.streamed import WAYS_OUT, LandedBesideStream, StreamReplaced
+from airflow_lakestream.core.landing.modes import WAYS_OUT, LandedBesideStream, StreamReplaced
 from airflow_lakestream.core.ledger import StreamBatch, TopicEntry
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint

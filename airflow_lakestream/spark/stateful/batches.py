@@ -13,11 +13,12 @@ import pyarrow as pa
 
 from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.core.landing.job import LandingJob
+from airflow_lakestream.core.landing.modes import StreamBatchMode
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.landing.streamed import StreamBatchMode
 from airflow_lakestream.core.ledger import FunctionRows, StreamBatch, union
 from airflow_lakestream.core.policies import StateStore, choose, is_given
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.core.sharing.pieces import SharePiece
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rows import RowDecoderFactory
@@ -121,7 +122,8 @@ class StatefulBatches(MicroBatches):
     @cached_property
     def source_options(self) -> Mapping[str, str]:
         """The options of Spark's source; since the records go into the state, no record may be missing."""
-        named = {"groupIdPrefix": self.extract.consumer_group, "includeHeaders": str(self._decoders.needs_headers)}
+        has_headers = RecordPart.HEADERS in self._decoders.parts
+        named = {"groupIdPrefix": self.extract.consumer_group, "includeHeaders": str(has_headers)}
         return {**self.options, **named, "failOnDataLoss": "true"}
 
     @cached_property
@@ -163,9 +165,7 @@ class StatefulBatches(MicroBatches):
         decoded = self._frames.decoded
         assert decoded is not None, "there is a function"
         columns = pa.schema([*decoded, *metadata_schema(self.extract.metadata_columns)])
-        asked = [decoding.PARTITION, decoding.OFFSET, decoding.TIMESTAMP, decoding.VALUE]
-        asked += [decoding.KEY] if self._decoders.needs_keys else []
-        asked += [decoding.HEADER] if self._decoders.needs_headers else []
+        asked = [*decoding.COLUMNS, *(decoding.PART_COLUMNS[part][0] for part in sorted(self._decoders.parts))]
         decode = DecodeTask(self._decoders, self.extract.topic, columns, self._reports)
         stream = records.select(*asked).mapInArrow(decode.__call__, spark_schema(columns))
         result = self._function.of(stream, self.spark, self.extract.table, RangeSet())

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from airflow_lakestream.core.landing.batch import decode
 from airflow_lakestream.core.ledger import Counts, union
 from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import TIMESTAMP_TYPES, RawBatch, RecordPart
 from airflow_lakestream.decode.metadata import HEADERS
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import LakestreamError
@@ -34,8 +35,21 @@ if TYPE_CHECKING:
     from pyspark import Accumulator
 
 _, _PARTITION, _OFFSET = COORDINATES
-# The columns of Spark's source in use; keys and headers only if they are needed.
-PARTITION, OFFSET, TIMESTAMP, VALUE, KEY, HEADER = ("partition", "offset", "timestamp", "value", "key", "headers")
+# The columns of Spark's source that are always read.
+PARTITION, OFFSET, TIMESTAMP, VALUE = COLUMNS = ("partition", "offset", "timestamp", "value")
+
+
+def _timestamp_types(column: pa.Array) -> pa.Array:
+    # Java's numbers of the types begin with -1.
+    return pa.array(TIMESTAMP_TYPES).take(pc.add(column, 1))
+
+
+# The source's column of a part, and its conversion.
+PART_COLUMNS: Mapping[RecordPart, tuple[str, Callable[[pa.Array], pa.Array]]] = {
+    RecordPart.KEY: ("key", methodcaller("cast", pa.binary())),
+    RecordPart.HEADERS: ("headers", methodcaller("cast", HEADERS)),
+    RecordPart.TIMESTAMP_TYPE: ("timestampType", _timestamp_types),
+}
 
 
 @dataclass(frozen=True)
@@ -100,19 +114,18 @@ class DecodeTask:
                 self.reports.add({key: BatchReport(read, rowless, outcome.bad, outcome.rejected, outcome.use)})
                 yield from outcome.rows.select(self.columns.names).cast(self.columns).to_batches()
 
-    def _raw(self, part: pa.RecordBatch) -> RawBatch:
-        offsets = part.column(OFFSET).to_numpy()
+    def _raw(self, records: pa.RecordBatch) -> RawBatch:
+        offsets = records.column(OFFSET).to_numpy()
         first, last = int(offsets[0]), int(offsets[-1])
-        millis = np.floor_divide(part.column(TIMESTAMP).cast(pa.int64()).to_numpy(), 1000)
-        names = part.schema.names
+        millis = np.floor_divide(records.column(TIMESTAMP).cast(pa.int64()).to_numpy(), 1000)
+        columns = {part: PART_COLUMNS[part] for part in self.decoders.parts}
         return RawBatch(
             topic=self.topic,
-            partition=part.column(PARTITION)[0].as_py(),
-            offsets=range(first, last + 1) if last - first + 1 == len(part) else array("q", offsets.tolist()),
+            partition=records.column(PARTITION)[0].as_py(),
+            offsets=range(first, last + 1) if last - first + 1 == len(records) else array("q", offsets.tolist()),
             timestamps=array("q", millis.tolist()),
-            values=part.column(VALUE).cast(pa.binary()),
-            keys=part.column(KEY).cast(pa.binary()) if KEY in names else None,
-            headers=part.column(HEADER).cast(HEADERS) if HEADER in names else None,
+            values=records.column(VALUE).cast(pa.binary()),
+            **{part: convert(records.column(name)) for part, (name, convert) in columns.items()},
         )
 
 

@@ -98,11 +98,13 @@ class RejectTableSink(ABC):
             self._note(Landing(pending[0].landing_id, run_id, {}), [*pending, *settlement.condemned], settlement)
 
     def settle(self, settlement: RejectSettlement, pending: Sequence[PendingLanding], run_id: str) -> None:
-        """Commit the removal of stale rows and of the notes of decided landings. Raises the errors of a commit.
+        """Commit the removal of stale rows, and of notes of landed and dead landings. Raises the errors of a commit.
 
-        The notes of condemned landings are written again, as condemned. After an error nothing stays buffered.
+        The note of a condemned landing is written again, and forbids the landing's commit. After an error nothing stays
+        buffered.
 
-        :param pending: further notes to write: the rolled back landings of `rolled_back`.
+        :param settlement: the main table's decision on the pending landings.
+        :param pending: further notes to write, for the landings that `rolled_back` returns.
         """
         with self.or_discard():
             landing = Landing(f"settle-{uuid.uuid4().hex}", run_id, {})

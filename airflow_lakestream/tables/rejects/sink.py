@@ -15,7 +15,7 @@ from airflow_lakestream.core.ledger import Counts, Landing
 from airflow_lakestream.core.ports import HandoverSink, RejectsCondemned, SharedSink, Sink, TableState
 from airflow_lakestream.tables.rejects.book import RejectTableSink
 from airflow_lakestream.tables.rejects.settlement import PendingLanding, RejectSettlement, of_topic
-from airflow_lakestream.tables.wrapped import WrappedSharedSink, WrappedSink, WrappedTakingSink
+from airflow_lakestream.tables.sink import WrappedSharedSink, WrappedSink, WrappedTakingSink
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.names import ICEBERG_COLUMNS, RESCUED
+from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.ddl import parse_schema, parse_timed_schema
 from airflow_lakestream.tables.schema.time_sources import Path, TimeSource
@@ -21,7 +22,6 @@ from airflow_lakestream.tables.schema.types import (
     build_schema,
     checked,
     fields_from_arrow,
-    nearest,
     type_text,
 )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 
 import pyarrow as pa
 from pyarrow import types as arrow
@@ -17,6 +16,7 @@ from pyiceberg import types as iceberg
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
+from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.time_sources import ELEMENT, MAP_STEP, Path, TimeSource
 
@@ -86,13 +86,6 @@ def type_text(kind: iceberg.IcebergType, times: Mapping[Path, TimeSource] = _NO_
         case _:
             source = f" {times[path]}" if path in times else ""
             return _FIRST_NAME.get(kind, str(kind)) + source
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the nearest of the known words, or None if no word is near."""
-    by_lower = {name.lower(): name for name in known}
-    close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
-    return by_lower[close[0]] if close else None
 
 
 # Usual names of columns for partitions, and the unit of time meant.

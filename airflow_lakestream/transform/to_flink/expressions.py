@@ -377,9 +377,9 @@ class ExpressionTranslator:
         if len(arguments) == 1:
             arguments = [{"class": "CONSTANT", "literal": {"kind": "INTEGER", "text": "0"}}, *arguments]
         if kind in INTEGERS:
-            return self._of_whole(node, sign, kind, arguments)
+            return self._integer_arithmetic(node, sign, kind, arguments)
         if kind == "DOUBLE":
-            return self._of_doubles(node, sign, arguments)
+            return self._double_arithmetic(node, sign, arguments)
         if sign not in "+-*" or digits_of(kind) is None:
             raise NotCommon(f"{sign} for {kind}", node)
         parts = [self.of(one) for one in arguments]
@@ -387,14 +387,14 @@ class ExpressionTranslator:
         lost = f"({parts[0].sql} IS NOT NULL AND {is_lost(parts[1].sql, made)})"
         return FlinkExpression(made, kind, (*doubts_of(parts), lost))
 
-    def _of_whole(self, node: Node, sign: str, kind: str, arguments: list[Node]) -> FlinkExpression:
-        # The result is in doubt if an operand or the result may overflow.
+    def _integer_arithmetic(self, node: Node, sign: str, kind: str, arguments: list[Node]) -> FlinkExpression:
+        # Integers, computed as BIGINT. In doubt: a divisor of 0, and an operand or a result that may overflow.
         left, right = (self.as_kind(one, "BIGINT") for one in arguments)
         doubts = [*left.doubts, *right.doubts]
         if sign in ("/", "//", "%"):
             made = f"MOD({left.sql}, {right.sql})" if sign == "%" else f"({left.sql} / {right.sql})"
             made = f"CASE WHEN {right.sql} <> 0 THEN {made} END"
-            doubts.append(_by_zero(right))
+            doubts.append(_is_division_by_zero(right))
         else:
             made = f"({left.sql} {sign} {right.sql})"
             doubts += [f"({one.sql} NOT BETWEEN -{_SURE[sign]} AND {_SURE[sign]})" for one in (left, right)]
@@ -402,7 +402,7 @@ class ExpressionTranslator:
             doubts.append(out_of(made, kind))
         return FlinkExpression(f"CAST({made} AS {flink_type(kind)})", kind, tuple(doubts))
 
-    def _of_doubles(self, node: Node, sign: str, arguments: list[Node]) -> FlinkExpression:
+    def _double_arithmetic(self, node: Node, sign: str, arguments: list[Node]) -> FlinkExpression:
         # A result close to infinity is in doubt.
         left, right = (self.as_kind(one, "DOUBLE") for one in arguments)
         if sign in ("//", "%"):
@@ -410,11 +410,11 @@ class ExpressionTranslator:
         made, doubts = f"({left.sql} {sign} {right.sql})", [*left.doubts, *right.doubts]
         if sign == "/":
             made = f"CASE WHEN {right.sql} <> 0 THEN {made} END"
-            doubts.append(_by_zero(right))
+            doubts.append(_is_division_by_zero(right))
         return FlinkExpression(made, "DOUBLE", (*doubts, f"(ABS({made}) > 1E300)"))
 
 
-def _by_zero(divisor: FlinkExpression) -> str:
+def _is_division_by_zero(divisor: FlinkExpression) -> str:
     """Return the condition of a division by 0: DuckDB fails or returns infinity; Flink must be kept from dividing."""
     return f"({divisor.sql} = 0)"
 

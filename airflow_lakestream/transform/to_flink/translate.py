@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.engine import error_text
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
 from airflow_lakestream.transform.statement import INPUT, METADATA, Node, StatementChecker, ctes, with_input

@@ -31,9 +31,13 @@ NOTHING_LANDS = RunbookAdvice(
     "Nothing lands",
     (
         "Is the DAG paused? Unpause it.",
-        "Do its runs fail? Read the last line of the task's log: it says what to do.",
+        "Do its runs fail? Read the error in the task's log: it says what to do.",
         "Do its runs wait? Look at the pool, max_active_runs, and free worker slots.",
     ),
+)
+A_RUN_FAILED = RunbookAdvice(
+    "Nothing lands",
+    ("Read the error in the task's log: it says what to do.", "Is the DAG paused? Unpause it."),
 )
 TOO_SLOWLY = RunbookAdvice(
     "It lands, but too slowly",
@@ -61,7 +65,7 @@ THE_QUERY = RunbookAdvice(
 )
 
 _OF_CAUSE: dict[str, RunbookAdvice] = {
-    FAILED_RUN: NOTHING_LANDS,
+    FAILED_RUN: A_RUN_FAILED,
     StreamCause.STOPPED_CONSUMER: NOTHING_LANDS,
     StreamCause.NO_LANDING: NOTHING_LANDS,
     StreamCause.SLOW_CONSUMER: TOO_SLOWLY,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.models.asset import AssetEvent, TaskOutletAssetReference
 from airflow.models.xcom import XComModel
-from sqlalchemy import JSON, ColumnElement, String, Text, case, cast, func, or_, select, true, type_coerce
+from sqlalchemy import JSON, ColumnElement, String, Text, and_, case, cast, func, null, or_, select, true, type_coerce
 
 from airflow_lakestream.ui.page.shapes import Odd, count, identifier, integer, keyed, listed, mapped, offsets, text
 
@@ -31,10 +32,12 @@ _REPORT = mapped(
     tables=keyed(count),
     **dict.fromkeys(("topic", "table", "consumer_group"), text),
     **dict.fromkeys(("rejected", "skipped"), count),
-    **dict.fromkeys(("rows", "rows_out", "remaining_lag", "lag"), integer),
+    **dict.fromkeys(("read", "rows_in", "rows", "rows_out", "remaining_lag", "lag"), integer),
     snapshot_ids=listed(identifier),
     schema_changes=listed(text),
 )
+# Fields of which one has another value in the report of a landing.
+_NOTHING: Mapping[str, Any] = {"read": 0, "rows_in": 0, "lost": []}
 # Half of a surrogate pair without the other half, as escaped by JSON: Python accepts the text, PostgreSQL does not.
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _HALF_OF_A_PAIR = f"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}"
@@ -59,7 +62,7 @@ class TaskLanding:
     :param lag: the offsets that the run left, or None if unknown.
     :param names: topic, table and consumer group, if the report has them.
     :param landed: the landed ranges of offsets, by topic; `lost` are the ranges that Kafka no longer had.
-    :param problem: the error of reading the report; all other fields are then unknown.
+    :param problem: the error of reading the report; of all other fields, only the table may then be known.
     """
 
     at: datetime
@@ -95,24 +98,30 @@ class TaskLanding:
 def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: Any) -> TaskLanding | None:
     """Return the landing in a report.
 
-    Returns None for a run without records, and for a value that is not a report. If a field is not of the expected
-    kind, the landing has only the `problem`.
+    Returns None for a run without records. If the value is not a report, or a field is not of the expected kind, the
+    landing has only the `problem`, and the table if this is a text.
 
     :param report: the value of an XCom or of an event, as a mapping or as JSON text.
     """
     if isinstance(report, str):
         # Written by `XCom.set`, which makes a text of the report first.
-        try:
+        with suppress(ValueError, RecursionError):
             report = json.loads(report)
-        except (ValueError, RecursionError):
-            return None
-    if not isinstance(report, Mapping) or not (report.get("read") or report.get("rows_in") or report.get("lost")):
+    given = report if isinstance(report, Mapping) else {}
+    if report is None or (given is report and _has_landed_nothing(given)):
         return None
     place = at, str(run_id or ""), -1 if map_index is None else int(map_index)
     try:
         return TaskLanding(*place, **_fields_of(report))
     except Odd as odd:
-        return TaskLanding(*place, problem=str(odd))
+        table = given.get("table")
+        names = {"table": str(text("table", table))} if table and isinstance(table, str) else {}
+        return TaskLanding(*place, names=names, problem=str(odd))
+
+
+def _has_landed_nothing(report: Mapping[str, Any]) -> bool:
+    given = [(report.get(name), nothing) for name, nothing in _NOTHING.items()]
+    return all(value is None or (value == nothing and not isinstance(value, bool)) for value, nothing in given)
 
 
 def _fields_of(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,14 +149,15 @@ def _fields_of(report: Mapping[str, Any]) -> dict[str, Any]:
 def has_landing(session: Session, column: Any) -> ColumnElement[bool]:
     """Return the SQL condition for a landing in a JSON column.
 
-    True if one of `read`, `rows_in` and `lost` is there and not empty. Texts are compared, since the column may have
-    values of any task.
+    True if one of `read`, `rows_in` and `lost` is there and not empty, and for JSON that the database can't look into.
+    Texts are compared, since the column may have values of any task.
     """
-    nothing = (("read", "0"), ("rows_in", "0"), ("lost", "[]"))
     # In Airflow 3.1 SQLAlchemy does not know that the column of events is JSON.
     known = type_coerce(valid_json(session, column), JSON)
     # Compares JSON texts, not their contents: for a single NUL inside, PostgreSQL fails for all rows.
-    return or_(*(cast(known[name], String(64)).notin_((empty, "null")) for name, empty in nothing))
+    empty = {name: (json.dumps(nothing), "null") for name, nothing in _NOTHING.items()}
+    landed = (cast(known[name], String(64)).notin_(texts) for name, texts in empty.items())
+    return or_(*landed, and_(known.is_(null()), column.is_not(null())))
 
 
 def valid_json(session: Session, column: Any) -> Any:
@@ -190,9 +200,13 @@ def read_history(
     """
 
     def wanted(column: Any) -> ColumnElement[bool]:
+        if not tables:
+            return true()
         reported = func.coalesce(table_in(session, column), "null")
-        texts = [json.dumps(table, ensure_ascii=False) for table in tables]
-        return reported.in_(texts) if tables else true()
+        # PostgreSQL's JSON has the text as it was written, its JSONB the letters.
+        named = reported.in_([json.dumps(one, ensure_ascii=is_ascii) for one in tables for is_ascii in (False, True)])
+        # A table that is no text is no table; see `table_of`.
+        return or_(named, reported == '""', ~reported.startswith('"')) if None in tables else named
 
     xcoms = (
         select(XComModel.timestamp, XComModel.run_id, XComModel.map_index, XComModel.value)

@@ -109,7 +109,9 @@ class NewestLandings:
         place = (reports.c.dag_id, reports.c.task_id, reports.c.report_table)
         newest = select(*place, func.max(reports.c.dag_run_id), func.max(reports.c.timestamp)).group_by(*place)
         for dag_id, task_id, table, run, at in session.execute(newest):
-            self._reports.setdefault((dag_id, task_id), {})[table_of(table)] = (run, at)
+            of_task = self._reports.setdefault((dag_id, task_id), {})
+            # Several odd tables are no table.
+            of_task[table_of(table)] = max((run, at), of_task.get(table_of(table), (run, at)))
 
     def _search(self, session: Session, missing: Sequence[Key]) -> None:
         """Search older landings: in all XComs of the tasks, then in the events of the outlets."""

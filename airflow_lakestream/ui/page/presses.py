@@ -17,8 +17,10 @@ from airflow.models.renderedtifields import RenderedTaskInstanceFields
 from sqlalchemy import select
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.policies import TableFormat, is_template
+from airflow_lakestream.config.engines import EngineCapability, lack_of
+from airflow_lakestream.core.policies import is_template
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 from airflow_lakestream.ui.page.tasks import KEPT, StreamTask
 
 if TYPE_CHECKING:
@@ -123,18 +125,17 @@ def _obstacle(press: ButtonAction, stream: ButtonStream, bundled: Collection[str
         return "No run has reported the table's name yet."
     if "{" in table:
         return f"It lands in several tables: start {press.dag_id} by its form, for each of them."
-    return _OBSTACLE_OF[press](stream, TableFormat.of(table) is TableFormat.DELTA)
+    return _OBSTACLE_OF[press](stream, LakeCapability.CATALOG in lake_of(table).can)
 
 
-def _no_audit(stream: ButtonStream, is_delta: bool) -> str | None:
-    if stream.task.is_mirror:
-        return "A mirror has the rows of the database's table, one for each key: an audit counts records."
-    return None
+def _no_audit(stream: ButtonStream, has_catalog: bool) -> str | None:
+    lack = lack_of("mirror", EngineCapability.AUDIT)
+    return f"An audit {lack[0]}" if stream.task.is_mirror and lack else None
 
 
-def _no_replay(stream: ButtonStream, is_delta: bool) -> str | None:
-    if is_delta:
-        return "Rejected records of a Delta table are landed by landing their offsets again, with replace=True."
+def _no_replay(stream: ButtonStream, has_catalog: bool) -> str | None:
+    if not has_catalog:
+        return "lake_replay is for tables of a catalog: `lakestream rejects replay` takes Delta tables, too."
     if stream.task.engine not in ("extract", "group"):
         return "Its task does not specify how the records are decoded: start lake_replay by its form."
     return None

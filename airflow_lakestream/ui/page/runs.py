@@ -68,18 +68,22 @@ class NewestRuns:
         self._params: dict[str, tuple[str, ...]] = {}
         self._searched: set[_Dag] = set()
 
-    def of(self, session: Session, tasks: Mapping[Key, StreamTask], reporting: Iterable[Key]) -> RunStates:
-        """Return the states of tasks in the newest runs of the DAGs.
+    def of(self, session: Session, tasks: Mapping[Key, StreamTask], landed: Mapping[Key, Collection[str]]) -> RunStates:
+        """Return the states of tasks in the newest runs of the DAGs, with reports that are not known yet.
 
         :param tasks: all tasks with streams.
-        :param reporting: the tasks whose XComs are read, too.
+        :param landed: the runs of the known landings, by task.
         """
-        with_xcoms = {key: tasks[key] for key in reporting}
         runs = RunStates()
         self._read_new_runs(session, _dags_of(tasks))
         confs = self._confs(tasks)
         for chunk in chunks(list(confs)):
             self._tries(session, chunk, tasks, confs, runs)
+        with_xcoms = {
+            key: task
+            for key, task in tasks.items()
+            if task.lasts or any(one.run_id not in landed.get(key, ()) for one in runs.tries.get(key, {}).values())
+        }
         for chunk in chunks(list(self._confs(with_xcoms))):
             self._read_reports(session, chunk, with_xcoms, confs, runs)
         return runs

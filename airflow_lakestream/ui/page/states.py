@@ -17,6 +17,7 @@ from airflow_lakestream.watching.causes import StreamCause
 
 # A cause that only Airflow knows; the other causes are shared with sensors and `lakestream status`.
 FAILED_RUN = "failed run"
+_ABOUT_CONTENT = (StreamCause.SILENT_COLUMNS, StreamCause.STALE_COLUMNS)
 _FAILED = ("failed", "upstream_failed", "up_for_retry")
 _RUNNING = ("running", "deferred", "restarting")
 _WAITING = (None, "scheduled", "queued", "up_for_reschedule")
@@ -25,6 +26,7 @@ _WAITING = (None, "scheduled", "queued", "up_for_reschedule")
 class PageState(StrEnum):
     """Activity of a stream; the worst comes first."""
 
+    BROKEN = "broken"
     FAILING = "failing"
     STALLED = "stalled"
     UNSEEN = "could not look"
@@ -52,7 +54,8 @@ class StateFacts:
     """Facts about a stream.
 
     `paused`: no run starts until the DAG is unpaused. `lasts`: a run goes on and on. `newest` is the task in the newest
-    run, `landing` the newest landing, `supervised` the last looks; None if there was none.
+    run, `landing` the newest landing, `supervised` the last looks; None if there was none. `broken` is the first
+    problem of the pipeline's file, or None.
     """
 
     paused: bool
@@ -60,14 +63,21 @@ class StateFacts:
     newest: TaskTry | None
     landing: TaskLanding | None
     supervised: SupervisionResult | None
+    broken: str | None = None
 
 
 def state_of(facts: StateFacts) -> tuple[PageState, list[StateReason]]:
     """Return the worst state by the facts about a stream, and all reasons, the worst first."""
-    states = [*_of_newest_run(facts), *_of_supervision(facts), *_of_pause(facts), *_of_landing(facts)]
+    states = [*_of_file(facts), *_of_newest_run(facts), *_of_supervision(facts), *_of_pause(facts), *_of_landing(facts)]
     order = list(PageState)
     states.sort(key=lambda one: order.index(one[0]))
     return states[0][0], [reason for _, reason in states if reason.text]
+
+
+def _of_file(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]:
+    if facts.broken is not None:
+        text = f"The pipeline's file is broken, and no run of it is scheduled: {facts.broken}"
+        yield PageState.BROKEN, StateReason(text)
 
 
 def _of_newest_run(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]:
@@ -75,7 +85,7 @@ def _of_newest_run(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]
     if newest is None or newest.state not in _FAILED:
         return
     text = {
-        "failed": "The newest run failed. The last line of its log has the remedy.",
+        "failed": "The newest run failed: the error in its log has the remedy.",
         "upstream_failed": "A task before it failed in the newest run.",
         "up_for_retry": "The newest run failed, and is tried again.",
     }[newest.state]
@@ -113,7 +123,10 @@ def _of_supervision(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]
             {"cause": StreamCause.STOPPED_CONSUMER, "text": "nothing was landed"}
         ]
         for one in reasons:
-            yield PageState.STALLED, StateReason(f"Not fresh: {one.get('text')}.", str(one.get("cause", "")))
+            cause, reason_text = str(one.get("cause", "")), str(one.get("text"))
+            # The sensor's other lines are about the table's content, and not about its age.
+            text = f"{reason_text}." if cause in _ABOUT_CONTENT else f"Not fresh: {reason_text}."
+            yield PageState.STALLED, StateReason(text[0].upper() + text[1:], cause)
     if "lag" in bad and not result.value("lag", "lost"):
         lag = result.value("lag", "lag")
         text = "Records wait for too long." if lag is None else f"{_count(lag)} wait, and for too long."

@@ -124,7 +124,8 @@ def row_of(stream: PageStream) -> dict[str, Any]:
     """Return the page's row of a stream, as JSON-ready values."""
     dag, task, landing, look = stream.dag, stream.task, stream.landing, stream.look
     # Only the scheduler's runs wait until the DAG is unpaused.
-    state, reasons = state_of(StateFacts(dag.paused and stream.is_usual, task.lasts, stream.newest, landing, look))
+    is_paused = dag.paused and stream.is_usual
+    state, reasons = state_of(StateFacts(is_paused, task.lasts, stream.newest, landing, look, dag.parsed.broken))
     return {
         "dag_id": dag.dag_id,
         "task_id": task.task_id,
@@ -219,12 +220,13 @@ class StreamsPage:
         self._hours = HourlyRows()
 
     def all(self, session: Session, readable: Collection[str]) -> str:
-        """Return all streams of the readable DAGs, and the DAGs with looks, as JSON."""
+        """Return all streams of the readable DAGs, the DAGs with looks, and errors of reading their lists, as JSON."""
         with self._lock:
             dags = self._dags(session, readable)
             rows = ",".join([self._text(stream) for stream in self._streams(session, dags)])
-        supervisors = json.dumps(_supervisors(dags))
-        return f'{{"streams":[{rows}],"supervisors":{supervisors},"at":{json.dumps(datetime.now(UTC).isoformat())}}}'
+            supervisors = _supervisors(dags)
+            more = {"supervisors": supervisors, "problems": self._supervision.problems(supervisors)}
+        return f'{{"streams":[{rows}],{json.dumps(more | {"at": datetime.now(UTC).isoformat()})[1:]}'
 
     def hours(self, session: Session, readable: Collection[str]) -> dict[str, Any]:
         """Return the landed rows by task, table and hour of a day.
@@ -313,7 +315,8 @@ class StreamsPage:
         }
         tasks = {key: task for key, (_, task) in by_key.items()}
         landings = self._landings.of(session, tasks)
-        runs = self._runs.of(session, tasks, [key for key, task in tasks.items() if task.lasts or key not in landings])
+        landed = {key: {one.run_id for one in by_table.values()} for key, by_table in landings.items()}
+        runs = self._runs.of(session, tasks, landed)
         for key, (dag, task) in sorted(by_key.items()):
             for one in streams_of(dag, task, landings.get(key, {}), runs):
                 look = results.get((one.names["table"] or "", one.names["consumer_group"] or ""))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 # Shown fields of the sensors' values, and of a table's contents.
+_LISTED = mapped(table=text, consumer_group=text)
 _LOOK = mapped(lag=integer, lost=integer, time_left=number, reasons=listed(mapped(cause=text, text=text)))
 _SAMPLE = mapped(topic=text, partition=integer, offset=integer, error=text, value=text, bytes=integer, run_id=text)
 _REASON = mapped(stage=text, reason=text, records=integer, samples=listed(_SAMPLE))
@@ -78,7 +80,7 @@ class SupervisionResult:
     def unseen(self) -> dict[str, str]:
         """Return the reasons of looks without a result, by kind of look."""
         bad = {kind: look.get("value") for kind, look in self.looks.items() if look.get("well") is False}
-        default = "The task that looks failed. The last line of its log has the reason."
+        default = "The task that looks failed: the error in its log has the reason."
         return {
             kind: str(value[UNSEEN]) if value is not None else default
             for kind, value in bad.items()
@@ -94,7 +96,11 @@ class SupervisionResults:
     """Last results for each stream. An ended run is read once."""
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[Any, dict[Named, SupervisionResult]]] = {}
+        self._read: dict[str, tuple[Any, dict[Named, SupervisionResult], list[str]]] = {}
+
+    def problems(self, dag_ids: Collection[str]) -> list[str]:
+        """Return the errors of reading the lists of streams, for these DAGs."""
+        return [problem for dag_id in dag_ids if dag_id in self._read for problem in self._read[dag_id][2]]
 
     def of(self, session: Session, looks: Mapping[str, Sequence[LookTask]]) -> dict[Named, SupervisionResult]:
         """Return the last results by (table, consumer group), from the newest ended run of each DAG.
@@ -116,7 +122,7 @@ class SupervisionResults:
             # A run with cleared tasks ends a second time.
             wanted = (run, at, looks[dag_id])
             if self._read.get(dag_id, (None,))[0] != wanted:
-                self._read[dag_id] = (wanted, _results_of(session, run, dag_id, run_id, at, looks[dag_id]))
+                self._read[dag_id] = (wanted, *_results_of(session, run, dag_id, run_id, at, looks[dag_id]))
             for name, result in self._read[dag_id][1].items():
                 other = results.get(name)
                 results[name] = result if other is None else _merged_results(other, result)
@@ -167,7 +173,8 @@ def _merged_results(one: SupervisionResult, other: SupervisionResult) -> Supervi
 
 def _results_of(
     session: Session, run: int, dag_id: str, run_id: str, at: datetime, looks: Sequence[LookTask]
-) -> dict[Named, SupervisionResult]:
+) -> tuple[dict[Named, SupervisionResult], list[str]]:
+    """Return the results by stream, and the errors of reading the lists of streams."""
     results: dict[Named, SupervisionResult] = {}
     tasks = {look.task_id: look for look in looks}
     # Contents of tables are read one by one, not here.
@@ -180,11 +187,17 @@ def _results_of(
     states = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state).where(
         TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id, TaskInstance.task_id.in_(list(tasks))
     )
+    lists, problems = {}, []
+    for task_id in dict.fromkeys(look.listed_by for look in looks):
+        lists[task_id], problem = _stream_names(values.get((task_id, -1)))
+        if problem:
+            report = f"The list that the task {task_id} of the run {run_id} of {dag_id} reported"
+            problems.append(f"{report} could not be read: {problem}.")
     for task_id, index, state in session.execute(states):
-        listed = values.get((tasks[task_id].listed_by, -1))
-        if not isinstance(listed, list) or not 0 <= index < len(listed) or state not in ("success", "failed"):
+        name = lists[tasks[task_id].listed_by].get(index)
+        if name is None or state not in ("success", "failed"):
             continue
-        one = results.setdefault(_stream_name(listed[index]), SupervisionResult(dag_id, run_id, at))
+        one = results.setdefault(name, SupervisionResult(dag_id, run_id, at))
         if tasks[task_id].kind == CONTENTS:
             one.contents = ContentsPlace(run, dag_id, run_id, task_id, index, at, state == "success")
             continue
@@ -194,7 +207,7 @@ def _results_of(
         except Odd as odd:
             value, one.problems[kind] = None, str(odd)
         one.looks[kind] = {"well": state == "success", "value": value}
-    return results
+    return results, problems
 
 
 def look_value(value: Any) -> dict[str, Any]:
@@ -203,15 +216,23 @@ def look_value(value: Any) -> dict[str, Any]:
     return {**plain("", value), **known}
 
 
-def _stream_name(stream: Any) -> Named:
-    given = stream if isinstance(stream, Mapping) else {}
-    return str(given.get("table")), str(given.get("consumer_group"))
+def _stream_names(value: Any) -> tuple[dict[int, Named], str]:
+    """Return the streams in a list by their place, and the error of the first stream that could not be read."""
+    names, problem = {}, ""
+    if value is not None and not isinstance(value, list):
+        return {}, str(Odd("the report", value, "list"))
+    for index, stream in enumerate(value or []):
+        try:
+            named = _LISTED(f"[{index}]", stream)
+        except Odd as odd:
+            problem = problem or str(odd)
+        else:
+            names[index] = (str(named["table"]), str(named["consumer_group"]))
+    return names, problem
 
 
 def _read(value: Any) -> Any:
     if isinstance(value, str):
-        try:
+        with suppress(ValueError, RecursionError):
             return json.loads(value)
-        except (ValueError, RecursionError):
-            return None
     return value

@@ -76,6 +76,8 @@ ENGINES = {
     "SparkStreamingSubmitOperator": "spark",
     "FlinkSqlOperator": "flink",
     "KafkaConnectOperator": "connect",
+    # The task of a pipeline that was never right: nobody knows its engine.
+    "BrokenPipeline": "",
 }
 # A run of these engines goes on and on, and reports its progress by the XCom `progress`.
 LASTING = ("spark", "flink", "connect")
@@ -158,11 +160,15 @@ class LookTask:
 
 @dataclass(frozen=True, slots=True)
 class DagStreams:
-    """Streams and looks of a DAG, with the DAG's tags."""
+    """Streams and looks of a DAG, with the DAG's tags.
+
+    `broken` is the first problem of a broken pipeline, or None for any other DAG.
+    """
 
     streams: tuple[StreamTask, ...] = ()
     looks: tuple[LookTask, ...] = ()
     tags: tuple[str, ...] = ()
+    broken: str | None = None
 
 
 def find_streams(data: Mapping[str, Any]) -> DagStreams:
@@ -175,7 +181,14 @@ def find_streams(data: Mapping[str, Any]) -> DagStreams:
     ours = [task for task in tasks if str(task.get("_task_module", "")).startswith(_OURS)]
     dag_id = str(dag.get("dag_id", ""))
     tags = sorted(map(str, _list(dag.get("tags"))))
-    return DagStreams(tuple(_streams(ours, of_schedule(dag), dag_id)), tuple(_looks(ours)), tuple(tags))
+    streams = tuple(_streams(ours, of_schedule(dag), dag_id))
+    return DagStreams(streams, tuple(_looks(ours)), tuple(tags), _problem_of_file(str(dag.get("description")), tags))
+
+
+# Others may have the tag, too; `pipelines.dags.broken_dag` writes both.
+def _problem_of_file(description: str, tags: list[str]) -> str | None:
+    before, _, problem = description.partition("Broken: ")
+    return problem if "broken" in tags and not before and problem else None
 
 
 def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str) -> Iterator[StreamTask]:

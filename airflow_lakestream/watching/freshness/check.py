@@ -19,7 +19,7 @@ from airflow_lakestream.core.ports import BEGINNING_MS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, join_reasons, span
 from airflow_lakestream.watching.freshness.completeness import (
@@ -213,7 +213,9 @@ def _judge_late(
     if facts.history.newest is None:
         return False, no_landing_reason(wanted, facts.history)
     lands = now_ms - facts.history.newest.at_ms <= wanted.max_age * 1000
-    lacks = [f"group {group} lacks {one.lacking.width} offsets: {format_ranges(one.lacking)}" for group, one in behind]
+    lacks = [
+        f"group {group} lacks {one.lacking.width:,} offsets: {format_ranges(one.lacking)}" for group, one in behind
+    ]
     text = "; ".join([f"{age_text}, allowed are {span(wanted.max_age)}", *lacks])
     return False, StreamReason(StreamCause.LATE_EVENTS if lands else StreamCause.STOPPED_CONSUMER, text)
 

@@ -61,7 +61,7 @@ class TimeCompleteness:
             where = _names(self.topic, self.before)
             reasons.append(StreamReason(StreamCause.NOT_COVERED, f"group {group} begins after {at} in {where}"))
         if self.missing:
-            text = f"group {group} lacks {self.missing.width} offsets from before {at}: {format_ranges(self.missing)}"
+            text = f"group {group} lacks {self.missing.width:,} offsets from before {at}: {format_ranges(self.missing)}"
             reasons.append(StreamReason(StreamCause.SLOW_CONSUMER, text))
         if self.unsettled:
             text = f"a transaction is open in {_names(self.topic, self.unsettled)}: its records may be from before {at}"

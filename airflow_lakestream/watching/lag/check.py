@@ -13,7 +13,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, Verdict
 from airflow_lakestream.watching.books import ConsumerProgress
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
-from airflow_lakestream.watching.lag.waiting import UnreadOffsets, reasons_lost
+from airflow_lakestream.watching.lag.waiting import UnreadOffsets, reasons_lost, reasons_unknown
 from airflow_lakestream.watching.source import ConsumerSource
 
 
@@ -21,20 +21,19 @@ from airflow_lakestream.watching.source import ConsumerSource
 class PartitionLag:
     """Lag of a partition: unread offsets (records or holes), and the age of the oldest unread record seen.
 
-    `crowded`: more records are unread than a look reads, so older ones may be among them.
+    `unknown`: more records are unread than a look reads, so older ones may be among them.
     """
 
     topic: str
     partition: int
     records: int
     seconds: float | None
-    crowded: bool = False
+    unknown: bool = False
 
     def __str__(self) -> str:
-        age = "" if self.seconds is None else f", the oldest {span(self.seconds)} old"
-        if self.crowded:
-            age += " (too many or too large to be read one by one: all count as overdue)"
-        return f"{self.topic}[{self.partition}] with {self.records} unread{age}"
+        which = "first" if self.unknown else "oldest"
+        age = "" if self.seconds is None else f", the {which} {span(self.seconds)} old"
+        return f"{self.topic}[{self.partition}] with {self.records:,} unread{age}"
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class LagLimits:
         return self.records is not None and (lag.records if self.per_partition else total) > self.records
 
     def _too_old(self, lag: PartitionLag) -> bool:
-        return self.age is not None and (lag.crowded or (lag.seconds is not None and lag.seconds > self.age))
+        return self.age is not None and lag.seconds is not None and lag.seconds > self.age
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class ConsumerLag:
             for p in sorted(one.state.marks):
                 oldest = one.oldest.get(p)
                 age = None if oldest is None else max(0.0, self.now - oldest / 1000)
-                lags.append(PartitionLag(one.state.identity.topic, p, one.records(p), age, p in one.crowded))
+                lags.append(PartitionLag(one.state.identity.topic, p, one.records(p), age, p in one.unknown))
         return lags
 
     @property
@@ -97,10 +96,10 @@ class ConsumerLag:
         """
         lags = self.partitions
         behind = [lag for lag in lags if lag.records]
-        lost = reasons_lost(self.unread)
+        more = [*reasons_lost(self.unread), *self._unknown_reasons(limits)]
         if not behind:
-            return Verdict(LookOutcome.DONE, (self._caught_up_reason(limits), *lost), self._value(lags, None))
-        worst = max(behind, key=lambda lag: (lag.crowded, lag.seconds or 0.0, lag.records))
+            return Verdict(LookOutcome.DONE, (self._caught_up_reason(limits), *more), self._value(lags, None))
+        worst = max(behind, key=lambda lag: (lag.seconds or 0.0, lag.records))
         far = limits.far(lags)
         is_old = limits.batch_age is not None and (self.batch_age is None or self.batch_age > limits.batch_age)
         value = self._value(lags, worst)
@@ -108,13 +107,13 @@ class ConsumerLag:
             near = StreamReason(
                 StreamCause.CAUGHT_UP, f"{self.progress.name} is within the limits, {self._lag_text(behind, worst)}"
             )
-            return Verdict(LookOutcome.DONE, (near, *lost), value)
+            return Verdict(LookOutcome.DONE, (near, *more), value)
         outcome = LookOutcome.FAILED if fail else LookOutcome.WAITING
         # A partition that never had a record does not count for the comparison.
         used = sum(marks.end > 0 for one in self.unread for marks in one.state.marks.values())
         # Late partitions: only some partitions are over the limit, and some have no lag at all.
         late = 0 < len(far) < used and len(behind) < used
-        return Verdict(outcome, (*self._behind_reasons(behind, worst, is_old, late), *lost), value)
+        return Verdict(outcome, (*self._behind_reasons(behind, worst, is_old, late), *more), value)
 
     def _behind_reasons(
         self, behind: list[PartitionLag], worst: PartitionLag, is_old: bool, late: bool
@@ -128,11 +127,20 @@ class ConsumerLag:
             return [StreamReason(cause, text)]
         return [StreamReason(StreamCause.LATE_PARTITION if late else StreamCause.SLOW_CONSUMER, text)]
 
+    def _unknown_reasons(self, limits: LagLimits) -> list[StreamReason]:
+        if limits.age is None:
+            return []
+        return [
+            reason
+            for one in self.unread
+            for reason in reasons_unknown(one.state.identity.topic, one.unknown, limits.age)
+        ]
+
     def _lag_text(self, behind: list[PartitionLag], worst: PartitionLag) -> str:
         total = sum(lag.records for lag in behind)
         count = sum(len(one.state.marks) for one in self.unread)
         newest = "" if self.batch_age is None else f"; it last advanced {span(self.batch_age)} ago"
-        return f"{total} records behind in {len(behind)} of {count} partitions, worst is {worst}{newest}"
+        return f"{total:,} records behind in {len(behind)} of {count} partitions, worst is {worst}{newest}"
 
     def _caught_up_reason(self, limits: LagLimits) -> StreamReason:
         topics = ", ".join(one.state.identity.topic for one in self.unread)

@@ -126,7 +126,7 @@ class PartitionRisk:
     left: TimeLeft
 
     def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}] with {self.view.unread} unread"
+        return f"{self.topic}[{self.partition}] with {self.view.unread:,} unread"
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,26 @@
 
 Overdue is any unread record with a timestamp before a given time, at any offset: producers send timestamps in any
 order. If the first unread record is older, no more proof is needed. Otherwise all are read, since no request to Kafka
-answers whether an older record exists. A record dated in the future counts as just arrived, and does not hide others.
-A record without a timestamp is older than any time.
+answers whether an older record exists behind a younger one. If they are too many or too large for that, older ones
+behind the first are not known, and do not count as overdue. A record dated in the future counts as just arrived, and
+does not hide others. A record without a timestamp is older than any time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+import time
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_lakestream.core.landing.plan import TopicState, check_identity, check_log
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.sharing.pieces import at_most_offsets
+from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
 from airflow_lakestream.kafka.watch import FirstRecord, KafkaWatch
 from airflow_lakestream.watching.asking import LookQuestion
-from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, partitions_text, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class TopicBacklog:
     """A topic of a ledger, compared with the topic now.
 
     `lacking` are offsets that are not landed yet and can be read, holes in the log included; `lost` are offsets that
-    Kafka no longer has; `overdue` and `crowded` are as in `UnreadOffsets`.
+    Kafka no longer has; `overdue` and `unknown` are as in `UnreadOffsets`.
     """
 
     state: TopicState
@@ -33,7 +37,7 @@ class TopicBacklog:
     lacking: RangeSet
     lost: RangeSet
     overdue: RangeSet = RangeSet()
-    crowded: frozenset[int] = frozenset()
+    unknown: frozenset[int] = frozenset()
 
     @property
     def topic(self) -> str:
@@ -76,7 +80,7 @@ def _begin(entry: TopicEntry, identity: TopicIdentity, partition: int, low: int)
     return held[-1][1] if held else low
 
 
-# At most this many timestamps are read per partition; if more records are unread, all count as overdue.
+# At most this many timestamps are read per partition, and of all partitions with more unread records together.
 MOST_READ = 100_000
 # At most this many bytes of all partitions are read for timestamps, estimated by the size of the first unread records.
 MOST_BYTES = 256 * 2**20
@@ -91,8 +95,8 @@ class UnreadOffsets:
     """Unread offsets of a topic.
 
     `firsts` are the first unread records, by partition. `oldest` are the least timestamps seen, in milliseconds since
-    the epoch. `overdue` are the offsets that count as from before the given time; `crowded` the partitions with more
-    records than a look reads, all of which count as overdue.
+    the epoch. `overdue` are offsets from before the given time. `unknown` are the partitions without an overdue offset
+    that have more records than a look reads: whether older ones are behind the first is not known.
     """
 
     state: TopicState
@@ -101,7 +105,7 @@ class UnreadOffsets:
     firsts: Mapping[int, FirstRecord] = field(default_factory=dict)
     oldest: Mapping[int, int] = field(default_factory=dict)
     overdue: RangeSet = RangeSet()
-    crowded: frozenset[int] = frozenset()
+    unknown: frozenset[int] = frozenset()
 
     def records(self, partition: int) -> int:
         """Return the number of unread offsets of a partition: records or holes."""
@@ -117,6 +121,25 @@ def reasons_lost(unread: Iterable[UnreadOffsets]) -> list[StreamReason]:
     return (
         [StreamReason(StreamCause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(lost_texts)}")]
         if lost_texts
+        else []
+    )
+
+
+def reasons_unknown(topic: str, partitions: Collection[int], max_age: float) -> list[StreamReason]:
+    """Return a list with the reason for `unknown` partitions, or an empty list without any.
+
+    :param max_age: seconds for which a record may wait.
+    """
+    where = partitions_text(topic, partitions)
+    return (
+        [
+            StreamReason(
+                StreamCause.UNKNOWN_AGE,
+                f"whether records wait for more than {span(max_age)} in {where} is not known: the first unread ones do "
+                "not, and those behind them are too many or too large to be read one by one",
+            )
+        ]
+        if partitions
         else []
     )
 
@@ -165,7 +188,8 @@ class TopicLook:
     def waiting(self, ranges: RangeSet, lost: RangeSet, before_ms: int | None) -> Asking:
         """Find the unread and the overdue offsets. Returns `UnreadOffsets`.
 
-        A partition with too many records or bytes to read is `crowded`: all its unread offsets count as overdue.
+        A partition with too many records or bytes to read is `unknown`, unless it is proven to have none that is
+        overdue, or one that is: by the first unread record; and by the next ones, if the first one proves nothing.
 
         :param ranges: the unread offsets; holes at their beginning are removed, see `behind_holes`.
         :param lost: the unread offsets that Kafka no longer has; returned unchanged.
@@ -179,8 +203,9 @@ class TopicLook:
         proven = [p for p in partitions if before_ms is not None and unread.oldest.get(p, before_ms) < before_ms]
         most = MOST_READ if before_ms is not None else MOST_READ // max(1, len(partitions))
         small = _readable(unread, [p for p in partitions if p not in proven and unread.records(p) <= most])
+        crowded = [p for p in partitions if before_ms is not None and p not in proven and p not in small]
+        read = union(unread.ranges.of_partition(topic, p) for p in small) | _beginnings(unread, crowded)
         overdue = yield from self._overdue_below(unread, proven, before_ms)
-        read = union(unread.ranges.of_partition(topic, p) for p in small)
         stamps = (yield self._ask_stamps(read, before_ms)) if read else {}
         oldest = dict(unread.oldest)
         for p, one in stamps.items():
@@ -188,9 +213,8 @@ class TopicLook:
                 oldest[p] = one.oldest[1]
             if before_ms is not None:
                 overdue |= one.before(topic, p, before_ms)
-        crowded = frozenset(partitions).difference(proven, small) if before_ms is not None else frozenset[int]()
-        overdue |= union(unread.ranges.of_partition(topic, p) for p in crowded)
-        return replace(unread, oldest=oldest, overdue=overdue, crowded=crowded)
+        known = {p for _, p in overdue.partitions} | {p for p, first in unread.firsts.items() if first.is_append_time}
+        return replace(unread, oldest=oldest, overdue=overdue, unknown=frozenset(crowded) - known)
 
     def _overdue_below(self, unread: UnreadOffsets, proven: list[int], before_ms: int | None) -> Asking:
         """Find the overdue offsets of partitions with an overdue first unread record.
@@ -233,3 +257,16 @@ def _readable(unread: UnreadOffsets, partitions: Iterable[int]) -> list[int]:
             break
         readable.append(p)
     return sorted(readable)
+
+
+def _beginnings(unread: UnreadOffsets, partitions: Iterable[int]) -> RangeSet:
+    """Return the first unread offsets of partitions with too many of them, where the first record shows no age.
+
+    A record dated in the future would hide a stopped consumer for ever; a record in the past becomes overdue itself.
+    At most MOST_READ offsets and MOST_BYTES are returned, of all these partitions together.
+    """
+    latest = int(time.time() * 1000) + CLOCK_SKEW_MS
+    odd = [p for p in partitions if p not in unread.firsts or unread.firsts[p].timestamp_ms > latest]
+    size = max((unread.firsts[p].size for p in odd if p in unread.firsts), default=1)
+    ranges = union(unread.ranges.of_partition(unread.state.identity.topic, p) for p in odd)
+    return at_most_offsets(ranges, min(MOST_READ, MOST_BYTES // max(1, size)))

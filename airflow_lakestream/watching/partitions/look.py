@@ -20,7 +20,7 @@ from airflow_lakestream.core.ports import TimeBoundary
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, join_reasons
 from airflow_lakestream.watching.freshness.completeness import (

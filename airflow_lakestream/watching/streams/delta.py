@@ -61,7 +61,7 @@ class DeltaStreams:
 def look_back(
     head: DeltaTableHead, store: Any, consumer_group: str, since_ms: int | None = None, topic: str = ""
 ) -> BranchHistory:
-    """Return the group's landings from the log; `snapshot_id` is the version.
+    """Return the group's landings from the log, without replays; `snapshot_id` is the version.
 
     `since` has only versions of other writers that change files, among the newest MOST_SINCE versions.
 
@@ -74,7 +74,7 @@ def look_back(
     newest = ledger_store.previous_version(head, consumer_group)
     recent: list[SnapshotRecord] = []
     for record in _landings(store, newest, consumer_group):
-        if topic and topic not in record.topics:
+        if record.is_replay or (topic and topic not in record.topics):
             continue
         if len(recent) >= RECENT and (since_ms is None or record.at_ms < since_ms or len(recent) >= MOST_RECENT):
             break

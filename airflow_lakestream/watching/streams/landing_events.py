@@ -13,7 +13,7 @@ from airflow_lakestream.core.landing.report import triples
 from airflow_lakestream.core.ledger import Landing, LandingEngine
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.tables.rejects.settlement import names_of
 from airflow_lakestream.tables.schema.change import changes_in
 

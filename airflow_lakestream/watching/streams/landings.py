@@ -1,7 +1,7 @@
 """Streams and history of an Iceberg table: landings, later snapshots of other writers, and rolled back landings.
 
-A landing is a snapshot whose summary changes a ledger. Only the ancestors of a branch's head count. `delta` does the
-same for Delta tables.
+A landing is a snapshot whose summary changes a ledger. Only the ancestors of a branch's head count. Replays of rejected
+records are left out: they are no sign of life of a consumer. `delta` does the same for Delta tables.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from airflow_lakestream.core.codec import UnreadableLedger
 from airflow_lakestream.core.column_use import in_both, silent_texts
 from airflow_lakestream.core.event_cursor import EventCursor, head_cursor
 from airflow_lakestream.core.ledger import Landing, LandingEngine, Ledger
-from airflow_lakestream.core.lineage import UndecidedLedger
-from airflow_lakestream.core.restated import decode_restated
+from airflow_lakestream.core.lineage import UndecidedLedger, decode_restated
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.tables.rejects.settlement import names_of
@@ -58,6 +57,11 @@ class SnapshotRecord:
     def rejected(self) -> int:
         """Number of rejected records."""
         return self.landing.counts.rejected if self.landing else 0
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether the snapshot is a replay of rejected records."""
+        return self.landing is not None and self.landing.is_replay
 
     @property
     def topics(self) -> frozenset[str]:
@@ -123,7 +127,7 @@ class BranchHistory:
             ids = ", ".join(str(one.snapshot_id) for one in self.rolled_back)
             rows = sum(one.rows for one in self.rolled_back)
             reasons.append(
-                StreamReason(StreamCause.ROLLBACK, f"landings were rolled back, {rows} rows in snapshots {ids}")
+                StreamReason(StreamCause.ROLLBACK, f"landings were rolled back, {rows:,} rows in snapshots {ids}")
             )
         for cause in (StreamCause.COMPACTION, StreamCause.OTHER_WRITER):
             snapshots = [one for one in self.since if one.is_compaction is (cause is StreamCause.COMPACTION)]
@@ -131,7 +135,7 @@ class BranchHistory:
                 ago = span(max(0, now_ms - snapshots[0].at_ms) / 1000)
                 kind = "compactions, which land nothing" if cause is StreamCause.COMPACTION else "of other writers"
                 last = f"the last one is snapshot {snapshots[0].snapshot_id}, {ago} ago"
-                reasons.append(StreamReason(cause, f"{len(snapshots)} newer snapshots are {kind}; {last}"))
+                reasons.append(StreamReason(cause, f"{len(snapshots):,} newer snapshots are {kind}; {last}"))
         return reasons
 
 
@@ -143,7 +147,7 @@ def look_back(
     since_ms: int | None = None,
     topic: str | None = None,
 ) -> BranchHistory:
-    """Return a branch's history: the counting landings, and the newer snapshots.
+    """Return a branch's history: the counting landings, without replays, and the newer snapshots.
 
     Landings under former names of the group count, too.
 
@@ -162,6 +166,8 @@ def look_back(
     met = False
     for snapshot in ledger_store.ancestors(metadata, _head(metadata, branch)):
         record = _record_of(snapshot, metadata, names)
+        if record.is_replay:
+            continue
         counts = record.landing is not None or (names is None and bool(operations))
         met |= record.landing is not None
         if topic is not None and record.landing is not None and topic not in record.topics:

@@ -12,14 +12,13 @@ from pyiceberg.exceptions import NoSuchNamespaceError
 
 from airflow_lakestream.core.landing.plan import LogTruncated, TopicReplaced, TopicState
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
-from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.source_types import LedgerTypes
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.kafka.errors import KafkaUnavailable, TopicMissing
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 from airflow_lakestream.watching.asking import NotThere, run_now
 from airflow_lakestream.watching.books import of_checkpoint
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
@@ -85,7 +84,7 @@ class StreamSearch:
         for name in self._names(queries):
             own = [query for query in queries if query.inputs["table"] == name]
             # No table can be looked at without its catalog or store: errors of opening these end the look.
-            lake = self.lakes.catalog() if lake_of(name).has_catalog else self.lakes.storage()
+            lake = self.lakes.catalog() if LakeCapability.CATALOG in lake_of(name).can else self.lakes.storage()
             all_facts += _or_problem(self._of_table(lake, name, own, topics), StreamFacts(name, "", ""))
         return [stream_status(facts, now_ms, max_age) for facts in all_facts]
 
@@ -122,7 +121,7 @@ class StreamSearch:
         if streams is None:
             # Catalogs also list tables of other formats, and tables that are just being dropped.
             if not queries and name in self.tables:
-                where = "at" if is_delta_location(name) else "in the catalog:"
+                where = "in the catalog:" if LakeCapability.CATALOG in lake_of(name).can else "at"
                 raise InvalidArgument("table", f"there is no table {where} {name}.")
             yield from (self._of_query(query, name) for query in queries)
             return
@@ -176,7 +175,7 @@ class _LookTopics:
             backlog = read_backlog(self.kafka.topic(facts.topic))
             look = TopicLook("", self.kafka, backlog.state)
             unread = run_now(look.waiting(backlog.lacking, backlog.lost, self.before_ms))
-            return replace(facts, backlog=replace(backlog, overdue=unread.overdue, crowded=unread.crowded))
+            return replace(facts, backlog=replace(backlog, overdue=unread.overdue, unknown=unread.unknown))
         except Exception as e:  # noqa: BLE001  # the error becomes the problem of this stream; the others go on
             if isinstance(e, KafkaUnavailable):
                 self.unanswered.append(e)
@@ -206,8 +205,3 @@ def _problem_of(error: Exception, of_stream: tuple[type[Exception], ...] = ()) -
 def _entry(ledger: Ledger, topic: str) -> TopicEntry:
     # A topic that was deleted and created again has an entry for each topic id.
     return sum((entry for identity, entry in ledger.topics.items() if identity.topic == topic), TopicEntry())
-
-
-def is_delta_location(table: str) -> bool:
-    """Return whether the name is the path or URI of a Delta table, not a name in a catalog."""
-    return TableFormat.of(table) is TableFormat.DELTA

@@ -17,8 +17,8 @@ from airflow_lakestream.core.ledger import LandingEngine, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
 from airflow_lakestream.driver.progress import DriverProgress
-from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, span
-from airflow_lakestream.watching.lag.waiting import TopicBacklog
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, partitions_text, span
+from airflow_lakestream.watching.lag.waiting import TopicBacklog, reasons_unknown
 from airflow_lakestream.watching.streams.landings import BranchHistory, SnapshotRecord
 
 
@@ -219,6 +219,7 @@ def _decide_state(
             StreamCause.LOST_RECORDS, f"Kafka no longer has {format_ranges(backlog.lost)}, and the table never had it"
         )
         return StreamState.FAILING, [lost, *of_query, *additional]
+    additional = [*reasons_unknown(backlog.topic, backlog.unknown, max_age), *additional]
     lands = age is not None and age <= max_age
     if backlog.overdue:
         state, overdue = _overdue_state(facts, backlog, max_age, age)
@@ -237,12 +238,7 @@ def _decide_state(
 def _overdue_state(
     facts: StreamFacts, backlog: TopicBacklog, max_age: float, age: float | None
 ) -> tuple[StreamState, StreamReason]:
-    text = f"{backlog.overdue.width} offsets wait for more than {span(max_age)}: {format_ranges(backlog.overdue)}"
-    if backlog.crowded:
-        where = f"{backlog.topic}[{', '.join(map(str, sorted(backlog.crowded)))}]"
-        text += (
-            f" (too many or too large are unread in {where}: they are not looked at one by one, and count as overdue)"
-        )
+    text = f"{backlog.overdue.width:,} offsets wait for more than {span(max_age)}: {format_ranges(backlog.overdue)}"
     if age is not None and age <= max_age:
         return StreamState.BEHIND, StreamReason(StreamCause.SLOW_CONSUMER, text)
     stopped = StreamCause.STOPPED_CONSUMER if facts.checkpoint is None else StreamCause.STOPPED_QUERY
@@ -256,9 +252,9 @@ def _late_reasons(backlog: TopicBacklog | None) -> Iterator[StreamReason]:
         return
     late = [partition for _, partition in backlog.overdue.partitions]
     if len(late) < len(backlog.state.marks):
-        where = f"{backlog.topic}[{', '.join(map(str, late))}]"
+        where, have = partitions_text(backlog.topic, late), "has" if len(late) == 1 else "have"
         yield StreamReason(
-            StreamCause.LATE_PARTITION, f"only {where} has overdue offsets: {format_ranges(backlog.overdue)}"
+            StreamCause.LATE_PARTITION, f"only {where} {have} overdue offsets: {format_ranges(backlog.overdue)}"
         )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from airflow_lakestream.core.event_cursor import EventCursor
 from airflow_lakestream.core.policies import MissingPolicy
-from airflow_lakestream.lakes.formats import LakeFormat, lake_of
-from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_of
+from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.asking import LookConnections, LookOutcome, LookQuestion, NotThere, look_safely
 from airflow_lakestream.watching.checks import make_check
 from airflow_lakestream.watching.source import OPENED, ask_table
@@ -75,7 +75,7 @@ class LandingWatch:
     def _streams(self, connections: LookConnections) -> Step:
         """Open the table. Returns `TableStreams`; raises NotThere."""
         books = self.lake.part("books")
-        if self.lake.has_catalog:
+        if LakeCapability.CATALOG in self.lake.can:
             return books((yield from ask_table(connections, self.iceberg_conn_id, self.table)))
         conn_id = self.storage_conn_id
         storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), keep=OPENED)
@@ -89,7 +89,7 @@ class LandingWatch:
 
         The event stays unchanged without a covered time, without a Kafka connection, and for a Delta table.
         """
-        if one.until_ms is None or self.kafka_conn_id is None or not self.lake.has_catalog:
+        if one.until_ms is None or self.kafka_conn_id is None or LakeCapability.COMPLETENESS not in self.lake.can:
             return one
         arguments = {
             "table": self.table,

@@ -21,8 +21,8 @@ export const css = `
 .ls th button{background:none;border:0;padding:0;text-align:left;color:inherit}
 .ls td{border-bottom:1px solid ${color("border")};padding:6px 8px;vertical-align:top;overflow-wrap:anywhere}
 .ls td.figure{text-align:right;white-space:nowrap}.ls th.figure{text-align:right}
-.ls time{white-space:nowrap}.ls .badge{display:inline-block;border:1px solid currentColor;border-radius:4px;padding:0 6px;font-weight:600;font-size:12px}
-.ls .failing,.ls .stalled,.ls .could-not-look{color:${color("fg-error")}}.ls .behind{color:${color("fg-warning")}}.ls .landing{color:${color("fg-success")}}
+.ls time,.ls .whole{white-space:nowrap}.ls .badge{display:inline-block;border:1px solid currentColor;border-radius:4px;padding:0 6px;font-weight:600;font-size:12px}
+.ls .broken,.ls .failing,.ls .stalled,.ls .could-not-look{color:${color("fg-error")}}.ls .behind{color:${color("fg-warning")}}.ls .landing{color:${color("fg-success")}}
 .ls .idle{color:${color("fg-info")}}.ls .paused,.ls .new{color:${color("fg-muted")}}
 .ls dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:8px 16px;margin:10px 0}.ls dt{font-size:12px;color:${color("fg-muted")}}.ls dd{overflow-wrap:anywhere}
 .ls .tag{border:1px solid ${color("border-emphasized")};border-radius:4px;padding:0 4px;margin-left:6px;font-size:12px;white-space:nowrap}
@@ -119,6 +119,9 @@ export const WithLink = ({ text, dag, isThere = true }) => {
   return after.length === 0 || !isThere ? text : h(Fragment, null, before, h(Link, { to: dagPath(dag) }, dag), after.join(dag));
 };
 export const State = ({ state }) => h("span", { className: `badge ${state.replaceAll(" ", "-")}` }, state);
+
+// Airflow's word for no schedule is Python's None.
+export const scheduleOf = ({ schedule }) => (schedule && schedule !== "None" ? schedule : "none");
 
 export const runPath = ({ dag_id, task_id }, run) => {
   const mapped = run.map_index >= 0 ? `/mapped/${run.map_index}` : "";

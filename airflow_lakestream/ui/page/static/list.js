@@ -1,8 +1,8 @@
 // All streams in one table, the worst first.
-import { Ago, Fragment, Link, WithLink, dagPath, docs, State, age, css, figure, h, nameOf, runPath, span, tableOf, useAnswer, useMemo, useSaying, useState, when } from "./common.js";
+import { Ago, Fragment, Link, WithLink, dagPath, docs, State, age, css, figure, h, nameOf, runPath, scheduleOf, span, tableOf, useAnswer, useMemo, useSaying, useState, when } from "./common.js";
 import { RunNow } from "./run.js";
 
-const STATES = ["failing", "stalled", "could not look", "behind", "paused", "new", "landing", "idle"];
+const STATES = ["broken", "failing", "stalled", "could not look", "behind", "landing", "idle", "new", "paused"];
 const value = (stream, what, name) => stream.supervised?.looks[what]?.value?.[name] ?? null;
 // Kafka's answer is newer than the lag that the last run left, if a DAG looks at the stream.
 export const lagOf = (stream) => {
@@ -20,9 +20,9 @@ const COLUMNS = [
   ["Engine", (s) => s.engine],
   ["Lag", lagOf, "figure"],
   ["Last landing", (s) => (s.landing ? -Date.parse(s.landing.at) : null)],
-  ["Rows", (s) => s.landing?.rows ?? null, "figure"],
+  ["Rows", (s) => (s.landing?.problem ? null : s.landing?.rows ?? null), "figure"],
   ["Rows an hour", (s) => (s.hours ? sum(s.hours) : null), "figure"],
-  ["Rejected", (s) => s.landing?.rejected ?? null, "figure"],
+  ["Rejected then", (s) => s.landing?.rejected ?? null, "figure"],
   ["Time left in Kafka", leftOf, "figure"],
   ["Next run", (s) => (s.next_run ? Date.parse(s.next_run) : null)],
 ];
@@ -49,24 +49,25 @@ const Row = ({ stream, to, say }) => {
   const why = stream.why.find((one) => one.text);
   const cell = (label, content, className) => h("td", { role: "cell", "data-label": label, className }, content);
   return h("tr", { role: "row" },
-    cell("", h(Fragment, null, h(Link, { to: to(stream) }, nameOf(stream), " → ", tableOf(stream)),
+    cell("", h(Fragment, null, stream.engine ? h(Link, { to: to(stream) }, nameOf(stream), " → ", tableOf(stream)) : h("strong", null, "Pipeline"),
       h("div", { className: "muted" }, h(Link, { to: dagPath(stream.dag_id) }, stream.dag_id),
         stream.tags.map((tag) => h("span", { key: tag, className: "tag" }, tag))))),
     cell("State", h(Fragment, null, h(State, stream), why ? h("div", { className: "muted" }, why.text) : null)),
     cell("Engine", stream.engine),
     cell("Lag", figure(lagOf(stream)), "figure"),
     cell("Last landing", stream.landing ? h(Link, { to: runPath(stream, stream.landing) }, h(Ago, stream.landing)) : "none"),
-    cell("Rows", figure(stream.landing?.rows), "figure"),
+    cell("Rows", stream.landing?.problem ? h("span", { className: "error" }, "could not be read") : figure(stream.landing?.rows), "figure"),
     cell("Rows an hour", h(ByHour, stream), "figure"),
-    cell("Rejected", figure(stream.landing?.rejected), "figure"),
+    cell("Rejected then", figure(stream.landing?.rejected), "figure"),
     cell("Time left in Kafka", span(leftOf(stream)), "figure"),
-    cell("Next run", stream.next_run ? h("span", { title: when(stream.next_run) }, next(stream.next_run)) : stream.schedule),
-    cell("", h(RunNow, { stream, say })));
+    cell("Next run", stream.next_run ? h("span", { title: when(stream.next_run) }, next(stream.next_run)) : h("span", { className: "whole" }, scheduleOf(stream))),
+    // A run of a broken pipeline would fail.
+    cell("", stream.state === "broken" ? "" : h(RunNow, { stream, say })));
 };
 const next = (at) => (age(at) < 0 ? `in ${span(-age(at))}` : "due");
 
-const Nobody = ({ supervisors: [dag] }) => (dag ? h(WithLink, { dag, text: `Nobody has looked at lag in Kafka yet: run the DAG ${dag} for it.` })
-  : h(Fragment, null, "Nobody looks at lag in Kafka: ", h("a", { href: docs("sensors.html") }, "add supervise_lakestream to your DAGs"), " for it."));
+const Nobody = ({ supervisors: [dag] }) => (dag ? h(WithLink, { dag, text: `Nobody has looked at lag in Kafka yet: list your streams in the Airflow variable lakestream_streams, and run the DAG ${dag}.` })
+  : h(Fragment, null, "Nobody looks at lag in Kafka: ", h("a", { href: docs("sensors.html") }, "add supervise_lakestream to your DAGs"), ", and list your streams in the Airflow variable lakestream_streams."));
 
 const Choice = ({ label, all, chosen, choose }) => h("label", null, label,
   h("select", { value: chosen, onChange: (e) => choose(e.target.value) },
@@ -97,7 +98,7 @@ export const StreamList = ({ dagId, to }) => {
     return mine.filter(fits).sort(compare(COLUMNS[sort.column][1], sort.down));
   }, [mine, find, state, engine, sort]);
   const press = (column) => setSort((before) => ({ column, down: before.column === column && !before.down }));
-  const engines = [...new Set(mine.map((s) => s.engine))].sort();
+  const engines = [...new Set(mine.map((s) => s.engine).filter(Boolean))].sort();
   const seen = mine.map((s) => s.supervised).filter(Boolean).sort((a, b) => (a.at < b.at ? -1 : 1)).pop();
   return h("div", { className: "ls" }, h("style", null, css), h("h1", null, "Streams"),
     h("div", { className: "tools", role: "search" },
@@ -106,6 +107,7 @@ export const StreamList = ({ dagId, to }) => {
       h(Choice, { label: "Engine", all: engines, chosen: engine, choose: setEngine }),
       h("button", { type: "button", onClick: again }, "Look again")),
     wrong ? h("p", { role: "alert", className: "error" }, wrong) : null, said,
+    answer?.problems.map((one) => h("p", { key: one, className: "error" }, one)),
     answer && mine.length === 0 ? h("p", { className: "muted" }, dagId ? "This DAG has no task that lands a topic."
       : "There is no DAG that lands a topic, or none that you may read.") : answer ? h("p", { className: "muted" }, `${figure(shown.length)} of ${figure(mine.length)} streams. `,
       seen ? h(Fragment, null, "Lag and time left were last looked at by ", h(Link, { to: dagPath(seen.dag_id) }, seen.dag_id), " ", h(Ago, seen), ".")

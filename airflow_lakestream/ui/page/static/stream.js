@@ -1,5 +1,5 @@
 // One stream: what it is doing and what to do, its offsets by partition, its landings and changes of its schema.
-import { Ago, Fragment, Link, State, css, asking, dagPath, docs, figure, h, nameOf, runPath, span, tableOf, useAnswer, useSaying, when } from "./common.js";
+import { Ago, Fragment, Link, State, css, asking, dagPath, docs, figure, h, nameOf, runPath, scheduleOf, span, tableOf, useAnswer, useSaying, when } from "./common.js";
 import { RunNow } from "./run.js";
 import { Backfill } from "./backfill.js";
 import { Contents } from "./contents.js";
@@ -41,7 +41,7 @@ const Facts = ({ stream }) => h("dl", null, [
   ["Lag", figure(lagOf(stream)) || "not known"],
   ["Last landing", stream.landing ? h(Ago, stream.landing) : "none"],
   ["Newest run", stream.newest_run ? h(Link, { to: runPath(stream, stream.newest_run) }, stream.newest_run.state || "waits") : "none"],
-  ["Next run", when(stream.next_run) || stream.schedule || "none"],
+  ["Next run", when(stream.next_run) || scheduleOf(stream)],
   ["Time left in Kafka", span(leftOf(stream)) || "not known"],
   ["Looked at", stream.supervised ? h(Ago, stream.supervised) : "never"],
 ].map(([name, content]) => h("div", { key: name }, h("dt", null, name), h("dd", null, content))));

@@ -1,0 +1,160 @@
+"""Values of a mirror's key in the Kafka keys of records: for tombstones, and for records without the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from airflow_lakestream.core.policies import KeyFormat, ValueFormat
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.header_ids import KEY, bare, named_by_header
+from airflow_lakestream.decode.keys import KEY_COLUMN, ColumnDecoder
+from airflow_lakestream.decode.known_formats import FORMATS, uses_registry
+from airflow_lakestream.decode.lanes.confluent import HEADER
+from airflow_lakestream.decode.registered import SchemaFinder
+from airflow_lakestream.decode.values.outcome import good_mask, pick
+from airflow_lakestream.decode.writer_schemas import Writer, writers
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.row_buffer import one_array
+
+Mask = np.ndarray
+# White space, then a brace.
+_OBJECT = r"^[ \t\r\n]*\{"
+_TEXTS = (KeyFormat.STRING, KeyFormat.RAW)
+
+
+@dataclass
+class KeyValues:
+    """Values of the key's columns in Kafka keys, and the reasons of bad Kafka keys by position.
+
+    `columns` has null for a record without the value.
+    """
+
+    columns: pa.Table
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
+class KafkaKeyReader:
+    """Reader of Kafka keys: an object or record with the columns by name, or for a single column also a bare value.
+
+    :param format: of Kafka keys, see `core.policies.KeyFormat`.
+    :param columns: the key's columns, by the names of the fields in Kafka keys.
+    :param finder: finds the schemas that keys name.
+    :param make: returns the decoder of keys into a single column.
+    """
+
+    format: str
+    columns: pa.Schema
+    finder: SchemaFinder
+    make: Callable[[pa.Schema], ColumnDecoder]
+
+    def __post_init__(self) -> None:
+        self._records: dict[Writer, bool] = {}
+        if self.format not in _TEXTS:
+            return
+        if len(self.columns) > 1:
+            problem = f"{self.format!r} is one value, and the key has the columns {', '.join(self.columns.names)}."
+            raise InvalidArgument("key_format", problem, 'Use "json", or leave tombstones out with tombstones="skip".')
+        kind = self.columns.field(0).type
+        if not (t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind)):
+            problem = f"{self.format!r} makes no value of the column {self.columns.names[0]}, which is {kind}."
+            raise InvalidArgument("key_format", problem, 'Use "json".')
+
+    def read(self, batch: RawBatch) -> KeyValues:
+        """Return the values in the keys of records. Raises SchemaRefused, and the registry's errors."""
+        keys = pa.nulls(len(batch), pa.binary()) if batch.keys is None else batch.keys
+        reasons = dict.fromkeys(bare(batch, KEY), f"the key: {named_by_header(KEY)}") if self._names_schemas else {}
+        there = keys.is_valid().to_numpy(zero_copy_only=False) & good_mask(len(batch), reasons)
+        is_record = there & self._record_mask(keys)
+        found = KeyValues(
+            pa.Table.from_arrays([pa.nulls(len(batch), one.type) for one in self.columns], schema=self.columns)
+        )
+        found.reasons.update(reasons)
+        whole = replace(batch, values=keys, keys=None, headers=None)
+        self._add(found, whole, is_record, is_record=True)
+        is_bare = there & ~is_record
+        if self._takes_bare:
+            self._add(found, whole, is_bare, is_record=False)
+        elif is_bare.any():
+            names = ", ".join(self.columns.names)
+            problem = f"the key: it is no object or record with the fields {names}"
+            found.reasons.update(dict.fromkeys(np.flatnonzero(is_bare).tolist(), problem))
+        return found
+
+    def _add(self, found: KeyValues, batch: RawBatch, mask: Mask, *, is_record: bool) -> None:
+        """Put the values of some keys into `found`."""
+        places = np.flatnonzero(mask)
+        if not len(places):
+            return
+        decoder = self._record_decoder if is_record else self._bare_decoder
+        decoded = decoder.decode(pick(batch, places))
+        for row in decoded.bad:
+            reason = row.reason.removeprefix(f"{KEY_COLUMN}.").removeprefix(f"{KEY_COLUMN}: ")
+            found.reasons[int(places[row.index])] = f"the key: {reason}"
+        good = places[good_mask(len(places), [row.index for row in decoded.bad])]
+        at = np.full(len(batch), -1)
+        at[good] = np.arange(len(good))
+        taken = pa.array(at, mask=at < 0)
+        column = one_array(decoded.rows[0])
+        # Fields of a null record are null, too.
+        values = [pc.struct_field(column, [place]) for place in range(len(self.columns))] if is_record else [column]
+        columns = [
+            pc.coalesce(one_array(old), new.take(taken)) for old, new in zip(found.columns.columns, values, strict=True)
+        ]
+        found.columns = pa.Table.from_arrays(columns, schema=self.columns)
+
+    def _record_mask(self, keys: pa.Array) -> Mask:
+        if self.format in _TEXTS:
+            return np.zeros(len(keys), np.bool_)
+        if self.format == ValueFormat.AVRO:
+            mask = np.zeros(len(keys), np.bool_)
+            for writer, places in writers(keys, self.format, self.finder, {}):
+                mask[places] = self._is_record(writer)
+            return mask
+        if self.format == ValueFormat.PROTOBUF:
+            return np.ones(len(keys), np.bool_)
+        texts = pc.binary_slice(keys, HEADER) if self._names_schemas else keys
+        is_object: Mask = pc.match_substring_regex(texts, _OBJECT).fill_null(False).to_numpy(zero_copy_only=False)
+        return is_object
+
+    def _is_record(self, writer: Writer) -> bool:
+        # Of a schema of Avro. An unknown one may be registered in a moment, and the decoder names it.
+        if writer not in self._records:
+            found = self.finder.by_head(self.format, bytes(writer)) if isinstance(writer, bytes) else None
+            if found is None:
+                return True
+            self._records[writer] = t.is_struct(FORMATS[self.format].key_of(found))
+        return self._records[writer]
+
+    @property
+    def _names_schemas(self) -> bool:
+        return uses_registry(self.format)
+
+    @property
+    def _takes_bare(self) -> bool:
+        return len(self.columns) == 1 and self.format != ValueFormat.JSON_SCHEMA
+
+    @cached_property
+    def _record_decoder(self) -> ColumnDecoder:
+        return self.make(pa.schema([pa.field(KEY_COLUMN, pa.struct(list(self.columns)))]))
+
+    @cached_property
+    def _bare_decoder(self) -> ColumnDecoder:
+        return self.make(pa.schema([pa.field(KEY_COLUMN, self.columns.field(0).type)]))
+
+
+def columns_in_keys(kind: pa.DataType, names: Mapping[str, str]) -> list[pa.Field]:
+    """Return the columns of a mirror's key in Kafka keys of a type.
+
+    :param names: the key's columns, by the names of the fields in Kafka keys.
+    """
+    if t.is_struct(kind):
+        return [one.with_name(names[one.name]).with_nullable(True) for one in kind if one.name in names]
+    return [pa.field(next(iter(names.values())), kind)] if len(names) == 1 else []

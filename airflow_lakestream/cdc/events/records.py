@@ -1,0 +1,358 @@
+"""Decoder of plain records for a mirror: the newest record of a key is the row, and a tombstone deletes the row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import COMMIT, MARK, OF_EVENTS, OP, POSITION, is_kept
+from airflow_lakestream.cdc.events.deletions import DeletionCondition
+from airflow_lakestream.cdc.events.kafka_keys import KafkaKeyReader, columns_in_keys
+from airflow_lakestream.cdc.events.names import ColumnNames
+from airflow_lakestream.cdc.events.notes import with_notes_of_records
+from airflow_lakestream.cdc.events.schemas import RecordSchemas
+from airflow_lakestream.cdc.events.sequence import check_type, place_numbers
+from airflow_lakestream.cdc.events.widening import grown
+from airflow_lakestream.core.policies import UNAVAILABLE, KeyFormat
+from airflow_lakestream.core.records import RawBatch, RecordPart
+from airflow_lakestream.decode.connect.unavailable import Mask, left_out, may_be_left_out
+from airflow_lakestream.decode.formats import PayloadFormats
+from airflow_lakestream.decode.header_ids import without_bare
+from airflow_lakestream.decode.json.column_names import NameRules
+from airflow_lakestream.decode.keys import ColumnDecoder
+from airflow_lakestream.decode.known_formats import FORMATS, PayloadSettings, uses_registry
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Indices, all_but, pick
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.row_buffer import one_array
+from airflow_lakestream.tables.schema.required import cast_to
+
+_LEFT_OUT = (
+    f"{UNAVAILABLE} is Debezium's mark of a value that it left out, and a plain record does not show which value: let "
+    'the connector send whole events, and use envelope="debezium"'
+)
+
+
+@dataclass(frozen=True)
+class RecordPayload(PayloadFormats):
+    """Payloads of plain records, decoded into upserts and deletions of a mirror.
+
+    :param names: the names of the mirror's columns.
+    :param key: the columns of the mirror's key.
+    :param format_of_keys: of Kafka keys, which are decoded only where a value lacks the key.
+    :param sequence_by: the columns that order the records of a key; empty if offsets alone do.
+    :param delete_when: a SQL condition over a record's columns: such a record deletes its key; empty for no record.
+    """
+
+    names: ColumnNames = field(default_factory=ColumnNames)
+    key: tuple[str, ...] = ()
+    format_of_keys: str = KeyFormat.JSON
+    sequence_by: tuple[str, ...] = ()
+    delete_when: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if FORMATS[self.format_of_keys].needs_id and self.registry is None:
+            problem = (
+                f"key_format={self.format_of_keys!r} needs one: each key names its schema by an id of the registry."
+            )
+            raise InvalidArgument("schema_registry", problem, "Give its URL, or the id of an Airflow connection.")
+
+    @property
+    def parts(self) -> frozenset[RecordPart]:
+        """The parts of records that decoding reads; always keys."""
+        headers = (RecordPart.HEADERS,) if uses_registry(self.format_of_keys) else ()
+        return super().parts | {RecordPart.KEY, *headers}
+
+    @property
+    def uses_registry(self) -> bool:
+        """Whether keys or values have schemas from a registry."""
+        return uses_registry(self.format, self.format_of_keys)
+
+    @property
+    def gets_columns(self) -> bool:
+        """Whether each field of the row gets a column."""
+        return True
+
+    @property
+    def has_operations(self) -> bool:
+        """Whether rows have an operation."""
+        return True
+
+    @property
+    def place_column(self) -> str | None:
+        """Column of a record's place in the order."""
+        return COMMIT
+
+    def remedy(self, reason: str) -> str:
+        """Return the remedy for a bad record at the end of a run; `reason` is not used."""
+        return (
+            "Nothing of this batch was landed: without this record a row of its key could be stale. Correct the "
+            'producer or the schema; or on_error="reject" keeps such records in a table of their own.'
+        )
+
+    def own_columns(self, names: Sequence[str]) -> list[str]:
+        """Return the row's own columns among the columns of decoded records."""
+        return [name for name in names if name not in OF_EVENTS and not is_kept(name)]
+
+    def defines_columns(self, first: RawBatch) -> bool:
+        """Return whether first records can define columns: tombstones can't."""
+        return bool(first.values.null_count < len(first))
+
+    @property
+    def name_rules(self) -> NameRules:
+        """Rules for names of fields as columns; a record with a field of a reserved name is bad."""
+        rules = super().name_rules
+        # The rules know what the table's readers take, and say so.
+        own = self.names.reserved - frozenset(self.taken_columns)
+        return replace(rules, reserved=rules.reserved | own, prefixes=(*rules.prefixes, "_cdc_"))
+
+    def columns(self, first: RawBatch) -> pa.Schema:
+        """Return the columns of a new mirror: of the values, and columns of the key that only Kafka keys have.
+
+        Raises InvalidArgument, SchemaRefused, MirrorStopped, and the registry's errors.
+        """
+        first = without_bare(first, self.named_sides, self.format)
+        first = pick(first, np.flatnonzero(first.values.is_valid().to_numpy(zero_copy_only=False)))
+        own = self._value_columns(first)
+        return grown(own, self.key_columns(first, [name for name in self.key if name not in own.names]))
+
+    def key_columns(self, first: RawBatch, names: Sequence[str]) -> pa.Schema:
+        """Return those of these columns of the key that the Kafka keys of first records have, with types."""
+        if not names or first.keys is None or first.keys.null_count == len(first):
+            return pa.schema([])
+        row, keys = FORMATS[self.format_of_keys], replace(first, values=first.keys, keys=None)
+        if row.first_key is not None:
+            kind = row.first_key(self, keys)
+        else:
+            kind = row.key_of(self.finder.find(self.format_of_keys, first.topic, "key", keys.values))
+        found = columns_in_keys(kind, self.fields_of_key)
+        return pa.schema([one for one in found if one.name in names])
+
+    @property
+    def fields_of_key(self) -> Mapping[str, str]:
+        """The columns of the key, by the names of the fields in records."""
+        return {self.field_of(name): name for name in self.key}
+
+    def decoder(self, schema: pa.Schema) -> Any:
+        """Return the decoder of records for the columns of a row; `schema` may also have the columns of an event."""
+        own = [schema.field(name) for name in self.own_columns(schema.names)]
+        # A value need not contain the key.
+        return _RecordDecoder(
+            self, pa.schema([one.with_nullable(True) if one.name in self.key else one for one in own])
+        )
+
+    def of_columns(self, schema: pa.Schema) -> ColumnDecoder:
+        """Return the decoder of values for exactly these columns."""
+        return super().decoder(schema)
+
+    def record_schemas(self) -> RecordSchemas | None:
+        """Return the finder of columns in the records' schemas, or None for a format without schemas."""
+        if self.row.kind is None:
+            return None
+        return RecordSchemas(self.format, self.finder, self.names.table, of_records=True)
+
+    def key_reader(self, columns: pa.Schema) -> KafkaKeyReader:
+        """Return the reader of Kafka keys into these columns of the key. Raises InvalidArgument for an unfit type."""
+        fields = pa.schema([column.with_name(self.field_of(column.name)) for column in columns])
+        row = FORMATS[self.format_of_keys]
+        return KafkaKeyReader(self.format_of_keys, fields, self.finder, lambda schema: row.key(self, schema))
+
+    def key_records(self, schema: pa.Schema) -> ColumnDecoder:
+        """Return the decoder of Kafka keys that are records, for the records' columns."""
+        settings = PayloadSettings(self.format_of_keys, registry=self.registry, timestamps_finer=self.timestamps_finer)
+        return FORMATS[self.format_of_keys].decoder(settings, schema)
+
+    def of_schemas(self, fields: Sequence[pa.Field], there: Sequence[str]) -> pa.Schema:
+        """Return the columns for fields of records' schemas. Raises MirrorStopped for a reserved name."""
+        return pa.schema([one.with_nullable(True) for one in self.names.columns(fields, there)])
+
+    def _value_columns(self, first: RawBatch) -> pa.Schema:
+        columns, schemas = super()._value_columns(first), self.record_schemas()
+        # The registry's newest schema may have more columns than the records, and other types than older records.
+        return columns if schemas is None else grown(self.of_schemas(schemas.row(first), ()), columns)
+
+
+class _RecordDecoder:
+    """Decoder of plain records into upserts and deletions. New fields become columns while decoding.
+
+    Each thread and process decodes with its own columns. Columns and rows of all are joined for the commit.
+    """
+
+    def __init__(self, payload: RecordPayload, schema: pa.Schema) -> None:
+        self._payload, self._schema = payload, schema
+        self._schemas = payload.record_schemas()
+        # The decoder and the reader for the last batch's columns, which the next batch mostly has, too.
+        self._decoder = payload.of_columns(schema)
+        self._keys: KafkaKeyReader | None = None
+        self._condition: DeletionCondition | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._payload, self._schema)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns before the next batch."""
+        return self._schema
+
+    def decode(self, batch: RawBatch) -> DecoderResult:
+        """Return the rows and the bad records of a batch.
+
+        A field that the mirror does not have becomes a column of the rows. Raises MirrorStopped for columns that the
+        mirror can't have, InvalidArgument for columns unfit for key, sequence or condition, SqlFailed, SchemaRefused,
+        and the registry's errors.
+        """
+        decoded = self._with_values(batch)
+        self._complete_keys(batch, decoded)
+        self._find_deleted(decoded)
+        self._place(decoded)
+        for name in self._payload.own_columns(decoded.rows.column_names):
+            if may_be_left_out(decoded.rows.schema.field(name).type):
+                decoded.refuse(left_out(decoded.rows[name]), f"{name}: {_LEFT_OUT}")
+        return decoded.result()
+
+    def _with_values(self, batch: RawBatch) -> _BatchRows:
+        """Return a row for each good value, and a row of nulls for each tombstone."""
+        there = batch.values.is_valid().to_numpy(zero_copy_only=False)
+        places = np.flatnonzero(there)
+        values = batch if there.all() else pick(batch, places)
+        schema, decoder = self._schema, self._decoder
+        if self._schemas is not None:
+            schema = grown(schema, self._payload.of_schemas(self._schemas.row(values), schema.names))
+        if decoder.schema != schema:
+            self._decoder = decoder = self._payload.of_columns(schema)
+        decoded = decoder.decode(values)
+        schema = grown(schema, decoded.rows.schema)
+        lacking = [name for name in self._payload.key if name not in schema.names]
+        # A column keeps its first type: the rows of one process go into one file.
+        self._schema = schema = grown(schema, self._payload.key_columns(batch, lacking))
+        bad = {int(places[row.index]): replace(row, index=int(places[row.index])) for row in decoded.bad}
+        good = all_but(len(values), [row.index for row in decoded.bad])
+        at = np.full(len(batch), -1)
+        at[places[good]] = np.arange(len(good))
+        kept = np.flatnonzero((at >= 0) | ~there)
+        rows = _with_columns(decoded.rows, schema)
+        if len(kept) > len(good):
+            rows = rows.take(pa.array(at[kept], mask=at[kept] < 0))
+        return _BatchRows(rows, kept, ~there[kept], bad)
+
+    def _complete_keys(self, batch: RawBatch, decoded: _BatchRows) -> None:
+        """Fill key columns without a value from the Kafka keys; a record without any value of the key is bad."""
+        key = self._payload.key
+        if missing := [name for name in key if name not in decoded.rows.column_names]:
+            decoded.refuse(np.ones(len(decoded.rows), np.bool_), _no_value(missing[0]))
+            return
+        lacking = np.zeros(len(decoded.rows), np.bool_)
+        for name in key:
+            lacking |= decoded.rows[name].is_null().to_numpy()
+        at = np.flatnonzero(lacking)
+        if not len(at):
+            return
+        found = self._key_reader().read(pick(batch, decoded.places[at]))
+        scattered = np.full(len(decoded.rows), -1)
+        scattered[at] = np.arange(len(at))
+        taken = pa.array(scattered, mask=scattered < 0)
+        for name, values in zip(key, found.columns.columns, strict=True):
+            decoded.set(name, pc.coalesce(one_array(decoded.rows[name]), one_array(values).take(taken)))
+        for number, reason in found.reasons.items():
+            decoded.refuse_one(int(at[number]), reason)
+        for name in key:
+            decoded.refuse(decoded.rows[name].is_null().to_numpy(), _no_value(name))
+
+    def _find_deleted(self, decoded: _BatchRows) -> None:
+        """Note the rows for which `delete_when` is true; a record that makes the condition fail is bad."""
+        sql, at = self._payload.delete_when, np.flatnonzero(~decoded.is_tombstone)
+        if not sql or not len(at):
+            return
+        rows = decoded.rows.take(pa.array(at)) if decoded.is_tombstone.any() else decoded.rows
+        if self._condition is None or not self._condition.fits(rows.schema):
+            self._condition = DeletionCondition(sql, rows.schema)
+        decoded.is_deleted[at], reasons = self._condition.mask(rows)
+        for number, reason in reasons.items():
+            decoded.refuse_one(int(at[number]), reason)
+
+    def _key_reader(self) -> KafkaKeyReader:
+        columns = pa.schema([self._schema.field(name) for name in self._payload.key])
+        if self._keys is None or self._keys.columns.types != columns.types:
+            self._keys = self._payload.key_reader(columns)
+        return self._keys
+
+    def _place(self, decoded: _BatchRows) -> None:
+        """Add the operation and the place of each record; a record without a place is bad."""
+        names, count = self._payload.sequence_by, len(decoded.rows)
+        rows, zero = decoded.rows, pa.scalar(0, pa.int64())
+        if names:
+            reason = f'a tombstone has no {names[0]}: tombstones="skip" leaves tombstones out'
+            decoded.refuse(decoded.is_tombstone, reason)
+        numbers = [pa.repeat(zero, count), pa.repeat(zero, count)]
+        for number, name in enumerate(names):
+            if name not in rows.column_names:
+                decoded.refuse(~decoded.is_tombstone, _no_order(name))
+                continue
+            check_type(rows.schema.field(name))
+            values, beyond = place_numbers(one_array(rows[name]))
+            decoded.refuse(values.is_null().to_numpy(zero_copy_only=False), _no_order(name))
+            decoded.refuse(beyond, f"{name}: it is outside of the range that orders records")
+            numbers[number] = pc.coalesce(values, zero)
+        by_values = pc.if_else(pa.array(decoded.is_deleted), MARK if self._payload.names.soft_delete else "d", "u")
+        ops = pc.if_else(pa.array(decoded.is_tombstone), "d", by_values)
+        for name, column in ((OP, ops), (COMMIT, numbers[0]), (POSITION, numbers[1])):
+            decoded.rows = decoded.rows.append_column(name, column)
+
+
+@dataclass
+class _BatchRows:
+    """Rows of a batch, with positions of the records; `bad` has the bad records by position.
+
+    :ivar is_deleted: a mask of the rows whose values delete their key.
+    """
+
+    rows: pa.Table
+    places: Indices
+    is_tombstone: Mask
+    bad: dict[int, BadRow]
+
+    def __post_init__(self) -> None:
+        self.is_deleted: Mask = np.zeros(len(self.rows), np.bool_)
+
+    def set(self, name: str, column: pa.Array) -> None:
+        """Replace a column."""
+        self.rows = self.rows.set_column(self.rows.column_names.index(name), self.rows.schema.field(name), column)
+
+    def refuse(self, mask: Mask, reason: str) -> None:
+        """Note the records of the rows of a mask as bad, except records that are bad already."""
+        for at in np.flatnonzero(mask).tolist():
+            self.refuse_one(at, reason)
+
+    def refuse_one(self, at: int, reason: str) -> None:
+        """Note the record of a row as bad, unless it is bad already."""
+        place = int(self.places[at])
+        self.bad.setdefault(place, BadRow(place, reason))
+
+    def result(self) -> DecoderResult:
+        """Return the rows of good records, with notes, and the bad records."""
+        is_bad = np.isin(self.places, np.array(list(self.bad), np.int64))
+        rows = self.rows.filter(pa.array(~is_bad)) if is_bad.any() else self.rows
+        return DecoderResult(with_notes_of_records(rows), [self.bad[place] for place in sorted(self.bad)])
+
+
+def _with_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows with these columns, nullable since a deletion has only a key; a missing column is null."""
+    fields = [one.with_nullable(True) for one in schema]
+    columns = [
+        cast_to(rows[one.name], one) if one.name in rows.column_names else pa.nulls(len(rows), one.type)
+        for one in fields
+    ]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _no_value(name: str) -> str:
+    return f"{name}: null in value and key; the mirror's key needs a value"
+
+
+def _no_order(name: str) -> str:
+    return f"{name}: null, and sequence_by orders the records by it"

@@ -1,0 +1,175 @@
+"""Configuration of the maintenance of tables, for the worker and for Spark: the tables, and the choice of works."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.policies import seconds
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule
+
+Settings = TypeVar("Settings", "CompactionConfig", "ExpiryConfig", "OrphanConfig")
+
+_DAY = 86_400.0
+# For a mirror that is compacted in parts: bytes of a part between two merges, which would undo the rewrite.
+_PART_BYTES = 2 * 2**30
+
+
+class CompactionStrategy(StrEnum):
+    """Order of rows in new files: unchanged, or sorted."""
+
+    BINPACK = "binpack"
+    SORT = "sort"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionConfig:
+    """Settings for compacting small files into large files.
+
+    :param strategy: "binpack" or "sort"; default: mirrors are sorted, other tables are not.
+    :param sort_order: for "sort", such as "user_id, timestamp DESC NULLS LAST" or "zorder(a, b)"; default: the table's.
+    :param where: only files that may hold rows matching this SQL.
+    :param partial_progress: commit in parts. A long compaction loses less to a conflict; each part is a snapshot.
+        Default: mirrors are compacted in parts, other tables are not.
+    :param tries: number of tries of a compaction that loses against other writers.
+    :param options: more options of Iceberg's `rewrite_data_files`.
+    """
+
+    strategy: str | None = None
+    sort_order: str | None = None
+    where: str | None = None
+    partial_progress: bool | str | None = None
+    tries: int | str = 3
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.strategy is not None and self.strategy not in list(CompactionStrategy):
+            raise UnknownValue("maintenance.compact.strategy", self.strategy, map(str, CompactionStrategy))
+        if self.sort_order and self.strategy != CompactionStrategy.SORT:
+            raise InvalidArgument("maintenance.compact.sort_order", 'goes with strategy "sort".')
+        if not isinstance(self.options, Mapping):
+            raise InvalidArgument("maintenance.compact.options", "is not a mapping.")
+        _ = self.in_parts, self.most_tries
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether each part is committed by itself."""
+        return arguments.flag("maintenance.compact.partial_progress", self.partial_progress)
+
+    def of_mirror(self, sort_order: str | None, *, is_sorted: bool) -> CompactionConfig:
+        """Return the compaction of a mirror, with defaults for settings left out by the user.
+
+        :param sort_order: see `CompactionConfig`.
+        :param is_sorted: whether the mirror is sorted.
+        """
+        strategy = self.strategy or (CompactionStrategy.SORT if is_sorted else CompactionStrategy.BINPACK)
+        order = sort_order if self.strategy is None else self.sort_order
+        in_parts = True if self.partial_progress is None else self.partial_progress
+        options = {"max-file-group-size-bytes": _PART_BYTES, "delete-file-threshold": 1, **self.options}
+        return replace(self, strategy=strategy, sort_order=order, partial_progress=in_parts, options=options)
+
+    @property
+    def most_tries(self) -> int:
+        """The greatest number of tries."""
+        return arguments.count("maintenance.compact.tries", self.tries, "tries") or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpiryConfig:
+    """Settings for the expiry of snapshots.
+
+    :param older_than: seconds, or text such as "5d" or "36h".
+    :param retain_last: number of main's last snapshots that stay, however old.
+    """
+
+    older_than: float | str = "5d"
+    retain_last: int | str = 1
+
+    def __post_init__(self) -> None:
+        _ = self.rule
+
+    @property
+    def rule(self) -> ExpiryRule:
+        """The rule. Raises InvalidArgument."""
+        keep = arguments.count("maintenance.expire.retain_last", self.retain_last, "snapshots") or 1
+        return ExpiryRule(seconds("maintenance.expire.older_than", self.older_than), keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrphanConfig:
+    """Settings for the removal of files without a snapshot.
+
+    :param older_than: seconds, or text such as "3d": younger files stay, since a running job may own them.
+    :param longest_run: the time that the longest run writing into the tables takes, retries of its commit included.
+    """
+
+    older_than: float | str = "3d"
+    longest_run: float | str = "1d"
+
+    def __post_init__(self) -> None:
+        name = "maintenance.remove_orphans.older_than"
+        longest = seconds("maintenance.remove_orphans.longest_run", self.longest_run)
+        if self.age <= longest:
+            problem = f"{self.older_than} is not beyond longest_run, {self.longest_run}: files of runs would go."
+            raise InvalidArgument(name, problem, "Let it be at least twice the longest run.")
+        if self.age < _DAY:
+            raise InvalidArgument(name, f"{self.older_than} is less than a day, which Iceberg refuses.")
+
+    @property
+    def age(self) -> float:
+        """The least age of files to delete, in seconds."""
+        return seconds("maintenance.remove_orphans.older_than", self.older_than)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceSection:
+    """The section `maintenance`. A work is done if set to `true` or to a mapping of settings.
+
+    :param tables: names of tables, or patterns such as "lake.*" and "lake.clicks*".
+    """
+
+    tables: tuple[str, ...]
+    compact: CompactionConfig | None = None
+    expire: ExpiryConfig | None = None
+    remove_orphans: OrphanConfig | None = None
+    rewrite_manifests: bool = False
+
+    @classmethod
+    def parse(cls, given: Any) -> MaintenanceSection:
+        """Read the section from a mapping. Raises InvalidArgument with the key."""
+        if not isinstance(given, Mapping):
+            raise InvalidArgument("maintenance", f"is a {type(given).__name__}, not a mapping.")
+        arguments.check_keys("maintenance", given, [one.name for one in fields(cls)])
+        tables = arguments.items("maintenance.tables", given.get("tables")) or ()
+        if not tables:
+            raise InvalidArgument("maintenance.tables", "is missing.", 'Write ["lake.clicks", "lake.orders*"].')
+        for name in tables:
+            _check_name(name)
+        section = cls(
+            tables=tables,
+            compact=_work("compact", CompactionConfig, given.get("compact")),
+            expire=_work("expire", ExpiryConfig, given.get("expire")),
+            remove_orphans=_work("remove_orphans", OrphanConfig, given.get("remove_orphans")),
+            rewrite_manifests=arguments.flag("maintenance.rewrite_manifests", given.get("rewrite_manifests")),
+        )
+        if not any((section.compact, section.expire, section.remove_orphans, section.rewrite_manifests)):
+            remedy = "Set compact, expire, remove_orphans or rewrite_manifests."
+            raise InvalidArgument("maintenance", "contains nothing to do.", remedy)
+        return section
+
+
+def _work(key: str, kind: type[Settings], given: Any) -> Settings | None:
+    if isinstance(given, Mapping):
+        arguments.check_keys(f"maintenance.{key}", given, [one.name for one in fields(kind)])
+        return kind(**given)
+    return kind() if arguments.flag(f"maintenance.{key}", given) else None
+
+
+def _check_name(name: str) -> None:
+    if ":" in name or not re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", name):
+        raise InvalidArgument("maintenance.tables", f"{name!r} is not the name of a table.", "Write namespace.table.")

@@ -1,0 +1,1 @@
+"""Maintenance of tables in the worker, without Spark."""
