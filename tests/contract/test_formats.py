@@ -45,6 +45,7 @@ def test_a_name_of_another_format_is_refused(form: TableFormat) -> None:
 def test_a_missing_package_is_named_with_what_to_install() -> None:
     lake = replace(LAKES[TableFormat.DELTA], sink="no_such_package.sink:Sink")
     with pytest.raises(
-        MissingExtra, match=r"no_such_package is not installed: pip install 'airflow-lakestream\[delta\]'"
+        MissingExtra,
+        match=r"no_such_package is not installed: pip install '\.\[delta\]' --constraint dev/constraints\.txt",
     ):
         lake.part("sink")

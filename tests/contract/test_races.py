@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -79,25 +81,38 @@ def test_runs_at_once_with_other_offsets_all_land_with_the_whole_ledger(made: Fo
 
 @WITH_AND_WITHOUT_RETRIES
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_a_commit_without_an_answer_lands_once(either: FormatTable, fault: Fault) -> None:
-    old = either.rows()
-    either.meet(fault)
-    commit = either.land(ranges((0, 0, 5)), "new")
-    assert either.commits()[-1] == commit
-    assert either.rows() == sorted([*old, *versions(((0, 0, 5), "new"))], key=repr)
-    assert (0, 0) in {(r.partition, r.from_offset) for r in either.ledger().entry(ORDERS).landed}
-    either.assert_whole()
+def test_a_first_commit_without_an_answer_lands_once(empty: FormatTable, fault: Fault) -> None:
+    empty.meet(fault)
+    commit = empty.land(ranges((0, 0, 5)), "new")
+    assert empty.commits()[-1] == commit
+    assert empty.rows() == versions(((0, 0, 5), "new"))
+    assert empty.ledger().entry(ORDERS).landed == ranges((0, 0, 5))
+    empty.assert_whole()
 
 
 @WITH_AND_WITHOUT_RETRIES
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_a_foreign_commit_and_then_a_lost_answer(made: FormatTable, fault: Fault) -> None:
+def test_commits_without_an_answer_land_once(made: FormatTable) -> None:
+    landed = [((0, 0, 30), "old")]
+    for start, (name, fault) in zip(itertools.count(30, 5), FAULTS.items(), strict=False):
+        made.meet(fault)
+        landed.append(((0, start, start + 5), name))
+        assert made.land(ranges(landed[-1][0]), name) == made.commits()[-1], name
+    assert made.rows() == versions(*landed)
+    assert made.ledger().entry(ORDERS).landed == ranges((0, 0, 55))
+    assert len(made.commits()) == 3 + len(FAULTS)
+    made.assert_whole()
+
+
+@WITH_AND_WITHOUT_RETRIES
+def test_foreign_commits_and_then_lost_answers(made: FormatTable) -> None:
     # It is the rebased commit that nobody confirms.
-    made.meet(before(lambda: made.append_foreign("foreign")), fault)
-    commit = made.land(ranges((0, 30, 35)), "new")
-    assert made.rows() == versions(((0, 0, 30), "old"), ((0, 30, 35), "new"), foreign=("foreign",))
-    assert made.commits()[-1] == commit
-    assert len(made.commits()) == 5
+    landed = [((0, 0, 30), "old")]
+    for start, (name, fault) in zip(itertools.count(30, 5), FAULTS.items(), strict=False):
+        made.meet(before(partial(made.append_foreign, name)), fault)
+        landed.append(((0, start, start + 5), name))
+        assert made.land(ranges(landed[-1][0]), name) == made.commits()[-1], name
+    assert made.rows() == versions(*landed, foreign=tuple(FAULTS))
+    assert len(made.commits()) == 3 + 2 * len(FAULTS)
     made.assert_whole()
 
 

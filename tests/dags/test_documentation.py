@@ -51,6 +51,7 @@ RECORDS = {
     "visits": b'{"id": %d, "name": "a", "day": "2026-11-20"}',
     "crm.public.customers": b'{"before": null, "after": {"id": %d}, "source": {"lsn": 1, "ts_ms": 1}, "op": "c"}',
     "tickets": b'{"id": %d, "opened_at": 1763596800123, "closed_at": "2026-11-20 05:05:00"}',
+    "customers": b'{"id": %d, "name": "a", "updated_at": "2026-11-20T05:05:00Z"}',
     "refunds": b'{"id": %d, "amount": "12.50"}',
     "payments": b'{"id": %d, "amount": "12.50", "currency": "EUR", "paid_at": "2026-11-20T05:05:00+01:00"}',
 }

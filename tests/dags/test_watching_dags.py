@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pendulum
@@ -67,6 +68,16 @@ def test_each_stream_is_checked_and_what_is_wrong_is_named(
     assert all("stopped consumer" in text or "slow consumer" in text for text in texts), texts
 
 
+def test_a_stream_that_can_not_be_looked_at_fails_alone_and_says_why(
+    supervise: Callable[..., Run], streams: list[dict[str, Any]], lake: Lake
+) -> None:
+    Path(lake.catalog().load_table("lake.stopped").metadata_location.removeprefix("file://")).unlink()
+    run = supervise({"streams": streams})
+    assert run.state == "failed"
+    assert [states(run, check) for check in CHECKS[:3]] == [["success", "failed"]] * 3
+    assert all("lake.stopped" in str(error) for error in run.errors), run.errors
+
+
 def test_healthy_streams_of_the_variable_are_quiet(
     supervise: Callable[..., Run], streams: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,10 +88,18 @@ def test_healthy_streams_of_the_variable_are_quiet(
 
 
 @pytest.mark.usefixtures("connections")
-def test_no_streams_are_no_checks(supervise: Callable[..., Run]) -> None:
+def test_no_streams_are_no_checks_and_a_warning_that_names_the_variable(
+    supervise: Callable[..., Run], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     run = supervise()
     assert run.state == "success"
     assert states(run, "is_fresh") == ["skipped"]
+    # The first run of a process gives tasks' logs to the output that Airflow began with, later ones to the root logger.
+    written = caplog.messages or "".join(capfd.readouterr()).splitlines()
+    [line] = [line for line in written if "no streams: " in line]
+    form = line.partition("set the Airflow variable lakestream_streams to ")[2]
+    [stream] = json.JSONDecoder().raw_decode(form)[0]
+    assert set(stream) == {"table", "consumer_group"}
 
 
 def test_a_run_that_misses_its_deadline_is_told_of_by_airflow(airflow: AirflowHome) -> None:

@@ -16,8 +16,7 @@ from airflow_lakestream.connect.failures import ConnectorAtDamage
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.publishing.refusals import LandedAhead, PublicationRefused, RowsOnMain
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.driver.supervisor import DriverState, SupervisorAction
-from airflow_lakestream.driver.watch import DriverLook
+from airflow_lakestream.driver.supervisor import DriverLook, DriverState, SupervisorAction
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.run.damaged import ReceiptWriter
 from dev.services.kafka import Kafka

@@ -100,7 +100,7 @@ def test_a_statement_that_leaves_every_record_out_lands_offsets_alone(
     landing.config = {"sql": "SELECT * FROM source WHERE id < 0", "schema": "id bigint, name string, score double"}
     landing.start()
     landing.await_running()
-    poll_until(lambda: landing.jobs.manager.completed(landing.await_running()) >= 3, "checkpoints", 60)
+    poll_until(lambda: landing.jobs.manager.completed(landing.await_running()) >= 3, "checkpoints", 180)
     landing.stop()
     assert landing.lake.landed(landing.topic) == {0: [(0, 300)]}
     counts = landing.lake.entry(landing.topic).counts
@@ -126,7 +126,7 @@ def test_rows_that_do_not_pass_their_checks_stay_on_the_branch_until_the_stateme
     assert landing.lease.terminal
     assert f"{landing.topic}[0] offset 100: id=-1" in landing.lease.error
     # Flink answers before it has canceled a job.
-    poll_until(lambda: landing.jobs.manager.state(job) is FlinkJobState.CANCELED, "the job to be canceled", 60)
+    poll_until(lambda: landing.jobs.manager.state(job) is FlinkJobState.CANCELED, "the job to be canceled", 180)
     landing.start(sql="SELECT * FROM source WHERE id >= 0", schema="id bigint, name string, score double")
     landing.await_landed({0: 151})
     landing.stop()

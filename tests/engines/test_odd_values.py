@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.connect.publishing import proof_of as proof_of_connect
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer
+from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.driver.lease import request_stop
 from airflow_lakestream.flink.formats.proof import proof_of as proof_of_flink
 from airflow_lakestream.kafka.reader import KafkaReader
@@ -194,6 +195,5 @@ def _of(lake: Lake, branch: str, partitions: tuple[int, ...]) -> pa.Table:
     return found.filter(pc.is_in(found["_kafka_partition"], value_set=pa.array(partitions, pa.int32())))
 
 
-def _reader(lake: Lake, with_keys: bool = False, with_headers: bool = False) -> KafkaReader:
-    how = {"with_keys": with_keys, "with_headers": with_headers}
-    return KafkaReader(lake.kafka, "verdicts", poll_timeout=30, where="the broker", **how)
+def _reader(lake: Lake, *parts: RecordPart) -> KafkaReader:
+    return KafkaReader(lake.kafka, "verdicts", poll_timeout=30, where="the broker", parts=frozenset(parts))

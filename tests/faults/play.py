@@ -1,4 +1,4 @@
-"""Plays sequences of the fault harness by hand: `make faults N=10000`, `make faults SEED=7 N=1`; see docs/faults.md."""
+"""Plays sequences of the fault harness by hand: `make faults N=10000`, `make faults SEED=7 N=1`; see dev/FAULTS.md."""
 
 from __future__ import annotations
 

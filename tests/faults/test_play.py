@@ -1,4 +1,4 @@
-"""Playing by hand: the commands of docs/faults.md, and what a failing seed looks like."""
+"""Playing by hand: the commands of dev/FAULTS.md, and what a failing seed looks like."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.fault_oracle import Violation
 from tests.support.fault_play import Playground
 
 CHECKOUT = Path(__file__).parents[2]
-COMMANDS = re.findall(r"^    make (\S+)((?: [A-Z]+=\w+)*)", (CHECKOUT / "docs" / "faults.md").read_text(), re.MULTILINE)
+COMMANDS = re.findall(r"^    make (\S+)((?: [A-Z]+=\w+)*)", (CHECKOUT / "dev" / "FAULTS.md").read_text(), re.MULTILINE)
 
 
 SOAKS = {(target, arguments) for target, arguments in COMMANDS if target.startswith("soak")}

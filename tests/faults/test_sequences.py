@@ -1,4 +1,4 @@
-"""Sequences of what people, schedulers and other tools do, with faults at every boundary: see docs/faults.md."""
+"""Sequences of what people, schedulers and other tools do, with faults at every boundary: see dev/FAULTS.md."""
 
 from __future__ import annotations
 

@@ -26,9 +26,13 @@ def landed() -> dict[str, int]:
     """Return how many rows each table has."""
     from pyiceberg.catalog import load_catalog
 
-    properties = json.loads(os.environ["AIRFLOW_CONN_ICEBERG_DEFAULT"])["extra"]
-    catalog = load_catalog("iceberg_default", **properties)
-    found = {name: catalog.load_table(f"lake.{name}").scan().to_arrow().num_rows for name in ICEBERG}
+    def rows(conn_id: str, name: str) -> int:
+        properties = json.loads(os.environ[f"AIRFLOW_CONN_{conn_id.upper()}"])["extra"]
+        return int(load_catalog(conn_id, **properties).load_table(f"lake.{name}").scan().to_arrow().num_rows)
+
+    found = {name: rows("iceberg_default", name) for name in ICEBERG}
+    if "hdfs" in EXTRAS:
+        found["hdfs"] = rows("iceberg_hdfs", "hdfs")
     if "delta" in EXTRAS:
         from deltalake import DeltaTable
 
@@ -59,6 +63,10 @@ else:
         if "delta" in EXTRAS:
             KafkaExtractOperator(
                 task_id="delta", topic=TOPIC, table=str(HOME / "delta"), table_format="delta", schema=COLUMNS
+            )
+        if "hdfs" in EXTRAS:
+            KafkaExtractOperator(
+                task_id="hdfs", topic=TOPIC, table="lake.hdfs", iceberg_conn_id="iceberg_hdfs", schema=COLUMNS
             )
         if "protobuf" in EXTRAS:
             KafkaExtractOperator(

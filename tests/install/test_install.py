@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from dev.java import find_jdk
 from dev.stack import Stack
@@ -27,7 +32,12 @@ UV = Path(sys.executable).with_name("uv")
 COUNT = 20
 # The oldest Airflow that the bounds admit, and the one that our constraints name.
 OLDEST, NEWEST = "3.1.2", ""
-ALL = ("delta", "openlineage", "protobuf", "spark")
+ALL = ("delta", "hdfs", "openlineage", "protobuf", "spark")
+NEWEST_TRIED = next(
+    line.partition("==")[2].strip()
+    for line in (CHECKOUT / "dev" / "constraints.txt").read_text().splitlines()
+    if line.startswith("apache-airflow==")
+)
 PROTO = 'syntax = "proto3"; message Order { int64 id = 1; string name = 2; }'
 
 
@@ -56,7 +66,9 @@ class Installation:
         if self.versions == "constraints":
             name = "constraints-airflow-3.1.txt" if self.airflow else "constraints.txt"
             return [what, "--constraints", str(CHECKOUT / "dev" / name)]
-        pins.write_text(f"apache-airflow=={self.airflow}\n" if self.airflow else "")
+        # The lowest of all would be the oldest Airflow again.
+        airflow = self.airflow or (NEWEST_TRIED if self.versions == "lowest" else "")
+        pins.write_text(f"apache-airflow=={airflow}\n" if airflow else "")
         if self.versions == "lowest":
             of_extras = [word for one in self.extras for word in ("--extra", one)]
             options = [
@@ -90,7 +102,7 @@ FEW = [
 ]
 EVERY = [
     Installation(extras, airflow, versions)
-    for extras in ((), *((one,) for one in ALL), ("hdfs",), ALL)
+    for extras in ((), *((one,) for one in ALL), ALL)
     for airflow in (OLDEST, NEWEST)
     for versions in ("constraints", "lowest", "highest")
 ]
@@ -110,35 +122,52 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def given() -> Iterator[dict[str, str]]:
-    """Give what the environments find: a broker with two topics, and a registry."""
+    """Give what the environments find: a broker with two topics, a registry, and HDFS."""
     with Stack.owned("install") as stack:
         kafka, registry = stack.up_kafka(), stack.up_registry()
         schema_id = registry.register("proto-value", PROTO, "PROTOBUF")
-        producer = Producer(kafka.client_config())
+        admin = AdminClient(kafka.client_config())
+        for one in admin.create_topics([NewTopic(name, 2) for name in ("orders", "proto")]).values():
+            one.result()
+        failed: list[Any] = []
+        producer = Producer(kafka.client_config() | {"on_delivery": lambda error, _: error and failed.append(error)})
         for n in range(COUNT):
             producer.produce("orders", json.dumps({"id": n, "name": f"order {n}"}))
             name = f"order {n}".encode()
             # The registry's header, the first message of the schema, and its two fields.
             head = b"\0" + schema_id.to_bytes(4, "big") + b"\0"
             producer.produce("proto", head + bytes([0x08, n, 0x12, len(name)]) + name)
-        assert producer.flush(30) == 0
+        # What could not be delivered is flushed as well.
+        assert (producer.flush(30), failed) == (0, [])
+        in_hdfs = {
+            "type": "sql",
+            "warehouse": f"{stack.up_hdfs().uri}/lake",
+            "py-io-impl": "airflow_lakestream.iceberg.hdfs.HdfsFileIO",
+        }
         yield {
             "TOPIC": "orders",
             "PROTOBUF_TOPIC": "proto",
             "REGISTRY": registry.url,
+            "IN_HDFS": json.dumps(in_hdfs),
             "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": kafka.client_config()}),
         }
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder of what is made once: Airflow's databases, and compiled modules, which a place of its own has."""
+    return tmp_path_factory.mktemp("shared")
+
+
 @pytest.mark.parametrize("installed", PLAYED, ids=str)
 def test_a_topic_lands_by_each_engine_of_the_extras(
-    installed: Installation, wheel: Path, given: dict[str, str], tmp_path: Path
+    installed: Installation, wheel: Path, given: dict[str, str], shared: Path, tmp_path: Path
 ) -> None:
-    python = tmp_path / "venv" / "bin" / "python"
-    uv(["venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv")])
+    python = shared / "venv" / "bin" / "python"
+    uv(["venv", "--quiet", "--clear", "--python", sys.executable, str(shared / "venv")])
     uv(["pip", "install", "--quiet", "--python", str(python), *installed.options(wheel, tmp_path)])
     uv(["pip", "check", "--quiet", "--python", str(python)])
-    environment = environment_of(installed, given, tmp_path)
+    environment = environment_of(installed, given, shared, tmp_path)
 
     def run(*command: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
@@ -149,24 +178,35 @@ def test_a_topic_lands_by_each_engine_of_the_extras(
     program.parent.mkdir()
     program.write_text((CHECKOUT / "tests" / "install" / "landings.py").read_text())
     airflow = str(python.with_name("airflow"))
-    run(airflow, "db", "migrate")
+    [version] = (shared / "venv").glob("lib/*/site-packages/apache_airflow_core-*.dist-info")
+    database = shared / f"{version.name}.db"
+    if not database.exists():
+        run(airflow, "db", "migrate")
+        with closing(sqlite3.connect(tmp_path / "airflow.db")) as migrated, closing(sqlite3.connect(database)) as kept:
+            migrated.backup(kept)
+    shutil.copy(database, tmp_path / "airflow.db")
     run(str(python.with_name("lakestream")), "--version")
     said = run(airflow, "dags", "test", "landings")
     found = json.loads(run(str(python), str(program)).splitlines()[-1])
     told = found.pop("openlineage", 1)
     assert set(found.values()) == {COUNT}, (found, said[-4000:])
     assert told > 0
-    wanted = {"extract", "grouped", *({"delta", "spark"} & {*installed.extras})}
+    wanted = {"extract", "grouped", *({"delta", "hdfs", "spark"} & {*installed.extras})}
     assert found.keys() - {"proto"} == wanted
     assert ("proto" in found) is ("protobuf" in installed.extras)
 
 
-def environment_of(installed: Installation, given: dict[str, str], folder: Path) -> dict[str, str]:
+def environment_of(installed: Installation, given: dict[str, str], shared: Path, folder: Path) -> dict[str, str]:
     catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    # A folder of its own, since all environments share the server.
+    in_hdfs = json.loads(given["IN_HDFS"])
+    in_hdfs |= {"uri": f"sqlite:///{folder}/hdfs.db", "warehouse": f"{in_hdfs['warehouse']}/{folder.name}"}
     return {
         **given,
+        "AIRFLOW_CONN_ICEBERG_HDFS": json.dumps({"conn_type": "iceberg", "extra": in_hdfs}),
         "HOME": str(Path.home()),
-        "PATH": f"{folder / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPYCACHEPREFIX": str(shared / "compiled"),
+        "PATH": f"{shared / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "JAVA_HOME": str(find_jdk().home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "LANG": "C.UTF-8",

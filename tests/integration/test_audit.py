@@ -105,7 +105,7 @@ def test_what_compaction_of_the_topic_took_is_no_damage(
         produce(name, 0, numbers(1, 1000), keys=["roll"])
         return len([offset for offset in readable(kafka, name) if offset < 60]) < rows
 
-    poll_until(compacted, "the topic to be compacted", 60)
+    poll_until(compacted, "the topic to be compacted", 180)
 
     result = lake.audit()
 

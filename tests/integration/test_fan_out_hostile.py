@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.exceptions import NoSuchTableError
 
-from airflow_lakestream.core.mirrors import MIRROR
+from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.topics import land_run

@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.mirrors import MIRROR
-from airflow_lakestream.core.routing import MAX_NAME
+from airflow_lakestream.core.routing import MAX_NAME, MIRROR
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.iceberg.fan_out import admission as fan_out_admission
 from airflow_lakestream.iceberg.fan_out.books import MEMBER, LandedByFanOut

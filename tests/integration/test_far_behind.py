@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +14,12 @@ from confluent_kafka import Producer
 from airflow_lakestream.kafka.watch import FirstRecord, KafkaWatch
 from airflow_lakestream.watching.asking import LookOutcome
 from airflow_lakestream.watching.causes import StreamCause
+from airflow_lakestream.watching.lag.waiting import MOST_READ
 from dev.services.kafka import Kafka
-from tests.support.broker import Topics
+from tests.support.broker import Producing, Topics
 from tests.support.lake import Lake, events
 from tests.support.sensing import look
-from tests.support.status import DAY, KEPT, LONG, Told, causes
+from tests.support.status import AT_ONCE, DAY, KEPT, LONG, StatusCommand, causes
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("connections")]
 
@@ -27,8 +29,10 @@ BATCH = 1_000_000
 MANY, OF_MANY, RECORD = 500, 200, 1_000
 
 
-def produce_batches(kafka: Kafka, topic: str, of_partition: Mapping[int, Iterable[str]], **settings: int) -> None:
-    """Write values that are years old into partitions, in batches that are as large as can be."""
+def produce_batches(
+    kafka: Kafka, topic: str, of_partition: Mapping[int, Iterable[str]], begin: int = DAY, **settings: int
+) -> None:
+    """Write values into partitions, in batches that are as large as can be; by default they are years old."""
     # Idempotent: a batch that is sent again stays in its order.
     large = {
         "enable.idempotence": True,
@@ -40,7 +44,7 @@ def produce_batches(kafka: Kafka, topic: str, of_partition: Mapping[int, Iterabl
     producer = Producer({**kafka.client_config(), **large, "queue.buffering.max.messages": 2_000_000, "log_level": 2})
     for p, values in of_partition.items():
         for n, value in enumerate(values):
-            producer.produce(topic, value, partition=p, timestamp=DAY + n)
+            producer.produce(topic, value, partition=p, timestamp=begin + n)
     assert producer.flush(120) == 0
 
 
@@ -51,8 +55,8 @@ class Traffic:
     received: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, text: str) -> None:
-        told = json.loads(text)
-        self.received[told["name"]] = told["rxmsg_bytes"]
+        statistics = json.loads(text)
+        self.received[statistics["name"]] = statistics["rxmsg_bytes"]
 
     @property
     def bytes(self) -> int:
@@ -80,8 +84,27 @@ def landed(lake: Lake, far_behind: str) -> str:
     return far_behind
 
 
-def test_status_answers_for_a_stream_that_is_far_behind(lake: Lake, landed: str, told: Told) -> None:
-    code, [stream] = told(LONG)
+def test_a_burst_pages_nobody_and_older_records_behind_its_first_are_said_not_to_be_known(
+    lake: Lake, topic: Topics, kafka: Kafka, produce: Producing, status_after: StatusCommand
+) -> None:
+    name = topic(3)
+    for p in range(3):
+        produce(name, p, events(p, 0, LANDED))
+    lake.land(name)
+    now = int(time.time() * 1000)
+    produce_batches(kafka, name, dict.fromkeys((0, 2), events(0, LANDED, MOST_READ + 1)), begin=now)
+    code, [stream] = status_after(LONG)
+    assert (code, stream["state"], causes(stream)) == (0, "landing", ["unknown age"]), stream
+    assert (stream["lag"], stream["overdue"]) == (2 * MOST_READ + 2, 0)
+    assert f"wait for more than 60 min in {name}[0, 2] is not known" in stream["reasons"][0]["text"]
+    code, [stream] = status_after(AT_ONCE)
+    assert (code, causes(stream)) == (1, ["stopped consumer", "late partition"]), stream
+    assert f"{stream['overdue']:,} offsets wait for more than" in stream["reasons"][0]["text"]
+    assert f"only {name}[0, 2] have overdue offsets: " in stream["reasons"][1]["text"]
+
+
+def test_status_answers_for_a_stream_that_is_far_behind(lake: Lake, landed: str, status_after: StatusCommand) -> None:
+    code, [stream] = status_after(LONG)
     assert (code, stream["state"], causes(stream)) == (1, "behind", ["slow consumer"]), stream
     assert (stream["lag"], stream["overdue"]) == (PARTITIONS * BACKLOG, PARTITIONS * BACKLOG)
     one = {"end": LANDED + BACKLOG, "lag": BACKLOG, "overdue": BACKLOG}

@@ -212,7 +212,7 @@ def test_a_compacted_topic_lands_what_is_left_tombstones_included(
         produce(name, 0, numbers(1, 1000), keys=["roll"])
         return len(readable(kafka, name)) < 20
 
-    poll_until(compacted, "the topic to be compacted", 60)
+    poll_until(compacted, "the topic to be compacted", 180)
     # Nothing may be compacted between the run and the oracle: what the run saw is what the oracle must see.
     before = readable(kafka, name)
     lake.land(name, metadata_columns=["topic", "partition", "offset", "timestamp", "key"])

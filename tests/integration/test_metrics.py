@@ -149,7 +149,7 @@ def test_a_deferred_stream_tells_its_batches_from_the_triggerer(
     poll_until(lambda: run.task("stream").state == "scheduled", "the stream to end", PATIENCE, every=0.2)
     # Before a worker looks again.
     tags = {"dag_id": "measured_deferred_stream", "task_id": "stream", "engine": "spark"}
-    poll_until(lambda: statsd.sum("rows", **tags) == 9 * 20, "the rows of all batches", 60)
+    poll_until(lambda: statsd.sum("rows", **tags) == 9 * 20, "the rows of all batches", 180)
     assert len(statsd.named("batch", **tags)) == 20
     assert statsd.last("lag", **tags) == 7
     assert statsd.names <= documented()

@@ -114,6 +114,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "start_timestamp": "2020-01-01T00:00:00Z",
         "max_records": "7",
         "max_batch_bytes": "1MiB",
+        "max_bytes_per_second": "1GiB",
         "checkpoint_interval": "5s",
         "poll_timeout": "20s",
         "idle_timeout": "0",
@@ -369,7 +370,7 @@ def test_a_worker_that_is_drained_stops_the_landing_and_leaves_nothing(
     file = airflow.write("drained", _FILE.format(dag_id="drained", extra=_LINGER, options="retries=1"))
     run = airflow.start(airflow.dag(file), {"topic": name})
     with airflow.process(run, file) as process:
-        poll_until(lambda: bool(_data_files(connections)), "rows to be written", 60)
+        poll_until(lambda: bool(_data_files(connections)), "rows to be written", 180)
         process.terminate()
         process.wait(15)
     assert run.task().state == "up_for_retry", process.log
@@ -384,7 +385,7 @@ def test_a_run_that_follows_a_topic_ends_well_when_it_is_stopped(
     file = airflow.write("followed", _FILE.format(dag_id="followed", extra="", options="idle_timeout=600"))
     run = airflow.start(airflow.dag(file), {"topic": name})
     with airflow.process(run, file) as process:
-        poll_until(lambda: "Committed 10 rows" in process.log, "the first landing", 60)
+        poll_until(lambda: "Committed 10 rows" in process.log, "the first landing", 180)
         process.terminate()
         process.wait(15)
     assert (run.task().state, run.task().xcom["rows"]) == ("success", 10), process.log

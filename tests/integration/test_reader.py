@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from pathlib import Path
 from threading import Event
@@ -82,6 +83,33 @@ def test_records_whose_sizes_change_from_small_to_large_and_back(
 
     assert [len(value) for chunk in chunks for value in chunk.batch.values.to_pylist()] == sizes
     assert [offset for chunk in chunks for offset in chunk.batch.offsets] == list(range(len(sizes)))
+
+
+def test_a_limit_of_bytes_per_second_is_kept_and_its_chunks_are_small(
+    kafka: Kafka, tmp_path: Path, topic_of: TopicOf
+) -> None:
+    name = topic_of([bytes(10_000)] * 150)
+    job = Lake(tmp_path, kafka.client_config()).job(name, max_bytes_per_second="1MiB")
+    plan = Plan(job.source.look(), RangeSet([OffsetRange(name, 0, 0, 150)]))
+
+    began = time.monotonic()
+    chunks = list(job.reader.read(plan, Event()))
+
+    # Never faster, on any machine.
+    assert time.monotonic() - began >= 150 * 10_000 / 2**20
+    assert [offset for chunk in chunks for offset in chunk.batch.offsets] == list(range(150))
+    assert len(chunks) > 1
+
+
+def test_a_slow_read_ends_as_soon_as_it_is_stopped(kafka: Kafka, tmp_path: Path, topic_of: TopicOf) -> None:
+    # At this speed the read takes a day.
+    name, stop = topic_of([bytes(10_000)] * 10), Event()
+    job = Lake(tmp_path, kafka.client_config()).job(name, max_bytes_per_second=1)
+    chunks = job.reader.read(Plan(job.source.look(), RangeSet([OffsetRange(name, 0, 0, 10)])), stop)
+
+    assert len(next(chunks).batch)
+    stop.set()
+    assert list(chunks) == []
 
 
 def test_records_are_of_the_partition_that_they_were_written_to_however_the_fetches_mix(

@@ -11,15 +11,17 @@ from airflow_lakestream.cli.app import run as command
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from airflow_lakestream.iceberg.reject_table import pending_in
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.replay import CannotReplay, RejectReplay, RejectSelection
+from airflow_lakestream.run.replay import CannotReplay, RejectReplay, RejectSelection, ReplayResult
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.kafka import Kafka
 from tests.integration.test_rejects import FailingMain
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.delta_lake import EACH_FORMAT, DeltaLake
 from tests.support.faults import before, passed
 from tests.support.lake import GROUP, TABLE, Lake
 from tests.support.lake_reading import at
@@ -59,6 +61,19 @@ def rejected(lake: Lake) -> dict[int, str]:
     return reasons
 
 
+@pytest.mark.parametrize(("kind", "named"), [("CreateTime", "create_time"), ("LogAppendTime", "log_append_time")])
+def test_the_type_of_a_timestamp_lands_and_a_reject_table_has_not_kept_it(
+    lake: Lake, topic: Topics, produce: Producing, kind: str, named: str
+) -> None:
+    name = topic(partitions=1, message_timestamp_type=kind)
+    produce(name, 0, VALUES[:3])
+    metadata = ["topic", "partition", "offset", "timestamp_type"]
+    lake.land(name, schema="n bigint", unknown_fields="fail", metadata_columns=metadata)
+    assert lake.column("_kafka_timestamp_type") == [named, named]
+    assert replay(lake.catalog()).written == 1
+    assert lake.column("_kafka_timestamp_type") == [named, None, named]
+
+
 def test_what_fits_now_is_a_row_and_the_rest_stays_with_its_new_reason(lake: Lake, name: str) -> None:
     before = rejected(lake)
     assert sorted(before) == [1, 3, 4]
@@ -79,6 +94,30 @@ def test_what_fits_now_is_a_row_and_the_rest_stays_with_its_new_reason(lake: Lak
     assert replay(lake.catalog()) == Counts(read=1, rejected=1)
     assert lake.offsets() == at(0, [0, 1, 2, 4])
     assert lake.entry(name).counts == Counts(read=5, written=4, rejected=1)
+
+
+@EACH_FORMAT
+def test_a_replay_commits_only_rows_and_new_reasons(lake: Lake, topic_of: TopicOf) -> None:
+    lake.land(topic_of(VALUES), schema="n bigint", unknown_fields="fail")
+    landed, stored = lake.snapshots(), lake.counting()
+    opened = DeltaStorage() if isinstance(lake, DeltaLake) else lake.catalog()
+
+    def again(**decoding: Any) -> ReplayResult:
+        return RejectReplay(table=lake.name, consumer_group=GROUP, decoding=decoding).run(opened)
+
+    same = again(unknown_fields="fail")
+    assert (same.counts, same.snapshot_ids) == (Counts(read=3, rejected=3), ())
+    assert "Nothing was committed: each of them is bad for the same reason as before." in same.note
+    assert (lake.snapshots(), lake.counting()) == (landed, stored)
+
+    other = again(format="csv")
+    assert (other.counts, len(other.snapshot_ids), other.note) == (Counts(read=3, rejected=3), 1, "")
+    reasons = {row["_kafka_offset"]: row["error"] for row in lake.counting()}
+    assert sorted(reasons) == [1, 3, 4]
+    assert not set(reasons.values()) & {row["error"] for row in stored}
+
+    assert again().counts == Counts(read=3, written=2, rejected=1)
+    assert lake.column("n") == [0, 1, 2, 4]
 
 
 @pytest.mark.parametrize(

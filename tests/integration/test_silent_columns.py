@@ -160,6 +160,20 @@ def test_a_column_that_a_mirrors_source_dropped_is_named(
     assert history_of(mirror_lake).silent == {"w": ""}
 
 
+@EACH_FORMAT
+def test_a_replay_is_no_run_of_the_topic_whose_silent_columns_would_alarm(
+    lake: Lake, name: str, produce: Producing
+) -> None:
+    produce(name, 0, [*kept(20), *(json.dumps({"orderid": n, "more": 1}) for n in range(20, 40))])
+    lake.land(name, schema=SCHEMA, unknown_fields="fail", max_rejected=1.0)
+    landed = history_of(lake)
+    opened = DeltaStorage() if isinstance(lake, DeltaLake) else lake.catalog()
+    assert RejectReplay(table=lake.name, consumer_group=GROUP).run(opened).counts.written == 20
+    assert lake.column("name") == ["x"] * 20 + [None] * 20
+    assert history_of(lake) == landed
+    assert (landed.silent, len(landed.recent)) == ({}, 1)
+
+
 def test_rejected_records_that_a_replay_would_make_empty_rows_of_stay_rejected(
     lake: Lake, name: str, produce: Producing
 ) -> None:

@@ -96,6 +96,11 @@ def test_a_task_says_what_commands_need(lake: Lake, name: str, tmp_path: Path, s
     shown = json.loads(said(0, "preview", *alone, "--json"))
     assert (shown["columns"], shown["decoding"]["sql"]) == ("id bigint", SQL)
     assert lake.name in said(0, "audit", *alone, "--full")
+    # Without the task's statement there is no replay: the table's rows are a statement's.
+    assert json.loads(said(0, "rejects", "replay", *alone, "--json"))["table"] == lake.name
+    typed = (name, "--json", "--sql")
+    assert json.loads(said(0, "preview", *typed, str(folder / "rows.sql")))["decoding"]["sql"] == SQL
+    assert "--sql: 'no.sql' can't be read (No such file or directory)" in said(2, "preview", *typed, "no.sql")
     several = ("--dag", "several", "--dag-folder", str(folder / "told.py"))
     of_group = json.loads(said(0, "preview", *several, "--task", "land", "--json"))
     assert of_group["columns"] == "id bigint, at timestamp"

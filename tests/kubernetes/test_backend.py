@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.driver.backend import DriverBackend, DriverHandle, SubmitFailed
-from airflow_lakestream.driver.job_folder import DriverConfig
+from airflow_lakestream.driver.driver_folder import DriverConfig
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.supervisor import BackendState

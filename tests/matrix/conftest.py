@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from dev.stack import Stack
-from tests.contract.conftest import either, empty, made
+from tests.contract.conftest import begun, either, empty, kept_tables, made
 from tests.support.catalogs import place_in
 from tests.support.table_formats import Place
 
 pytest.register_assert_rewrite("tests.matrix.every_catalog", "tests.matrix.every_store")
 
-__all__ = ["either", "empty", "made", "place"]
+__all__ = ["begun", "either", "empty", "kept_tables", "made", "place"]
 
 # Of each test that plays random histories.
 HISTORIES = 1

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.stops import MirrorStopped
-from airflow_lakestream.core.mirrors import IsMirror
+from airflow_lakestream.core.routing import IsMirror
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_DELTA

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.cdc.merge.hands import MergeWork
-from airflow_lakestream.core.mirrors import IsMirror
+from airflow_lakestream.core.routing import IsMirror
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_DELTA
 from airflow_lakestream.spark.crew import mirror

@@ -48,7 +48,7 @@ def test_topics_of_debeziums_own_are_left_out_and_said(
     sql.execute("select pg_logical_emit_message(false, 'p', 'hello')")
     captured.await_all_sent()
     own = {f"{name}.transaction", f"{name}.message", f"{name}.alive.{name}"}
-    poll_until(lambda: own <= set(captured.topics()), "Debezium's own topics", 60)
+    poll_until(lambda: own <= set(captured.topics()), "Debezium's own topics", 180)
 
     pattern, table = f"^{name}\\..*", f"lake.{name}_public_{name}"
     config = mirror_config(lake, pattern, tmp_path, table="lake.{topic}", key=["id"])

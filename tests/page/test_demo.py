@@ -6,11 +6,12 @@ import re
 
 from playwright.sync_api import expect
 
+from dev.demo import NEEDING_POSTGRES
 from tests.page.conftest import SECONDS, Demo, Ui, log_in
 from tests.support.airflow_home import CHECKOUT
 from tests.support.broker import poll_until
 
-DAGS = sorted(path.stem for path in (CHECKOUT / "dags").glob("*.py"))
+DAGS = sorted(path.stem for path in (CHECKOUT / "dags").glob("*.py") if path.name not in NEEDING_POSTGRES)
 FIELDS = {
     "Topic": "Kafka topic to read.",
     "Table": "Iceberg table to land in, as namespace.table; created when missing.",
@@ -44,7 +45,6 @@ def test_a_dag_says_what_it_is_for(ui: Ui) -> None:
 
 
 def test_a_run_tells_what_it_landed(demo: Demo, ui: Ui) -> None:
-    ui.faults.leave()
     demo.wait_for("demo: 3 runs have landed rows", 400)
     ui.dag("clickstream_to_lake")
     expect(ui.page.get_by_text(re.compile(r"^\d+ Asset Events$"))).to_be_visible()
@@ -55,7 +55,11 @@ def test_a_run_tells_what_it_landed(demo: Demo, ui: Ui) -> None:
     # Long lines are wrapped.
     ui.page.keyboard.press("w")
     ui.picture("log", height=640)
-    ui.tab("Rendered Templates")
+    # Airflow's page parses SQL by a program that its wheel lacks, and goes on without.
+    parser = "/static/wasm/sqlparser_rs_wasm.js"
+    ui.faults.expect(f"404 GET .*{parser}")
+    with ui.page.expect_response(f"**{parser}"):
+        ui.tab("Rendered Templates")
     expect(ui.page.get_by_role("cell", name="lake.clickstream")).to_be_visible()
 
 
@@ -73,10 +77,11 @@ def test_the_form_explains_each_field_and_starts_a_run(ui: Ui) -> None:
 
 
 def test_a_wrong_table_is_refused_by_the_form(ui: Ui) -> None:
-    ui.faults.leave()
     ui.dag("clickstream_to_lake")
     form = ui.trigger_form()
     form.get_by_role("textbox").nth(1).fill("clickstream")
+    # Airflow checks the values after the form is sent.
+    ui.faults.expect("400 POST .*/dags/clickstream_to_lake/dagRuns")
     form.get_by_role("button", name="Trigger", exact=True).click()
     expect(ui.page.get_by_text(re.compile("'clickstream' does not match"))).to_be_visible()
 
@@ -107,11 +112,12 @@ def test_the_page_of_streams_names_each_and_leads_on(demo: Demo, ui: Ui) -> None
     expect(page.get_by_role("heading", name="supervise_lakestream")).to_be_visible()
     page.go_back()
     expect(first.get_by_text("landing", exact=True)).to_be_visible()
+    # What runs comes before what is paused.
+    expect(page.get_by_role("table").get_by_role("row").nth(1)).to_contain_text("start here")
     ui.picture("demo-streams", height=900)
 
 
 def test_the_supervision_says_of_each_stream_that_it_is_well(demo: Demo, ui: Ui) -> None:
-    ui.faults.leave()
     demo.wait_for("demo: 3 runs have landed rows", 400)
     ui.dag("supervise_lakestream")
     form = ui.trigger_form()
@@ -122,11 +128,11 @@ def test_the_supervision_says_of_each_stream_that_it_is_well(demo: Demo, ui: Ui)
     for task in ("is_fresh", "keeps_up", "loses_nothing", "looks_inside"):
         row = ui.page.get_by_role("row").filter(has_text=task).filter(has_text="lake.clickstream")
         expect(row.get_by_text("Success")).to_be_visible()
+    expect(ui.page.get_by_text("Running", exact=True)).to_have_count(0)
     ui.picture("supervision")
 
 
 def test_a_stream_on_spark_links_to_its_pages_and_is_stopped_for_good(ui: Ui) -> None:
-    ui.faults.leave()
     page = ui.page
     ui.dag("clickstream_streaming")
     switch = page.locator("[data-scope=switch][data-part=control]").first
@@ -136,7 +142,8 @@ def test_a_stream_on_spark_links_to_its_pages_and_is_stopped_for_good(ui: Ui) ->
     ui.newest_run()
     ui.task("stream")
     expect(page.get_by_text("first pause the DAG, then mark this task failed")).to_be_visible()
-    expect(page.get_by_text(re.compile(r"batch 0: [\d,]+ records in"))).to_be_visible()
+    # The first batch comes minutes after the driver where the machine is busy.
+    expect(page.get_by_text(re.compile(r"batch 0: [\d,]+ records in"))).to_be_visible(timeout=4000 * SECONDS)
 
     ui.tab("Details")
     expect(page.get_by_role("link", name="Driver log")).to_be_visible()
@@ -173,6 +180,6 @@ def test_the_documentation_is_in_the_menu(ui: Ui) -> None:
         page.get_by_role("menuitem", name="Lakestream").click()
     docs = opened.value
     docs.get_by_role("link", name="Start", exact=True).first.click()
-    expect(docs.get_by_text("from an empty folder to a Kafka topic")).to_be_visible()
+    expect(docs.get_by_text("from a clone of the repository, and read the table back")).to_be_visible()
     docs.get_by_role("textbox", name="Search").fill("replace an interval")
     expect(docs.get_by_role("link", name=re.compile("ackfill|nterval")).first).to_be_visible()

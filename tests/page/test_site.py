@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.page.conftest import Faults
 from tests.support.airflow_home import CHECKOUT
 
 SITE = CHECKOUT / ".site"
@@ -54,11 +55,12 @@ def test_the_search_leads_from_other_words_to_the_subject(browser: Browser, addr
 
 
 def test_no_code_block_is_cut_at_its_right_edge(browser: Browser, address: str) -> None:
-    page = browser.new_page(viewport={"width": 1400, "height": 900})
-    cut = {}
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    page, faults, cut = context.new_page(), Faults(context), {}
     for file in sorted(SITE.rglob("*.html")):
         page.goto(f"{address}/{file.relative_to(SITE)}")
         wide = "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.innerText.slice(0, 80))"
         if found := page.locator("pre > code").evaluate_all(wide):
             cut[file.name] = found
     assert cut == {}
+    faults.check()

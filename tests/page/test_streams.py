@@ -118,6 +118,8 @@ def test_the_worst_comes_first_and_links_stay_in_airflow(visit: Visit) -> None:
     # A template is no name.
     expect(rows.nth(1)).to_contain_text("land → lake.fails")
     expect(page.get_by_text("{{")).to_have_count(0)
+    # Nor is Python's None a schedule.
+    expect(page.get_by_role("cell", name="None", exact=True)).to_have_count(0)
     expect(rows.nth(2)).to_contain_text("1,234")
     expect(page.get_by_role("img", name="35 rows in the last day, at most 7 in an hour")).to_be_visible()
     visit.ui.picture("streams", height=720)

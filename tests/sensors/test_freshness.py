@@ -12,6 +12,8 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.hooks.places import AirflowPlaces
+from airflow_lakestream.run.replay import RejectReplay
+from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.asking import LookOutcome, Verdict, look_now, look_safely
 from airflow_lakestream.watching.causes import StreamCause
 from airflow_lakestream.watching.checks import make_check
@@ -53,6 +55,20 @@ def name(topic: Topics) -> str:
 
 
 # Age
+
+
+def test_a_replay_of_rejected_records_makes_a_table_no_fresher(
+    lake: Lake, name: str, produce: Producing, look: Look
+) -> None:
+    produce(name, 0, ['{"id":0}', '{"id":1,"more":1}'])
+    lake.land(name, schema="id bigint", unknown_fields="fail")
+    [landed] = lake.snapshots()
+    at_ms = lake.table().metadata.snapshots[0].timestamp_ms
+    assert RejectReplay(table=TABLE, consumer_group="g").run(lake.catalog()).counts.written == 1
+    verdict = look(max_age="1h")
+    assert verdict.value is not None
+    assert (verdict.value["snapshot_id"], verdict.value["rows"]) == (str(landed), 1)
+    assert verdict.value["through"] == iso(at_ms)
 
 
 def test_a_young_landing_is_fresh_and_told(lake: Lake, name: str, produce: Producing, look: Look) -> None:

@@ -184,17 +184,46 @@ def test_a_record_of_the_future_has_just_come(
     assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is LookOutcome.WAITING
 
 
-def test_more_than_can_be_looked_at_counts_as_overdue_and_says_so(
+def test_a_burst_of_more_than_a_look_reads_is_not_overdue_and_older_ones_behind_it_are_not_known(
     lake: Lake, topic_of: TopicOf, group: str, admin: AdminClient
 ) -> None:
     name = topic_of(["v"] * (MOST_READ + 1), ["v"] * MOST_READ)
     commit(admin, group, name, {0: 1, 1: 0})
-    assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is LookOutcome.DONE
+    verdict = lag(lake, group_id=group, max_lag_seconds="10m")
+    assert seen(verdict) == (LookOutcome.DONE, StreamCause.CAUGHT_UP, 2 * MOST_READ)
+    assert StreamCause.UNKNOWN_AGE not in [reason.cause for reason in verdict.reasons]
     commit(admin, group, name, {0: 0})
     verdict = lag(lake, group_id=group, max_lag_seconds="10m")
+    assert seen(verdict) == (LookOutcome.DONE, StreamCause.CAUGHT_UP, 2 * MOST_READ + 1)
+    [unknown] = [reason for reason in verdict.reasons if reason.cause is StreamCause.UNKNOWN_AGE]
+    assert f"whether records wait for more than 10 min in {name}[0] is not known" in unknown.text
+    # Once the burst itself is older than the limit, it is overdue.
+    verdict = lag(lake, group_id=group, max_lag_seconds="1ms")
     assert verdict.outcome is LookOutcome.WAITING
-    assert f"{name}[0] with 100001 unread" in verdict.text
-    assert "too many or too large to be read one by one: all count as overdue" in verdict.text
+    assert f"{name}[0] with 100,001 unread" in verdict.text
+    assert StreamCause.UNKNOWN_AGE not in [reason.cause for reason in verdict.reasons]
+
+
+def test_of_a_burst_that_the_broker_dated_all_ages_are_known(
+    lake: Lake, topic_of: TopicOf, group: str, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_lakestream.watching.lag.waiting.MOST_READ", 10)
+    name = topic_of(["v"] * 11, message_timestamp_type="LogAppendTime")
+    commit(admin, group, name, {0: 0})
+    verdict = lag(lake, group_id=group, max_lag_seconds="10m")
+    assert [reason.cause for reason in verdict.reasons] == [StreamCause.CAUGHT_UP]
+
+
+def test_a_record_of_the_future_hides_no_old_ones_behind_it_however_many_they_are(
+    lake: Lake, topic: Topics, produce: Producing, group: str, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_lakestream.watching.lag.waiting.MOST_READ", 10)
+    name = topic(1, message_timestamp_after_max_ms=2**63 - 1)
+    commit(admin, group, name, {0: 0})
+    produce(name, 0, ["v"] * 30, timestamps=stamps(*[-10 * HOUR] * 5, *[HOUR] * 25))
+    verdict = lag(lake, group_id=group, max_lag_seconds="10m")
+    assert seen(verdict) == (LookOutcome.WAITING, StreamCause.STOPPED_CONSUMER, 30)
+    assert StreamCause.UNKNOWN_AGE not in [reason.cause for reason in verdict.reasons]
 
 
 def test_large_records_are_not_read_by_the_gigabyte(
@@ -205,12 +234,14 @@ def test_large_records_are_not_read_by_the_gigabyte(
     assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is LookOutcome.DONE
     monkeypatch.setattr("airflow_lakestream.watching.lag.waiting.MOST_BYTES", 400_000)
     verdict = lag(lake, group_id=group, max_lag_seconds="10m")
-    assert verdict.outcome is LookOutcome.WAITING
-    assert f"worst is {name}[0] with 30 unread" in verdict.text
-    assert "too large to be read one by one: all count as overdue" in verdict.text
+    assert verdict.outcome is LookOutcome.DONE
+    [unknown] = [reason for reason in verdict.reasons if reason.cause is StreamCause.UNKNOWN_AGE]
+    assert f"more than 10 min in {name}[0] is not known" in unknown.text
+    assert "too large to be read one by one" in unknown.text
     # Where the bytes are enough for both, each record is read, and none is old.
     monkeypatch.setattr("airflow_lakestream.watching.lag.waiting.MOST_BYTES", 600_000)
-    assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is LookOutcome.DONE
+    verdict = lag(lake, group_id=group, max_lag_seconds="10m")
+    assert [reason.cause for reason in verdict.reasons] == [StreamCause.CAUGHT_UP]
 
 
 def test_one_watch_reads_each_record_once_and_notices_what_compaction_took(

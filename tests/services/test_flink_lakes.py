@@ -108,7 +108,7 @@ def test_table_checkpoints_and_lease_are_in_s3(
     landing.kill_driver()
     landing.jobs.cancel(job)
     # Flink answers before it has canceled a job.
-    poll_until(lambda: landing.jobs.manager.state(job) is FlinkJobState.CANCELED, "the job to be canceled", 60)
+    poll_until(lambda: landing.jobs.manager.state(job) is FlinkJobState.CANCELED, "the job to be canceled", 180)
     newest = landing.jobs.checkpoints.newest(job)
     assert newest is not None
     assert newest.startswith(f"{landing.location}/checkpoints/{job}/chk-")

@@ -14,14 +14,14 @@ from tests.support.broker import Producing
 from tests.support.delta_lake import DELTA
 from tests.support.delta_table import GROUP
 from tests.support.lake import Lake, events
-from tests.support.status import LONG, Told, landings, old
+from tests.support.status import LONG, StatusCommand, landings, old
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("connections")]
 
 
 @DELTA
 def test_a_table_and_its_querys_checkpoint_on_s3_are_opened_by_one_connection(
-    lake: Lake, old_topic: str, produce: Producing, told: Told, s3: S3, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, old_topic: str, produce: Producing, status_after: StatusCommand, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = f"{s3.bucket('status')}/{uuid.uuid4().hex}"
     place, checkpoint = f"s3://{folder}/events", f"s3a://{folder}/checkpoint"
@@ -33,6 +33,6 @@ def test_a_table_and_its_querys_checkpoint_on_s3_are_opened_by_one_connection(
     lake.land(old_topic, catalog=storage, table=place)
     inputs = {"app": "kafka_to_delta", "topic": old_topic, "table": place, "group": GROUP}
     with HeldLease.take(checkpoint, "f", "a task", inputs=inputs, properties=storage.options):
-        code, [stream] = told(LONG, "--checkpoint", checkpoint, "--storage-conn", "lake_store")
+        code, [stream] = status_after(LONG, "--checkpoint", checkpoint, "--storage-conn", "lake_store")
     assert (code, stream["state"], stream["engine"], stream["driver"]) == (0, "landing", "spark", "held")
     assert (stream["table"], landings(stream)) == (place, [0])

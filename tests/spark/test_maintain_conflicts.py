@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.spark.maintenance.calls import CompactionLost, IcebergProcedures, TableSize
+from airflow_lakestream.iceberg.upkeep.reads import TableSize
+from airflow_lakestream.spark.maintenance.calls import CompactionLost, IcebergProcedures
 from airflow_lakestream.spark.maintenance.work import own_session
 from tests.support.lake import TABLE, Lake
 from tests.support.landings import Landings

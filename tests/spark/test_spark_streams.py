@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.result import AuditVerdict
-from airflow_lakestream.core.landing.streamed import LandedBesideStream, StreamReplaced
+from airflow_lakestream.core.landing.modes import LandedBesideStream, StreamReplaced
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.spark.frames.function import TransformRefused

@@ -157,7 +157,7 @@ def test_a_driver_beside_the_worker_has_its_settings_in_a_file_and_its_variables
     made, job = backend("local", tmp_path, conf=conf, env_vars={"PASSWORD": "canary"})
     assert made.planned(job) is None
     handle = made.launch(job)
-    poll_until(lambda: made.state(handle) is BackendState.FINISHED, "spark-submit to end", 60)
+    poll_until(lambda: made.state(handle) is BackendState.FINISHED, "spark-submit to end", 180)
     arguments = (tmp_path / "arguments.txt").read_text()
     assert "canary" not in arguments
     assert arguments.startswith("--load-spark-defaults\n--master\nlocal[2]\n")

@@ -220,7 +220,7 @@ def test_what_spark_submit_takes_reaches_it(streams: Streams) -> None:
         ({"checkpoint_location": "{{ '' }}", **_LANDS}, "checkpoint_location: is missing"),
         ({"stop_timeout": "{{ 'soon' }}"}, "stop_timeout: 'soon' is not a number of seconds"),
         ({**_LANDS, "app_config": _RANGES, "max_batches": 1}, 'max_batches: goes with landing.mode="resume"'),
-        ({**_LANDS, "storage_conn_id": "a"}, "storage_conn_id: goes with 'kafka_to_delta'"),
+        ({**_LANDS, "storage_conn_id": "a"}, "storage_conn_id: connections of a store are for Delta tables"),
     ],
 )
 def test_what_can_never_work_is_said_before_anything_is_submitted(

@@ -158,7 +158,7 @@ class TaskProcess:
         """Everything that the log page of the UI would show."""
         return self.log_file.read_text() if self.log_file.exists() else ""
 
-    def wait(self, seconds: float = 60) -> None:
+    def wait(self, seconds: float = 180) -> None:
         """Wait for the end of the try."""
         self.supervisor.wait(seconds)
 

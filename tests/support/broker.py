@@ -69,13 +69,16 @@ class Topics:
 
 
 def poll_until(done: Callable[[], bool], what: str, seconds: float = 30, *, every: float = 0.05) -> None:
-    """Return once `done()`, asked again after `every` seconds; TimeoutError after `seconds`."""
+    """Return once `done()`, asked again after `every` seconds or more; TimeoutError after `seconds`."""
     deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if done():
+            return
+        if (now := time.monotonic()) > deadline:
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
-        # Not for luck: between two questions.
-        time.sleep(every)
+        # Not for luck: between two questions. A dear question is seldom asked, so that the answer gets the processors.
+        time.sleep(max(every, min(2 * (now - began), 1)))
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ class Captured(Sent):
     def anew(self, **settings: str) -> None:
         """Make the connector anew, so that it reads the table again."""
         gone = f"select pg_drop_replication_slot('{self.name}')"
-        poll_until(lambda: _succeeds(self.sql, gone), f"the end of the slot {self.name}", 60)
+        poll_until(lambda: _succeeds(self.sql, gone), f"the end of the slot {self.name}", 180)
         self.connector += "_anew"
         self._capture(**settings)
 
@@ -121,7 +121,7 @@ class Captured(Sent):
         """Take the connector away, and wait until it reads no more: Connect answers before."""
         self.connect.release(self.connector)
         reading = f"select 1 from pg_replication_slots where slot_name = '{self.name}' and active"
-        poll_until(lambda: self.sql.execute(reading).fetchone() is None, f"the end of {self.connector}", 60)
+        poll_until(lambda: self.sql.execute(reading).fetchone() is None, f"the end of {self.connector}", 180)
 
     def _capture(self, **settings: str) -> None:
         before = self.sent()

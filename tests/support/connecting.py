@@ -21,8 +21,7 @@ from airflow_lakestream.connect.events import ControlEvent, parse_event
 from airflow_lakestream.connect.iceberg_sink import IcebergConnector, complete_config
 from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionLimits, SupervisorAction
-from airflow_lakestream.driver.watch import DriverLook
+from airflow_lakestream.driver.supervisor import DriverLook, SupervisionDecision, SupervisionLimits, SupervisorAction
 from airflow_lakestream.kafka.groups import KafkaGroups
 from dev.service import ServiceFolder
 from dev.services.connect import Connect

@@ -11,11 +11,11 @@ from airflow_lakestream.core.ledger import (
     Landing,
     Ledger,
     NotedLandings,
+    PublicationMarker,
     StreamBatch,
     TopicEntry,
     TopicIdentity,
 )
-from airflow_lakestream.core.published import PublicationMarker
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet, coalesce
 
 TOPIC = "orders"

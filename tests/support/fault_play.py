@@ -17,7 +17,7 @@ from pyiceberg.avro import file as avro
 from pyiceberg.avro.file import AvroFileHeader
 from pyiceberg.table.metadata import TableMetadataV2
 
-from airflow_lakestream.core.landing import contention
+from airflow_lakestream.core.landing import job
 from airflow_lakestream.iceberg.commit import attempt, committing
 from tests.support.fault_catalog import HarnessCatalog
 from tests.support.fault_topics import ModelKafka
@@ -66,7 +66,7 @@ def _quick() -> Iterator[None]:
     try:
         with (
             mock.patch.object(committing, "RETRY_PAUSE", 0.0),
-            mock.patch.object(contention, "GIVE_WAY", 0.0),
+            mock.patch.object(job, "GIVE_WAY", 0.0),
             mock.patch.object(AvroFileHeader, "get_schema", lambda header: schemas(header.meta["avro.schema"])),
             mock.patch.object(avro, "resolve_reader", _remembered(avro.resolve_reader)),
             mock.patch.object(avro, "construct_reader", _remembered(avro.construct_reader)),

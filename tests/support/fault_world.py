@@ -16,7 +16,7 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableA
 from pyiceberg.table import Table
 
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.landing.contention import Contention
+from airflow_lakestream.core.landing.job import Contention
 from airflow_lakestream.core.landing.plan import DamagedBatch, DataLoss, RangesGone
 from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown, CommitRefused

@@ -255,16 +255,8 @@ class SmallChunks:
         batch, covers = chunk.batch, chunk.covers
         at = covers.from_offset
         for start in range(0, max(1, len(batch)), self._records):
-            part = slice(start, start + self._records)
             is_last = start + self._records >= len(batch)
-            piece = replace(
-                batch,
-                offsets=batch.offsets[part],
-                timestamps=batch.timestamps[part],
-                values=batch.values[part],
-                keys=None if batch.keys is None else batch.keys[part],
-                headers=None if batch.headers is None else batch.headers[part],
-            )
+            piece = batch.cut(slice(start, start + self._records))
             until = covers.until_offset if is_last else batch.offsets[start + self._records]
             size = piece.values.total_values_length
             yield RecordChunk(replace(covers, from_offset=at, until_offset=until), piece, size)

@@ -196,7 +196,7 @@ class FlinkLanding:
         """Let the lease of a killed driver be over at once: it would be after its heartbeats are late."""
         lease = self.lease
         assert lease is not None
-        poll_until(lambda: lease.state() is not LeaseState.HELD, "the lease to be free", 60)
+        poll_until(lambda: lease.state() is not LeaseState.HELD, "the lease to be free", 180)
 
     def drop_newest(self) -> None:
         """Forget the newest driver, which has ended."""

@@ -30,6 +30,7 @@ from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.run.job import ExtractConfig, build_job
 from tests.support.delta_table import live_files
 from tests.support.registry import FakeRegistry
+from tests.support.shared_client import client_in
 
 GROUP = "g"
 TOPIC = TopicIdentity("given", "id-1", "cluster-1")
@@ -102,8 +103,8 @@ class GivenLake:
         return "lake.events" if self.table_format == "iceberg" else str(self.folder / "events")
 
     def catalog(self) -> SqlCatalog:
-        """Return a catalog client of its own."""
-        return SqlCatalog("lake", uri=f"sqlite:///{self.folder}/catalog.db", warehouse=f"file://{self.folder}/w")
+        """Return the catalog's client."""
+        return client_in(self.folder, "lake", "w")
 
     def job(self, records: Sequence[Record | bytes | None], **config: Any) -> LandingJob:
         """Return the job that lands these records."""

@@ -101,4 +101,4 @@ def land_paused(lake: HiveLake, topic: str, ranges: Sequence[Sequence[int]], ans
 
 def wait_until_stopped(pid: int) -> None:
     """Wait until a process has stopped itself."""
-    poll_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "the writer to stop in its commit", 60)
+    poll_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "the writer to stop in its commit", 180)

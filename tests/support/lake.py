@@ -277,14 +277,18 @@ def assert_files_are_whole(table: Table, *, leftovers_of_a_kill: bool = False) -
     """
     needed: set[str] = set()
     added: dict[str, set[int]] = defaultdict(set)
+    # Of each manifest the data files that it adds: later snapshots have it, too.
+    adds: dict[str, set[str]] = {}
     for snapshot in table.snapshots():
         needed.add(snapshot.manifest_list)
         for manifest in snapshot.manifests(table.io):
-            needed.add(manifest.manifest_path)
-            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
-                needed.add(entry.data_file.file_path)
-                if entry.status == ManifestEntryStatus.ADDED:
-                    added[entry.data_file.file_path].add(manifest.added_snapshot_id)
+            path = manifest.manifest_path
+            if path not in adds:
+                entries = manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+                adds[path] = {one.data_file.file_path for one in entries if one.status == ManifestEntryStatus.ADDED}
+                needed |= {path, *(one.data_file.file_path for one in entries)}
+            for file in adds[path]:
+                added[file].add(manifest.added_snapshot_id)
     assert not {path: ids for path, ids in added.items() if len(ids) > 1}, "data files added by two snapshots"
     live = [task.file.file_path for task in table.scan().plan_files()]
     assert len(live) == len(set(live)), "data files that the head holds twice"

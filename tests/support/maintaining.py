@@ -58,7 +58,7 @@ def beside(spark: SparkSession, folder: Path, work: Callable[[], object], other:
         with _busy(spark, folder) as go_on:
             held = set(stages())
             done = pool.submit(work)
-            poll_until(lambda: done.done() or bool(set(stages()) - held), "the work to be planned", 60)
+            poll_until(lambda: done.done() or bool(set(stages()) - held), "the work to be planned", 180)
             other()
             go_on()
         done.result()
@@ -84,7 +84,7 @@ def _busy(spark: SparkSession, folder: Path) -> Iterator[Callable[[], None]]:
     thread = threading.Thread(target=lambda: context.parallelize(range(cores), cores).mapPartitions(wait).count())
     thread.start()
     try:
-        poll_until(lambda: _running(spark) == cores, "the cores to be busy", 60)
+        poll_until(lambda: _running(spark) == cores, "the cores to be busy", 180)
         yield gate.unlink
     finally:
         gate.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from pyiceberg.table import Table
 from airflow_lakestream.cdc.columns import DELETED, KEY_NAMES, LEAVES_OUT, UNAVAILABLE
 from airflow_lakestream.cdc.delta import DeltaMirrorSink
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.events.decoder import placed
+from airflow_lakestream.cdc.events.decoder import with_log_positions
 from airflow_lakestream.cdc.events.notes import with_notes
 from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads, MergeWork
@@ -142,7 +142,7 @@ def rows_of(events: Iterable[Event], kind: Kind) -> pa.Table:
         ],
         pa.schema(list((columns | {"big": plain}).items())),
     )
-    return placed(rows.cast(pa.schema(list(columns.items()))))
+    return with_log_positions(rows.cast(pa.schema(list(columns.items()))))
 
 
 def come_to(events: Iterable[Event]) -> dict[int, Values]:

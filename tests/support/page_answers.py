@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import runpy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
+from urllib.parse import urlencode
 
 from tests.support.airflow_home import DAGS
+from tests.support.odd_reports import (
+    NAMES,
+    STATES,
+    anything,
+    are_odd_contents,
+    is_odd_list,
+    is_odd_look,
+    is_odd_report,
+)
 from tests.support.page_streams import know, land, render, report, run
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 USERS = {"anonymous": None, "vera": "viewer", "uma": "user", "ada": "admin"}
 FORM = {"type": ["null", "integer"], "minimum": 1, "title": "Record limit", "description": "Stop after so many."}
-ONE = "/lakestream/api/streams/{}/land"
+ALL = "/lakestream/api/streams"
+ONE = ALL + "/{}/land"
 PRESS = ONE + "/presses/{}"
+# The tables of DAGs that have another name than their DAG.
+TABLES = {"on_spark": "lake.clicks"}
+LOOK_TASKS = ("keeps_up", "is_fresh", "looks_inside")
 BUNDLED = ("lake_audit", "lake_replay")
 PRESSED = (("lands", "audit"), ("lands", "replay"), ("no_outlet", "audit"), ("secret", "audit"), ("nowhere", "audit"))
 
@@ -78,7 +92,7 @@ def make() -> None:
         KafkaExtractOperator(task_id="land", topic="{{ params.topic }}", table="{{ params.table }}")
     with DAG("on_spark", schedule=None) as on_spark:
         SparkStreamingSubmitOperator(
-            task_id="land", app="kafka_to_iceberg", app_config={"topic": "clicks", "table": "lake.clicks"}
+            task_id="land", app="kafka_to_iceberg", app_config={"topic": "clicks", "table": TABLES["on_spark"]}
         )
     with DAG("no_stream", schedule=None) as no_stream:
         EmptyOperator(task_id="land")
@@ -216,7 +230,7 @@ def ask() -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {given['vera']}"}
     later = client.get(ONE.format("lands"), headers=headers)
     said["later"] = [later.status_code, _content(later)]
-    said["all later"] = client.get("/lakestream/api/streams", headers=headers).json()["streams"]
+    said["all later"] = client.get(ALL, headers=headers).json()["streams"]
     # Another server, which finds nothing among the newest events and runs.
     from airflow_lakestream.ui.page import hours, newest, runs
     from airflow_lakestream.ui.page.streams import StreamsPage
@@ -230,119 +244,119 @@ def ask() -> dict[str, Any]:
     return said
 
 
-NAMES = ("read", "rows_in", "rows", "rows_out", "tables", "rejected", "skipped", "remaining_lag", "lag", "snapshot_ids")
-NAMES += ("schema_changes", "ranges", "lost", "topic", "table", "consumer_group", "topics", "reasons", "time_left")
-NAMES += ("seconds", "files", "snapshots", "rejects", "fresh")
-TEXTS = ("", "many", "0", "-1", "1e400", "\u202e", "\ud800", "<b>", "12", "9" * 30, "null", "2026-01-01")
-NUMBERS = (0, 1, -1, 3, 2**63, 10**400, -(10**30), 0.5, 1e300, math.nan, -math.inf, True, False, None)
+@dataclass(frozen=True)
+class Written:
+    """A value that somebody has written.
 
+    :param path: what is asked for, whose answer names the value if it is odd, and not otherwise.
+    :param name: how the text about it begins.
+    """
 
-def anything(random: Random, depth: int = 0) -> Any:
-    """Return some JSON."""
-    kind = random.random()
-    if depth < 4 and kind < 0.3:
-        return {random.choice((*NAMES, *TEXTS[:3])): anything(random, depth + 1) for _ in range(random.randrange(4))}
-    if depth < 4 and kind < 0.5:
-        return [anything(random, depth + 1) for _ in range(random.randrange(5))]
-    if kind < 0.52:
-        deep: Any = 1
-        for _ in range(200):
-            deep = [deep]
-        return deep
-    return random.choice(TEXTS if kind < 0.75 else NUMBERS)
-
-
-STATES = ("failed", "success", "running", "queued", "removed", "upstream_failed", "nobody knows it", "")
-
-
-def _problem(read: Callable[[Any], object], value: Any) -> str:
-    """Return what the page has to say of a value that it reads; nothing, if it can be read."""
-    from airflow_lakestream.ui.page.shapes import Odd
-    from airflow_lakestream.ui.page.supervision import _read
-
-    try:
-        read(_read(value))
-    except Odd as odd:
-        return str(odd)
-    return ""
+    place: str
+    path: str
+    is_odd: bool
+    name: str
 
 
 def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield what is answered after others have written any JSON where the page reads."""
-    from airflow.utils.session import create_session
-    from sqlalchemy.exc import DBAPIError
-
     from airflow_lakestream.ui.page import hours
-    from airflow_lakestream.ui.page.landings import landing_of
-    from airflow_lakestream.ui.page.supervision import _CONTENTS, _read, look_value
 
-    paths = ("/lakestream/api/streams", "/lakestream/api/hours", ONE.format("lands"), ONE.format("on_spark"))
-    paths += (ONE.format("behind"), PRESS.format("lands", "replay"))
+    paths = {ALL, "/lakestream/api/hours", PRESS.format("lands", "replay")}
+    paths |= {ONE.format(name) for name in ("lands", "on_spark", "behind", "fails", "no_outlet")}
     for seed in range(int(os.environ.get("LAKESTREAM_ODD", "40"))):
         random, at = Random(seed), datetime.now(UTC) + timedelta(minutes=seed)
-        whole = report("orders", "lake.lands", seed, seed + 1)
-        name = random.choice(NAMES)
-        made = anything(random) if seed % 5 == 0 else {**whole, "rows_in": 1, name: anything(random)}
-        run_id = f"manual__{at.isoformat()}"
-        # What the database itself refuses nobody writes, such as half a character in JSONB.
-        with suppress(DBAPIError), create_session() as session:
-            if isinstance(made, dict):
-                land(session, "lands", "lands", run_id, at, made)
-        with suppress(DBAPIError), create_session() as session:
-            run(session, "lands", {"land": "success"}, at, [("land", -1, "return_value", made)])
-            render(session, "lands", run_id, {"schema": anything(random), "writer_schemas": anything(random)})
-        # Those whose values the database takes: by stream what has to be named.
-        named: dict[str, list[str]] = {"on_spark": [], "behind": [], "contents": []}
-        with suppress(DBAPIError), create_session() as session:
-            run(session, "on_spark", {"land": "running"}, at, [("land", -1, "progress", made)])
-            session.flush()
-            landing = landing_of(at, run_id, -1, made)
-            named["on_spark"] = [landing.problem] if landing is not None and landing.problem else []
-        for dag_id in ("fails", "no_outlet"):
-            with suppress(DBAPIError), create_session() as session:
-                run(
-                    session,
-                    dag_id,
-                    {"land": random.choice(STATES)},
-                    at,
-                    [("land", -1, "return_value", anything(random))],
-                )
-        with suppress(DBAPIError), create_session() as session:
-            looks = [(task, 0, "return_value", anything(random)) for task in ("keeps_up", "is_fresh", "looks_inside")]
-            listed = [{"table": "lake.behind", "consumer_group": "slow_group"}] if seed % 3 else anything(random)
-            states = {"keeps_up": ["failed"], "is_fresh": ["failed"], "looks_inside": ["success"]}
-            told = [("streams", -1, "return_value", listed), *looks]
-            run(session, "supervises", {"streams": "success"}, at, told, mapped=states)
-            session.flush()
-            if seed % 3:
-                values = [value for _, _, _, value in looks]
-                # Of what is null nothing was told.
-                told_of = [value for value in values[:2] if _read(value) is not None]
-                named["behind"] = [one for value in told_of if (one := _problem(look_value, value))]
-                named["contents"] = [one for one in [_problem(lambda value: _CONTENTS("", value), values[2])] if one]
+        states = {"lands": "success", "on_spark": "running"}
+        states |= {name: random.choice(STATES) for name in ("fails", "no_outlet")}
+        written = [one for name, state in states.items() for one in _write_report(random, seed, at, name, state)]
+        written += _write_looks(random, at)
         # As if a minute had passed.
         hours._FRESH_S = -1
-        answers = {path: client.get(path, headers=headers) for path in paths}
-        of_all = answers[paths[0]]
-        shown = of_all.json()["streams"] if of_all.status_code == 200 else []
+        answers = {path: client.get(path, headers=headers) for path in sorted(paths | {one.path for one in written})}
+        texts = {path: list(_naming_texts(one.json())) for path, one in answers.items() if one.status_code == 200}
+        found = {one.place: any(text.startswith(one.name) for text in texts.get(one.path, ())) for one in written}
+        newest = {one["dag_id"]: one["newest_run"] for one in answers[ALL].json()["streams"] if one["usual"]}
+        run_id = f"manual__{at.isoformat()}"
         yield {
-            "made": repr(made)[:300],
+            "seed": seed,
             "statuses": {path: answer.status_code for path, answer in answers.items()},
-            "named": named,
-            "why": {
-                **{
-                    name: [why["text"] for one in shown if one["dag_id"] == name for why in one["why"]]
-                    for name in ("on_spark", "behind")
-                },
-                "contents": _problems_of(answers[ONE.format("behind")]),
-            },
+            "named": [place for place, is_named in found.items() if is_named],
+            "wrong": [[one.name, one.path, one.is_odd] for one in written if found[one.place] != one.is_odd],
+            "states": [[one["state"], states[name]] for name, one in newest.items() if one and one["run_id"] == run_id],
             "texts": [answer.text for answer in answers.values() if "NaN" in answer.text or "Infinity" in answer.text],
         }
 
 
-def _problems_of(answer: Any) -> list[str]:
-    found = (answer.json().get("contents") or {}) if answer.status_code == 200 else {}
-    return [f"could not be read: {found['problem']}"] if found.get("problem") else []
+def _write_report(random: Random, seed: int, at: datetime, name: str, state: str) -> Iterator[Written]:
+    """Write a report with one value of any kind, or any JSON; yield what the database has taken."""
+    from airflow.utils.session import create_session
+    from sqlalchemy.exc import DBAPIError
+
+    usual = TABLES.get(name, f"lake.{name}")
+    whole = {**report("orders", usual, seed, seed + 1), "rows_in": 1, random.choice(NAMES): anything(random)}
+    made = whole if random.random() < 0.8 else anything(random)
+    run_id, is_there = f"manual__{at.isoformat()}", False
+    # What the database itself refuses nobody writes, such as half a character in JSONB.
+    if name == "lands" and isinstance(made, dict):
+        with suppress(DBAPIError), create_session() as session:
+            land(session, name, name, run_id, at, made)
+            session.flush()
+            is_there = True
+    with suppress(DBAPIError), create_session() as session:
+        key = "progress" if state == "running" else "return_value"
+        run(session, name, {"land": state}, at, [("land", -1, key, made)])
+        render(session, name, run_id, {"schema": anything(random), "writer_schemas": anything(random)})
+        session.flush()
+        is_there = True
+    if is_there:
+        odd = is_odd_report(made)
+        yield Written(f"{name} in all", ALL, odd, f"{name}: The report of the run {run_id} could not be read: ")
+        yield Written(f"{name} in its history", _history(name, usual, made), odd, f"{name}: The landing of {run_id}: ")
+
+
+def _history(name: str, usual: str, made: Any) -> str:
+    """Return where the history of a report's table is."""
+    table = made.get("table") if isinstance(made, dict) else None
+    if not table or not isinstance(table, str) or table == usual or "\ud800" in table:
+        return ONE.format(name)
+    return f"{ONE.format(name)}?{urlencode({'table': table})}"
+
+
+def _write_looks(random: Random, at: datetime) -> Iterator[Written]:
+    """Write what the sensors have seen, of any kind; yield what the database has taken."""
+    from airflow.utils.session import create_session
+    from sqlalchemy.exc import DBAPIError
+
+    lag, freshness, contents = values = [anything(random) for _ in range(3)]
+    is_listed = random.random() < 0.7
+    listed = [{"table": "lake.behind", "consumer_group": "slow_group"}] if is_listed else anything(random)
+    pushed = [(task, 0, "return_value", one) for task, one in zip(LOOK_TASKS, values, strict=True)]
+    states = {"keeps_up": ["failed"], "is_fresh": ["failed"], "looks_inside": ["success"]}
+    by = f"the run manual__{at.isoformat()} of supervises reported could not be read: "
+    with suppress(DBAPIError), create_session() as session:
+        pushed.append(("streams", -1, "return_value", listed))
+        run(session, "supervises", {"streams": "success"}, at, pushed, mapped=states)
+        session.flush()
+        yield Written("list", ALL, is_odd_list(listed), f"The list that the task streams of {by}")
+        if is_listed:
+            yield Written("lag", ALL, is_odd_look(lag), f"behind: The lag that {by}")
+            yield Written("freshness", ALL, is_odd_look(freshness), f"behind: The freshness that {by}")
+            yield Written("contents", ONE.format("behind"), are_odd_contents(contents), "behind: The contents: ")
+
+
+def _naming_texts(answer: Any) -> Iterator[str]:
+    """Yield what an answer says of values."""
+    if not isinstance(answer, dict):
+        return
+    yield from answer.get("problems", ())
+    for stream in answer.get("streams", [answer]):
+        found = [why["text"] for why in stream.get("why", ())]
+        found += [
+            f"The landing of {one['run_id']}: {one['problem']}" for one in stream.get("landings", ()) if one["problem"]
+        ]
+        contents = stream.get("contents") or {}
+        found += [f"The contents: {contents['problem']}"] if contents.get("problem") else []
+        yield from (f"{stream.get('dag_id')}: {text}" for text in found)
 
 
 if __name__ == "__main__":

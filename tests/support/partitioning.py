@@ -11,7 +11,9 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.avro.file import AvroFile
+from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.update import AddPartitionSpecUpdate, SetDefaultSpecUpdate
 from pyiceberg.transforms import (
@@ -68,8 +70,8 @@ def transforms_of(kind: IcebergType) -> list[AnyTransform]:
     return [one for one in TRANSFORMS if one.can_transform(kind)]
 
 
-def partition_by(table: Table, *terms: tuple[str, AnyTransform]) -> None:
-    """Give the table another spec: the transforms of these columns, which PyIceberg itself may refuse to add."""
+def spec_of(table: Table, *terms: tuple[str, AnyTransform]) -> PartitionSpec:
+    """Return the table's next spec: the transforms of these columns."""
     columns = sorted(table.schema().column_names)
     fields = []
     for column, transform in terms:
@@ -77,7 +79,12 @@ def partition_by(table: Table, *terms: tuple[str, AnyTransform]) -> None:
         source = table.schema().find_field(column).field_id
         # A field keeps its id from spec to spec.
         fields.append(PartitionField(source, PARTITION_FIELD_ID_START + at, transform, f"{column}_{at}"))
-    spec = PartitionSpec(*fields, spec_id=max(table.specs()) + 1)
+    return PartitionSpec(*fields, spec_id=max(table.specs()) + 1)
+
+
+def partition_by(table: Table, *terms: tuple[str, AnyTransform]) -> None:
+    """Give the table another spec, which PyIceberg itself may refuse to add."""
+    spec = spec_of(table, *terms)
     table.catalog.commit_table(table, (), (AddPartitionSpecUpdate(spec=spec), SetDefaultSpecUpdate(spec_id=-1)))
 
 
@@ -109,22 +116,28 @@ def assert_partitions_are_right(table: Table) -> int:
     """Assert that each row lies in a file whose partition is that of the row; return how many files there are."""
     tasks = list(table.scan().plan_files())
     for task in tasks:
-        rows = pq.read_table(task.file.file_path.removeprefix("file://")).to_pylist()
-        assert rows
-        for at, field in enumerate(table.specs()[task.file.spec_id].fields):
-            column = table.schema().find_column_name(field.source_id)
-            found = _in_manifest(task.file.partition[at])
-            if column is None or isinstance(field.transform, VoidTransform):
-                assert found is None
-                continue
-            kind: Any = table.schema().find_field(field.source_id).field_type
-            apply = field.transform.transform(kind)
-            for row in rows:
-                value = row
-                for name in column.split("."):
-                    value = None if value is None else value[name]
-                assert _in_manifest(apply(value)) == found, (field, value, found)
+        assert_partition_is_right(task.file, table.schema(), table.specs()[task.file.spec_id])
     return len(tasks)
+
+
+def assert_partition_is_right(file: DataFile, schema: Schema, spec: PartitionSpec) -> int:
+    """Assert that the partition of a file is that of each row in the file; return how many rows there are."""
+    rows = pq.read_table(file.file_path.removeprefix("file://")).to_pylist()
+    assert rows
+    for at, field in enumerate(spec.fields):
+        column = schema.find_column_name(field.source_id)
+        found = _in_manifest(file.partition[at])
+        if column is None or isinstance(field.transform, VoidTransform):
+            assert found is None
+            continue
+        kind: Any = schema.find_field(field.source_id).field_type
+        apply = field.transform.transform(kind)
+        for row in rows:
+            value = row
+            for name in column.split("."):
+                value = None if value is None else value[name]
+            assert _in_manifest(apply(value)) == found, (field, value, found)
+    return len(rows)
 
 
 def assert_avro_has_each_name_once(table: Table) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
 
 from dev.stack import Stack
-from dev.suites.table import QUICK, SUITES
+from dev.suites.table import NIGHTLY, QUICK, SUITES
 
 # A test that asks for one of these parts is `long`, if its folder is one of those that `make test` runs.
 _PARTS = frozenset({"spark", "connect", "postgres", "mariadb", "s3", "flink", "sensing"})
@@ -22,8 +23,9 @@ def suite_of(test: str, marks: Container[str] = ()) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that takes or leaves long tests."""
+    """Add the options that take or leave long and nightly tests."""
     parser.addoption("--long", choices=["with", "without", "only"], default="with", help="take, or leave, long tests")
+    parser.addoption("--nightly", choices=["with", "without"], default="with", help="take, or leave, nightly tests")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -32,13 +34,22 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.long)
 
 
+def is_nightly(test: str) -> bool:
+    """Whether a test is left to `make test-all` by a row of the table, by its id."""
+    return any(fnmatchcase(test, glob) for glob, _ in NIGHTLY)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave long tests, or all others of the folders that have them, to another run."""
+    """Leave long tests, or all others of the folders that have them, and nightly ones to another run."""
     unwanted = {"with": (), "without": ("long",), "only": QUICK}[config.getoption("long")]
-    left = [item for item in items if suite_of(item.nodeid, item.keywords) in unwanted]
+    all_day = config.getoption("nightly") == "with"
+    kept, left = [], []
+    for item in items:
+        wanted = suite_of(item.nodeid, item.keywords) not in unwanted and (all_day or not is_nightly(item.nodeid))
+        (kept if wanted else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if suite_of(item.nodeid, item.keywords) not in unwanted]
+        items[:] = kept
 
 
 @pytest.hookimpl(optionalhook=True)

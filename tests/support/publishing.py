@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.ledger import LandingEngine, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.ledger import Counts, Landing, LandingEngine, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.publishing.branch import BranchSnapshot, EngineJobLine
 from airflow_lakestream.core.publishing.publish import PublicationJob, begin, begin_again, publish
 from airflow_lakestream.core.ranges import RangeSet
@@ -25,7 +26,10 @@ from airflow_lakestream.run.publication import KafkaLogView
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from tests.support.fault_log import READABLE, Entry, Kind, ModelReader, ModelSource, PartitionLog, TopicLog
+from tests.support.kept_folder import KeptFolder
 from tests.support.lake import QUICK_RETRIES
+from tests.support.replacing import offsets_of, ranges
+from tests.support.shared_client import client_in
 
 TOPIC, TABLE, GROUP, BRANCH = "orders", "lake.orders", "g", "engine"
 ORDERS = TopicIdentity(TOPIC, "id-1", "cluster")
@@ -67,9 +71,7 @@ class World:
         self._design = {"schema": parse_schema("n bigint"), "properties": QUICK_RETRIES, **design}
 
     def catalog(self) -> SqlCatalog:
-        return SqlCatalog(
-            "iceberg_default", uri=f"sqlite:///{self.folder}/catalog.db", warehouse=f"file://{self.folder}/warehouse"
-        )
+        return client_in(self.folder)
 
     def table(self) -> Table:
         return self.catalog().load_table(TABLE)
@@ -164,19 +166,28 @@ class World:
             self.positions.commits.add(commit)
         table = self.table()
         table.append(rows_of(rows, **columns), branch=branch, snapshot_properties={COMMIT: commit})
-        return self.table().refs()[branch].snapshot_id
+        return table.refs()[branch].snapshot_id
 
     def step(self, **write: Any) -> int:
         """Let the engine read all there is, and commit it."""
         return self.write(self.read(), **write)
+
+    def land_by_hand(self, *what: tuple[int, int, int], group: str = GROUP) -> None:
+        """Land a few records as the extract does."""
+        sink = self.job(group=group).sink
+        sink.load("hand")
+        rows = offsets_of(ranges(*what))
+        sink.write(rows_of(rows), ORDERS)
+        entry = TopicEntry(landed=ranges(*what), counts=Counts(len(rows), len(rows)))
+        sink.commit(Landing(f"hand-{what}", "hand", {ORDERS: entry}))
 
     def entry(self, group: str = GROUP) -> TopicEntry:
         return read_ledger(self.table(), group).entry(ORDERS)
 
     def rows(self, branch: str = "main") -> list[Position]:
         """Return the positions of a branch's rows, sorted; one that is there twice is there twice."""
-        head = self.table().refs()[branch].snapshot_id
-        found = self.table().scan(snapshot_id=head).to_arrow()
+        table = self.table()
+        found = table.scan(snapshot_id=table.refs()[branch].snapshot_id).to_arrow()
         return sorted(zip(found["_kafka_partition"].to_pylist(), found["_kafka_offset"].to_pylist(), strict=True))
 
     def expected(self) -> list[Position]:
@@ -195,11 +206,29 @@ class World:
 
     def assert_main_has_it_all(self) -> None:
         """Assert that main has each record once, and that the ledger reaches the log's ends without a hole."""
-        assert self.rows() == self.expected()
-        entry = self.entry()
-        assert entry.counts.written == len(self.rows())
+        rows, entry = self.rows(), self.entry()
+        assert rows == self.expected()
+        assert entry.counts.written == len(rows)
         for p, log in enumerate(self.log.partitions):
             assert entry.held.first_missing(TOPIC, p, entry.origin.get(p, 0)) == log.end
+
+
+class BegunWorld:
+    """A world whose engine has begun: each test has it again as it was then."""
+
+    def __init__(self, folder: Path) -> None:
+        self._world = World(folder / "world")
+        self._world.folder.mkdir()
+        self._world.begin()
+        self._kept = KeptFolder(self._world.folder, folder / "kept")
+
+    def again(self, *records: int) -> World:
+        """Return the world as it was when its engine had begun, and so many new records of each partition."""
+        self._kept.restore()
+        made = deepcopy(self._world)
+        for partition, count in enumerate(records):
+            made.records(partition, count)
+        return made
 
 
 def rows_of(positions: Iterable[Position], topic: str = TOPIC, **columns: Any) -> pa.Table:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.driver.backend import DriverBackend
-from airflow_lakestream.driver.job_folder import DriverConfig
+from airflow_lakestream.driver.driver_folder import DriverConfig
 from airflow_lakestream.hooks.spark_submission import DriverSubmission
 
 

@@ -55,7 +55,7 @@ class StatsD:
 
     def wait(self, name: str, **tags: str) -> Metric:
         """Return the first one that comes."""
-        poll_until(lambda: bool(self.named(name, **tags)), f"a metric {name} with {tags}", 60)
+        poll_until(lambda: bool(self.named(name, **tags)), f"a metric {name} with {tags}", 180)
         return self.named(name, **tags)[0]
 
     @property

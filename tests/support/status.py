@@ -17,12 +17,12 @@ KEPT = {"retention_ms": -1}
 # Older than this is all that took a commit; younger than that, all of this test.
 AT_ONCE, LONG = "1ms", "1h"
 
-Told = Callable[..., tuple[int, list[dict[str, Any]]]]
+StatusCommand = Callable[..., tuple[int, list[dict[str, Any]]]]
 
 
 @pytest.fixture
-def told(lake: Lake, capsys: pytest.CaptureFixture[str]) -> Told:
-    """Give `told(max_age, *arguments)`: the exit code, and what the JSON says of each stream of the test's table."""
+def status_after(lake: Lake, capsys: pytest.CaptureFixture[str]) -> StatusCommand:
+    """Give `status_after(max_age, *arguments)`: the exit code, and the JSON of each stream of the test's table."""
 
     def go(max_age: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
         capsys.readouterr()

@@ -42,6 +42,7 @@ from tests.support.evolving import EvolvingRun
 from tests.support.faults import Fault, FaultyCatalog
 from tests.support.lake import QUICK_RETRIES, TABLE, assert_files_are_whole, compact
 from tests.support.replacing import COORDINATES, GROUP, PAYLOAD, Row, Run
+from tests.support.shared_client import client_in
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ def sqlite_catalog(folder: Path) -> dict[str, str]:
 class FormatTable(ABC):
     """A table of one format in a folder; `design` is what each of its runs asks for.
 
-    `commit_tries` is how often a sink tries a commit that others are in the way of.
+    `commit_tries` is how often a sink tries a commit that others are in the way of: fewer times than it would.
     """
 
-    commit_tries: int
+    commit_tries = 5
     # What the format's sink raises: for a commit without an answer, and for one that others beat each time.
     unknown: type[Exception]
     refused: type[Exception]
@@ -76,6 +77,10 @@ class FormatTable(ABC):
         self.folder = folder
         self.patch = patch
         self._design = design
+
+    def move(self, folder: Path) -> None:
+        """Be the table of another folder."""
+        self.folder = folder
 
     def design(
         self,
@@ -191,7 +196,6 @@ class FormatTable(ABC):
 
 
 class IcebergTable(FormatTable):
-    commit_tries = iceberg_commits.COMMIT_TRIES
     unknown = iceberg_commits.CommitOutcomeUnknown
     refused = iceberg_commits.CommitRefused
     widens = True
@@ -203,13 +207,14 @@ class IcebergTable(FormatTable):
         """`catalog` has the properties of one whose warehouse is in the folder; by default it is there itself."""
         super().__init__(folder, patch, **design)
         patch.setattr(iceberg_commits, "RETRY_PAUSE", 0.0)
-        self.properties = catalog or sqlite_catalog(folder)
+        patch.setattr(iceberg_commits, "COMMIT_TRIES", self.commit_tries)
+        self._elsewhere = catalog
         self._next: Any = None
         self._reading: Catalog | None = None
 
     def catalog(self) -> Catalog:
-        """Return a catalog client of its own, such as another process would have."""
-        return load_catalog("iceberg_default", **self.properties)
+        """Return a client of the catalog: of a server's one of its own, such as another process would have."""
+        return load_catalog("iceberg_default", **self._elsewhere) if self._elsewhere else client_in(self.folder)
 
     def table(self, behind: str = "") -> Table:
         self._reading = self._reading or self.catalog()
@@ -280,7 +285,6 @@ class IcebergTable(FormatTable):
 
 
 class DeltaTableInFolder(FormatTable):
-    commit_tries = delta_commits.COMMIT_TRIES
     unknown = delta_commits.DeltaCommitUnknown
     refused = delta_commits.DeltaCommitRefused
     widens = False
@@ -289,7 +293,12 @@ class DeltaTableInFolder(FormatTable):
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, **design: Any) -> None:
         super().__init__(folder, patch, **design)
         patch.setattr(delta_commits, "RETRY_PAUSE", 0.0)
-        self.place = folder / "events"
+        patch.setattr(delta_commits, "COMMIT_TRIES", self.commit_tries)
+
+    @property
+    def place(self) -> Path:
+        """The table's folder."""
+        return self.folder / "events"
 
     def table(self, behind: str = "") -> DeltaTable:
         return DeltaTable(f"{self.place}{behind}")

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.core import codec, lineage
-from airflow_lakestream.core.anchors import anchors_after
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.lineage import LedgerReading, SnapshotFacts, TableFacts
+from airflow_lakestream.core.lineage import LedgerReading, SnapshotFacts, TableFacts, anchors_after, encode_restated
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.restated import encode_restated
 
 GROUPS = ("a", "b")
 # One topic for each group, so that the two groups' landings never touch the same offsets.
@@ -54,6 +52,9 @@ class TableModel:
         self.refused = 0
         self.replaced = 0
         self.readings = 0
+        # By group, until the metadata change: readings are of these alone.
+        self._read: dict[str, LedgerReading | None] = {}
+        self._held: dict[str, tuple[RangeSet, int]] = {}
 
     # What the metadata shows
 
@@ -62,6 +63,11 @@ class TableModel:
         yield from reversed(self.log)
 
     def read(self, group: str) -> LedgerReading | None:
+        if group not in self._read:
+            self._read[group] = self._read_anew(group)
+        return self._read[group]
+
+    def _read_anew(self, group: str) -> LedgerReading | None:
         self.readings += 1
         try:
             return self.reader(self.history(), group)
@@ -92,14 +98,22 @@ class TableModel:
         return found
 
     def true_held(self, group: str) -> RangeSet:
-        held = Ledger(group)
-        for landing in self.true_landings(group):
-            held = held.add(landing)
-        return held.entry(IDENTITIES[group]).landed
+        held, _ = self._held_and_landed(group)
+        return held
 
     def doubled(self, group: str) -> bool:
-        widths = sum(landing.held[IDENTITIES[group]].width for landing in self.true_landings(group))
-        return widths != self.true_held(group).width
+        held, landed = self._held_and_landed(group)
+        return landed != held.width
+
+    def _held_and_landed(self, group: str) -> tuple[RangeSet, int]:
+        """Return the offsets that landings hold, and how many they landed."""
+        if group not in self._held:
+            held, landed = Ledger(group), 0
+            for landing in self.true_landings(group):
+                held = held.add(landing)
+                landed += landing.held[IDENTITIES[group]].width
+            self._held[group] = held.entry(IDENTITIES[group]).landed, landed
+        return self._held[group]
 
     # What happens
 
@@ -266,3 +280,4 @@ class TableModel:
     def _publish(self, facts: TableFacts) -> None:
         self.log = [*self.log, self.facts][-self.keep :]
         self.facts = facts
+        self._read, self._held = {}, {}

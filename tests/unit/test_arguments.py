@@ -14,11 +14,15 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from airflow_lakestream.cli.app import app
+from airflow_lakestream.cli.decoding import one_of
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.decoding import DECODING, DecodingSettings
 from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.config.setting import SettingTaker
+from airflow_lakestream.config.settings import SETTINGS
+from airflow_lakestream.core.policies import UnknownFields, ValueFormat
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.audit import LakestreamAuditOperator
 from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
@@ -31,7 +35,8 @@ from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSu
 from airflow_lakestream.operators.table_contents import TableContentsOperator
 from airflow_lakestream.run.repair import TableRepair
 from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
-from airflow_lakestream.spark.app_config import _OTHERWISE, AppConfig
+from airflow_lakestream.spark.app_config import AppConfig
+from dev.docs_hooks import with_tables
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPERATORS: list[tuple[Any, str]] = [
@@ -63,8 +68,21 @@ def parameters(operator: Any) -> dict[str, inspect.Parameter]:
 
 def first_cells(page: str) -> set[str]:
     """Return the names in the first column of a page's tables."""
-    rows = re.findall(r"^\|([^|]*)\|", (DOCS / page).read_text(), re.MULTILINE)
+    rows = re.findall(r"^\|([^|]*)\|", with_tables((DOCS / page).read_text(), 1), re.MULTILINE)
     return {name for cell in rows for name in re.findall(r"`(\w+)`", cell)}
+
+
+@pytest.mark.parametrize("page", ["choose.md", "operators/kafka_extract.md", "operators/kafka_mirror.md"])
+def test_a_reader_of_the_repository_learns_where_a_table_is_and_the_site_has_the_table(page: str) -> None:
+    text = (DOCS / page).read_text()
+    sentence = "The table is in the built site: "
+    comments = re.findall(r"^<!-- .* -->\n(.*)$", text, re.MULTILINE)
+    assert comments
+    assert all(line.startswith(sentence) for line in comments)
+    made = with_tables(text, page.count("/"))
+    assert sentence not in made
+    assert "<!--" not in made
+    assert made.count("|---|") > text.count("|---|")
 
 
 def test_the_extract_operator_takes_what_a_landing_is_told_with_its_defaults() -> None:
@@ -170,8 +188,11 @@ def test_a_command_that_decodes_has_an_option_for_each_argument_that_says_how(co
         found = found.commands[name]
     options = {option for one in found.params for option in one.opts}
     assert {f"--{name.replace('_', '-')}" for name in DECODING} - options == set()
-    help_text = CliRunner().invoke(app, [*command, "--help"])
+    help_text = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "500"})
     assert help_text.exit_code == 0
+    assert "as the operator" not in help_text.output
+    for kind in (ValueFormat, UnknownFields):
+        assert one_of(kind) in help_text.output
 
 
 @pytest.mark.parametrize("page", ["cli.md", "rejects.md"])
@@ -190,7 +211,7 @@ def test_the_landing_of_a_spark_app_takes_the_same_arguments() -> None:
     landing = {"topic": "t", "table": "a.b", "consumer_group": "g"}
     kafka = {"bootstrap.servers": "b"}
     app_config = {"app": "kafka_to_iceberg", "kafka": kafka, "catalog": {}, "checkpoint_location": "/c"}
-    for name in set(LANDING) - set(_OTHERWISE) - set(landing):
+    for name in set(LANDING) - {one for one in LANDING if SETTINGS[one].refusal(SettingTaker.SPARK)} - set(landing):
         default = {} if name == "table_properties" else LANDING[name]
         assert AppConfig.parse({**app_config, "landing": {**landing, name: default}})
     with pytest.raises(InvalidArgument, match=r"landing\.no_such"):

@@ -101,3 +101,26 @@ def test_an_asset_that_is_no_inlet_is_named() -> None:
     context = {"dag": One(), "ti": Task(), "triggering_asset_events": {Orders(): [Told()]}}
     with pytest.raises(InvalidArgument, match=r"inlets: the asset 'orders' is not among them"):
         events._landings_of(context)
+
+
+def test_tasks_with_long_ids_that_begin_alike_each_have_the_landings() -> None:
+    class Orders:
+        name = "orders"
+
+    class Kept(dict[str, Any]):
+        set = dict.__setitem__
+
+    class One:
+        max_active_runs = 1
+
+    asset, kept = Orders(), Kept()
+    told = type("Told", (), {"extra": {"payload": landing(1)}})()
+    for number, task_id in enumerate(("t" * 249 + "a", "t" * 249 + "b")):
+        ti = type("Task", (), {"dag_id": "d" * 250, "task_id": task_id, "run_id": f"r{number}"})()
+        context = {
+            "dag": One(),
+            "ti": ti,
+            "triggering_asset_events": {asset: [told]},
+            "asset_state_store": {asset: kept},
+        }
+        assert events._landings_of(context) == [landing(1)]

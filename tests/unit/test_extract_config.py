@@ -10,7 +10,9 @@ import pytest
 from airflow_lakestream.core.landing.batch import RunLimits
 from airflow_lakestream.core.landing.modes import IntervalMode, RangesMode, ResumeMode
 from airflow_lakestream.core.policies import StartOffset
+from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
+from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.tables.schema.types import schema_text
@@ -122,6 +124,15 @@ def test_a_layout_that_a_form_left_empty_asks_for_nothing(nothing: object) -> No
     assert (design.partition_by, design.sort_order, design.schema) == (None, None, None)
 
 
+def test_an_operator_without_table_properties_has_none() -> None:
+    assert (
+        config(
+            table_properties=KafkaExtractOperator(task_id="t", topic="t", table="a.b").table_properties
+        ).design.properties
+        == {}
+    )
+
+
 def test_one_column_may_be_written_without_a_list() -> None:
     assert config(partition_by="day(at)", sort_order="at").design.partition_by == ("day(at)",)
 
@@ -201,7 +212,7 @@ def test_formats_and_their_registry() -> None:
         config(format="avro")
     with pytest.raises(InvalidArgument, match="key_format: there is no column _key"):
         config(key_format="string", schema="id bigint")
-    assert config(key_format="string", schema="id bigint, _key string").payload.needs_keys
+    assert config(key_format="string", schema="id bigint, _key string").payload.parts == {RecordPart.KEY}
     with_a_secret = "http://me:word-4711@registry"
     with pytest.raises(InvalidArgument, match="schema_registry") as caught:
         config(format="avro", schema_registry=with_a_secret)

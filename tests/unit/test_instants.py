@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.freshness.check import FreshnessResult
 
 

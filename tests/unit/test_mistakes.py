@@ -413,7 +413,7 @@ import os, sys
 from pathlib import Path
 from airflow_lakestream.run.storage import DiskFull, storage_errors_named
 from tests.support.given_records import FORMATS, GivenLake
-records = [b'{"t": "%s"}' % os.urandom(200).hex().encode() for _ in range(20_000)]
+records = [b'{"t": "%s"}' % os.urandom(200).hex().encode() for _ in range(8_000)]
 for kind in FORMATS:
     lake = GivenLake(Path(sys.argv[1]), kind)
     try:
@@ -452,7 +452,7 @@ COMMANDS: list[tuple[int, list[str], str]] = [
     (
         66,
         ["ledger", "history", "--table", "/lake/t"],
-        "Invalid value for '--table': /lake/t is the path of a Delta table",
+        "--table: '/lake/t' is the path of a Delta table; histories and changes of ledgers are for Iceberg tables.",
     ),
     (67, ["rejects", "replay", "--table", "lake.t", "--group", "g", "--limit", "0"], "--limit: 0 is not a number of r"),
     (68, ["audit", "--table", "lake.t", "--group", "g", "--format", "csv"], "--format: belongs to --repair: an audit"),
@@ -467,13 +467,14 @@ def test_by_a_command(number: int, line: list[str], said: str, capsys: pytest.Ca
     assert_said(capsys.readouterr().err, f"lakestream: {said}")
 
 
-def test_71_ctrl_c() -> None:
+def test_71_ctrl_c(tmp_path: Path) -> None:
     # A broker that takes the connection, and never answers.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         extra = {"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"}
+        lake = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": tmp_path.as_uri()}
         connections = {
             "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": extra}),
-            "AIRFLOW_CONN_ICEBERG_DEFAULT": '{"conn_type": "iceberg", "extra": {"type": "in-memory"}}',
+            "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps({"conn_type": "iceberg", "extra": lake}),
         }
         code = "from airflow_lakestream.cli.app import main; main()"
         command = subprocess.Popen(

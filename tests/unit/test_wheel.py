@@ -1,8 +1,9 @@
-"""What a user installs: the wheel, built from the checkout and from its own sdist."""
+"""The wheel that users install: built from the sdist, and without the documentation's site from the checkout."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tarfile
 import zipfile
 from email.message import Message
 from email.parser import HeaderParser
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,19 +26,18 @@ VERSION = airflow_lakestream.__version__
 INFO = f"airflow_lakestream-{VERSION}.dist-info"
 
 
-def build(source: Path, out: Path, kind: str) -> Path:
+SITE = "airflow_lakestream/site/"
+
+
+def build(source: Path, out: Path, kind: str, **more: str) -> Path:
     """Build with uv, which brings hatchling from its cache: `make setup` put it there."""
     uv = Path(sys.executable).with_name("uv")
     command = [uv, "build", f"--{kind}", "--offline", "--out-dir", out, source]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=out)
+    environment = {**os.environ, **more}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=out, env=environment)
     assert done.returncode == 0, done.stderr
     [built] = out.glob("*.whl" if kind == "wheel" else "*.tar.gz")
     return built
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(CHECKOUT, tmp_path_factory.mktemp("wheel"), "wheel")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,21 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(CHECKOUT, tmp_path_factory.mktemp("sdist"), "sdist")
 
 
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        unpack(archive, folder)
+    return build(folder / f"airflow_lakestream-{VERSION}", tmp_path_factory.mktemp("wheel"), "wheel")
+
+
+@pytest.fixture(scope="module")
+def of_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the wheel as the checkout makes it, but for the site: to build that takes longer than all the rest."""
+    return build(CHECKOUT, tmp_path_factory.mktemp("of_checkout"), "wheel", HATCH_BUILD_NO_HOOKS="true")
+
+
+@cache
 def content(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
@@ -66,8 +82,8 @@ def test_dags_and_spark_apps_travel_where_airflow_and_the_operators_look(wheel: 
         assert expected <= names
 
 
-def test_nothing_but_the_package_is_inside(wheel: Path) -> None:
-    for name in content(wheel):
+def test_nothing_but_the_package_is_inside(wheel: Path, of_checkout: Path) -> None:
+    for name in (*content(wheel), *content(of_checkout)):
         top, *below = Path(name).parts
         assert top in ("airflow_lakestream", INFO), name
         assert not {"tests", "dev", ".dev", "__pycache__"} & set(below), name
@@ -79,10 +95,10 @@ def test_every_module_of_the_package_is_inside(wheel: Path) -> None:
 
 
 def test_the_search_of_the_site_knows_other_words(wheel: Path) -> None:
-    index = json.loads(content(wheel)["airflow_lakestream/site/search/search_index.json"])
+    index = json.loads(content(wheel)[f"{SITE}search/search_index.json"])
     tags = {tag: one["location"] for one in index["docs"] for tag in one.get("tags", ())}
     assert tags["dead letter"] == "rejects.html"
-    assert tags["upsert"] == "cdc.html"
+    assert tags["upsert"] == "upsert.html"
     assert tags["GDPR"] == "maintenance.html#delete-personal-data"
     assert tags["compaction"] == "maintenance.html"
 
@@ -114,12 +130,17 @@ def test_landing_needs_no_extra(wheel: Path) -> None:
     assert any(line.startswith("pyiceberg[") for line in base)
 
 
-def test_the_sdist_builds_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path) -> None:
-    with tarfile.open(sdist) as archive:
-        unpack(archive, tmp_path)
-    (tmp_path / "out").mkdir()
-    again = build(tmp_path / f"airflow_lakestream-{VERSION}", tmp_path / "out", "wheel")
-    assert content(again) == content(wheel)
+def test_the_sdist_builds_the_same_wheel_as_the_checkout(wheel: Path, of_checkout: Path) -> None:
+    assert {name: data for name, data in content(wheel).items() if not name.startswith(SITE)} == content(of_checkout)
+
+
+def test_the_site_has_each_page_and_picture_of_the_documentation(wheel: Path) -> None:
+    for file in in_git("docs"):
+        page = f"{SITE}{file.removeprefix('docs/')}"
+        if file.endswith(".md"):
+            assert f"{page.removesuffix('.md')}.html" in content(wheel)
+        else:
+            assert content(wheel)[page] == (CHECKOUT / file).read_bytes()
 
 
 def test_the_sdist_holds_only_what_is_in_git(sdist: Path) -> None:

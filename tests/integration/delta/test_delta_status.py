@@ -13,13 +13,13 @@ from tests.support.broker import Producing
 from tests.support.delta_lake import DeltaLake
 from tests.support.delta_table import GROUP
 from tests.support.lake import events
-from tests.support.status import LONG, Told, causes, old
+from tests.support.status import LONG, StatusCommand, causes, old
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("connections")]
 
 
 def test_a_ledger_that_somebody_took_away_fails_its_stream_alone(
-    lake: DeltaLake, old_topic: str, produce: Producing, told: Told
+    lake: DeltaLake, old_topic: str, produce: Producing, status_after: StatusCommand
 ) -> None:
     produce(old_topic, 0, events(0, 0, 3))
     lake.land(old_topic)
@@ -31,23 +31,23 @@ def test_a_ledger_that_somebody_took_away_fails_its_stream_alone(
     first = json.loads(Path(lake.place, "_delta_log", f"{0:020}.json").read_text().splitlines()[2])
     own = {key: first["metaData"]["configuration"][key], f"lakestream.generation.{GROUP}": "1"}
     table.alter.set_table_properties(own, raise_if_not_exists=False)
-    code, [stream] = told(LONG)
+    code, [stream] = status_after(LONG)
     assert (code, stream["state"], causes(stream)) == (1, "failing", ["unusable"])
     assert "RESTORE" in stream["reasons"][0]["text"]
 
 
 def test_a_log_that_was_cleaned_up_still_tells_the_lag(
-    lake: DeltaLake, old_topic: str, produce: Producing, told: Told
+    lake: DeltaLake, old_topic: str, produce: Producing, status_after: StatusCommand
 ) -> None:
     produce(old_topic, 0, events(0, 0, 3), timestamps=old(3))
     lake.land(old_topic)
     # A change of properties is no other writer's landing.
     DeltaTable(lake.place).alter.set_table_properties({"delta.appendOnly": "false"})
-    assert causes(told(LONG)[1][0]) == []
+    assert causes(status_after(LONG)[1][0]) == []
     DeltaTable(lake.place).create_checkpoint()
     Path(lake.place, "_delta_log", f"{0:020}.json").unlink()
     produce(old_topic, 0, events(0, 3, 2), timestamps=old(2))
-    code, [stream] = told(LONG)
+    code, [stream] = status_after(LONG)
     assert (code, stream["state"], stream["landings"], stream["overdue"]) == (1, "stalled", [], 2)
 
 

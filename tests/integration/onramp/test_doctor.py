@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,10 @@ def test_all_is_well_and_no_trace_is_left(
         PartHealth.OK,
         f"Kafka connection 'kafka_default': 1 broker answers, by SASL_SSL as {kafka.username}.",
     )
-    assert one(found, "topic") == (PartHealth.OK, f"{name}: 2 partitions, 1 offsets; the newest records can be read.")
+    assert one(found, "topic") == (PartHealth.OK, f"{name}: 2 partitions, 1 offset; the newest records can be read.")
     assert registry.url in one(found, "registry")[1]
     assert [finding.text for finding in found["catalog"]] == [
-        "SqlCatalog answers: 1 namespaces.",
+        "SqlCatalog answers: 1 namespace.",
         "commits work, and one for an older head is refused (compare and set).",
     ]
     assert [finding.health for finding in found["store"]] == [PartHealth.OK, PartHealth.OK]
@@ -255,6 +256,16 @@ def test_java_is_needed_for_spark_alone(
     assert "can't be run" in one(examine("--engine", "spark", code=1), "java")[1]
 
 
+def test_two_versions_of_spark_in_one_folder_are_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, mixed = metadata.version, {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}
+    monkeypatch.setattr("importlib.metadata.version", lambda name: mixed.get(name) or real(name))
+    [text] = [one.text for one in check_packages({"spark"}) if one.text.startswith("extra spark")]
+    assert text.startswith(
+        "extra spark: pyspark is 4.3.0, and pyspark-client 4.2.0: both are installed into one folder"
+    )
+    assert text.count("==4.0.0") == 2
+
+
 class Overwriting(SqlCatalog):
     """A catalog that takes every commit, whatever it requires."""
 
@@ -292,6 +303,6 @@ def test_extras_that_are_missing_are_wrong_where_they_are_needed(monkeypatch: py
     assert found["extra delta"].health is PartHealth.WRONG
     assert "deltalake is 0.1" in found["extra delta"].text
     assert "obstore is not installed" in found["extra delta"].text
-    assert "pip install 'airflow-lakestream[delta]'" in found["extra delta"].text
+    assert "pip install '.[delta]' --constraint dev/constraints.txt" in found["extra delta"].text
     assert found["extra spark"].health is PartHealth.NOTE
     assert found["extra protobuf"].health is PartHealth.OK

@@ -65,6 +65,39 @@ def test_the_file_lands_the_topic(
     assert connections.catalog.load_table(table).scan().to_arrow().num_rows == 100
 
 
+@pytest.mark.parametrize("as_yaml", [False, True])
+def test_likely_times_are_times_in_the_file_and_land_as_such(
+    as_yaml: bool,
+    airflow: AirflowHome,
+    connections: Connections,
+    topic: Topics,
+    produce: Producing,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, table = topic(1), f"lake.times_{as_yaml}".lower()
+    produce(
+        name, 0, [json.dumps({"id": n, "shippedAt": 1_763_596_800_000 + n, "phone": 2_125_551_234}) for n in range(9)]
+    )
+    file = tmp_path / f"{name}.{'yaml' if as_yaml else 'py'}"
+    given = ["init", "--topic", name, "--table", table, "--output", str(file), *(["--yaml"] if as_yaml else [])]
+    assert run(given) == 0
+    said = capsys.readouterr().out
+    assert "  shippedAt timestamp from epoch_ms\n" in said
+    assert "if it is not there yet" in said or as_yaml
+    text = file.read_text()
+    assert "# shippedAt: 9 integers, likely milliseconds since the epoch" in text
+    assert '"phone timestamp from epoch_s"' in text.replace("\n#  ", "")
+    if as_yaml:
+        assert run(["pipeline", "run", str(file)]) == 0
+    else:
+        assert airflow.run(airflow.dag(file)).state == "success"
+    landed = connections.catalog.load_table(table).scan().to_arrow()
+    assert str(landed.schema.field("shippedAt").type) == "timestamp[us, tz=UTC]"
+    assert str(landed.schema.field("phone").type) == "int64"
+    capsys.readouterr()
+
+
 def test_a_pipeline_in_yaml_lands_the_topic(
     connections: Connections, topic: Topics, produce: Producing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

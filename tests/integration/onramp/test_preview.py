@@ -198,6 +198,19 @@ def test_sql_shows_what_the_statement_makes(preview: Previewing, topic: Topics, 
     assert (found["columns"], found["skipped"]) == ("size bigint", 1)
 
 
+def test_the_heading_names_the_source_of_the_columns_and_inner_values_are_as_in_json(
+    preview: Previewing, topic: Topics, produce: Producing
+) -> None:
+    name = topic(1)
+    produce(name, 0, ['{"o": {"at": "2026-11-20T05:05:00Z", "n": [1, null]}}'] * 3)
+    text = preview.text(name)
+    assert "Columns guessed from 3 records; a first run guesses from its own first batch:" in text
+    assert 'o={"at": "2026-11-20T05:05:00+00:00", "n": [1, null]}' in text
+    assert "Columns of the given schema:" in preview.text(name, "--schema", "o string")
+    assert "Columns that the statement makes:" in preview.text(name, "--sql", "SELECT value FROM {{ input }}")
+    assert "by the format" in preview.text(name, "--format", "raw")
+
+
 def test_the_newest_records_of_all_partitions_an_offset_and_a_time(
     preview: Previewing, topic: Topics, produce: Producing
 ) -> None:
@@ -225,6 +238,9 @@ def test_wrong_places_are_refused(preview: Previewing, topic: Topics, produce: P
     assert "Give one of them" in preview.text(name, "--from-offset", "0:0", "--from-timestamp", "5", code=2)
     assert "above 0" in preview.text(name, "--limit", "0", code=2)
     assert "no-such-topic" in preview.text("no-such-topic", code=2)
+    missing = preview.text(f"{name}s", code=2)
+    assert f"Did you mean '{name}'?" in missing
+    assert "argument" not in missing
 
 
 def test_no_group_is_made_and_no_offset_committed(

@@ -63,7 +63,7 @@ class Played:
                 file.write(json.dumps(asdict(kill)) + "\n")
 
     def figures(self) -> str:
-        """Return what docs/faults.md has of a play."""
+        """Return what dev/FAULTS.md has of a play."""
         kinds = Counter(kill.what for kill in self.kills)
         met = Counter(kill.what for kill in self.kills if kill.at_moment)
         killed = ", ".join(

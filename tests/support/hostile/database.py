@@ -100,7 +100,7 @@ class Database:
             name = self.connectors[-1]
             self.connect.release(name)
             slot = f"from pg_replication_slots where slot_name = '{name}'"
-            poll_until(lambda: self.sql.execute(f"select {slot} and active").fetchone() is None, f"{name} to end", 60)
+            poll_until(lambda: self.sql.execute(f"select {slot} and active").fetchone() is None, f"{name} to end", 180)
             # With those of earlier ones: a task that was being restarted may have made its slot after its end.
             own = f"from pg_replication_slots where starts_with(slot_name, '{self.name}_') and not active"
             self.sql.execute(f"select pg_drop_replication_slot(slot_name) {own}")

@@ -43,8 +43,8 @@ class LocalLandingOperator(SupervisedOperator):
     def new_supervisor(self, context: Context, wait: Callable[[float], None]) -> DriverSupervision:
         """Return what finds or submits the driver."""
         from airflow_lakestream.driver.detached import DetachedBackend, DetachedJob
+        from airflow_lakestream.driver.driver_folder import DriverConfig, new_folder
         from airflow_lakestream.driver.driving import DriverSupervision, StreamSpec
-        from airflow_lakestream.driver.job_folder import DriverConfig, new_folder
         from airflow_lakestream.driver.lease_record import fingerprint_of
         from airflow_lakestream.hooks.iceberg import IcebergHook
         from airflow_lakestream.hooks.kafka import KafkaHook

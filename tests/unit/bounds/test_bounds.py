@@ -20,7 +20,7 @@ from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.upkeep.narrow_bounds import mend, wrong_bounds
+from airflow_lakestream.iceberg.upkeep.narrow_bounds import SUMMARY_BOUNDS, mend, wrong_bounds
 from airflow_lakestream.iceberg.write import parquet
 from tests.support.faults import TIMEOUT, Fault, FaultyCatalog, applied, before, twice, unapplied
 from tests.support.given_records import GROUP, GivenLake
@@ -160,6 +160,18 @@ def test_mended_manifests_describe_the_same_files(lake: GivenLake) -> None:
 def test_nothing_wrong_brings_no_snapshot(lake: GivenLake) -> None:
     assert mend(lake.catalog(), lake.name, []) is None
     assert len(lake.iceberg().snapshots()) == 2
+
+
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "between look and commit"])
+def test_files_that_are_no_longer_in_the_table_bring_no_snapshot(lake: GivenLake, meanwhile: bool) -> None:
+    table = lake.iceberg()
+    wrong = wrong_bounds(table, ledger_store.head_of(table.metadata))
+    rewrite = before(lambda: table.overwrite(table.scan().to_arrow()))
+    catalog = FaultyCatalog(lake.catalog(), rewrite) if meanwhile else lake.catalog()
+    if not meanwhile:
+        table.overwrite(table.scan().to_arrow())
+    assert mend(catalog, lake.name, wrong) is None
+    assert not [one for one in lake.iceberg().snapshots() if one.summary and one.summary[SUMMARY_BOUNDS]]
 
 
 @pytest.mark.parametrize("fault", [twice, unapplied(TIMEOUT), applied(TIMEOUT), None])

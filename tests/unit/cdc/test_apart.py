@@ -27,9 +27,9 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note how many files the driver reads as a whole, by batch."""
     calls, original = list[int](), CommitEvents.joined
 
-    def join(self: CommitEvents, *arguments: Any) -> pa.Table:
+    def join(self: CommitEvents, *arguments: Any, **named: Any) -> pa.Table:
         calls.append(len(self.files))
-        return original(self, *arguments)
+        return original(self, *arguments, **named)
 
     monkeypatch.setattr(CommitEvents, "joined", join)
     return calls

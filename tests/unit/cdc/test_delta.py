@@ -21,9 +21,9 @@ from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.merge import entries, memory
 from airflow_lakestream.cdc.merge.values import ValueMissing
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
-from airflow_lakestream.core.mirrors import IsMirror
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ports import LedgerConflict
+from airflow_lakestream.core.routing import IsMirror
 from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.delta_table import a_sink, faulty, live_files, stray_files, versions

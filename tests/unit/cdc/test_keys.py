@@ -180,6 +180,28 @@ def test_a_key_that_changes_in_an_update_moves_its_row(follower: Follower) -> No
     assert follower.rows() == []
 
 
+@pytest.mark.parametrize("ends", [1, 2, 3, 4])
+def test_a_row_from_before_a_truncation_of_its_transaction_is_no_second_row_of_the_key(
+    follower: Follower, ends: int
+) -> None:
+    source = Source()
+    follower.settings = {"soft_delete": True}
+    follower.land(orders(source, 2))
+    one, other = ({"id": 1, "u": 11, "v": value} for value in ("a", "b"))
+    source.begin()
+    transaction = [
+        *source.change(None, one),
+        source.event("t", None, None),
+        *source.change(None, other),
+        *source.change(other, None),
+    ]
+    # The batch may end within the transaction.
+    follower.land(transaction[:ends])
+    assert by_id(follower.rows())[:1] == [[one], [], [other], []][ends - 1]
+    follower.land(transaction[ends:])
+    assert follower.rows() == []
+
+
 @pytest.mark.parametrize("key", [None, ["id"]])
 def test_other_columns_in_the_records_key_stop_the_mirror(key: list[str] | None, follower: Follower) -> None:
     source = Source()

@@ -26,7 +26,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import sink as iceberg_sink
 from airflow_lakestream.iceberg.replace.takeout import live_files, read_rows
 from airflow_lakestream.iceberg.write.deletes import deleted_positions, own_deletes
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.row_buffer import no_rows
 from tests.support.delete_files import delete_positions
 from tests.support.lake import assert_files_are_whole, assert_totals_are_right
 from tests.support.mirroring import Elsewhere, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
@@ -277,7 +277,7 @@ def test_what_can_t_be_is_refused_where_it_is_written_down() -> None:
     assert MirrorConfig(table="lake.t", **of).mirror.merge_mode is MergeMode.AUTO
     delta = {"table": "/lake/t", "table_format": "delta", **of}
     assert MirrorConfig(merge_mode="copy-on-write", **delta).mirror.merge_mode is MergeMode.COPY_ON_WRITE
-    with pytest.raises(InvalidArgument, match=r"merge_mode: a mirror in a Delta table.*deletion vectors"):
+    with pytest.raises(InvalidArgument, match=r"merge_mode: .* a Delta table; deletion vectors.*copy-on-write"):
         MirrorConfig(merge_mode="merge-on-read", **delta)
     with pytest.raises(InvalidArgument, match=r"merge_mode.*auto.*copy-on-write.*merge-on-read"):
         MirrorConfig(table="lake.t", merge_mode="in place", **of)

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.cdc.events import decoder
+from airflow_lakestream.cdc.events import schemas as found_schemas
 
 
-class GivenSchemas(decoder.RecordSchemas):
+class GivenSchemas(found_schemas.RecordSchemas):
     """Schemas of batches that are a type each."""
 
-    def _of_batch(self, batch: Any) -> Iterator[tuple[decoder.Row, int]]:
+    def _of_batch(self, batch: Any) -> Iterator[tuple[found_schemas.Row, int]]:
         yield [pa.field("v", batch.type)], 0
 
 
@@ -30,7 +30,7 @@ class TypedBatch:
 
 def test_a_type_that_another_thread_widens_meanwhile_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = None
-    schemas, join = GivenSchemas(nothing, nothing, "lake.t"), decoder.joined_type
+    schemas, join = GivenSchemas(nothing, nothing, "lake.t"), found_schemas.joined_type
     first, other = TypedBatch("a"), TypedBatch("a", "c")
     schemas.row(first)  # type: ignore[arg-type]
     thread = threading.Thread(target=schemas.row, args=(other,))
@@ -42,7 +42,7 @@ def test_a_type_that_another_thread_widens_meanwhile_is_kept(monkeypatch: pytest
             thread.join(0.5)
         return join(there, seen)
 
-    monkeypatch.setattr(decoder, "joined_type", joined)
+    monkeypatch.setattr(found_schemas, "joined_type", joined)
     schemas.row(TypedBatch("a", "b"))  # type: ignore[arg-type]
     thread.join()
     [column] = schemas.row(first)  # type: ignore[arg-type]

@@ -81,3 +81,18 @@ def on_a_terminal(code: str, **variables: str) -> str:
         with os.fdopen(theirs, "wb"):
             subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, stdout=theirs, env=environment, check=True)
         return os.read(terminal.fileno(), 10_000).decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("replay", "No such command 'replay'. Did you mean 'rejects replay'?"),
+        ("show", "Did you mean 'ledger show' or 'rejects show'?"),
+        ("plaan", "Did you mean 'plan'?"),
+    ],
+)
+def test_a_command_of_a_group_is_found_without_its_group(
+    name: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([name]) == 2
+    assert text in capsys.readouterr().err

@@ -40,6 +40,8 @@ class Worker:
                 worker.authorization = self.headers.get("Authorization", "")
                 code, said = worker.answers.pop(0) if len(worker.answers) > 1 else worker.answers[0]
                 self.send_response(code)
+                if code == 302:
+                    self.send_header("Location", said.decode())
                 self.send_header("Content-Length", str(len(said)))
                 self.end_headers()
                 self.wfile.write(said)
@@ -120,6 +122,14 @@ def test_another_worker_is_asked_where_one_gives_no_answer(worker: Worker) -> No
     assert worker.asked == [("GET", "/connectors/a%20b%2Fc/status", None)]
     assert worker.authorization == "Basic bWU6c2VjcmV0"
     assert "secret" not in repr(ConnectWorkers([worker.url], "me", "secret"))
+
+
+def test_credentials_go_to_the_worker_and_not_where_it_redirects_to(worker: Worker) -> None:
+    elsewhere = worker.url.replace("127.0.0.1", "localhost")
+    worker.answers = [(302, f"{elsewhere}/elsewhere".encode()), (200, b"{}")]
+    assert ConnectClient(ConnectWorkers([worker.url], "me", "secret")).config("c") == {}
+    assert [path for _, path, _ in worker.asked] == ["/connectors/c/config", "/elsewhere"]
+    assert worker.authorization == ""
 
 
 def test_offsets_are_set_as_connect_wants_them(worker: Worker) -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.batch import RunLimits
-from airflow_lakestream.core.landing.contention import GIVE_WAY, MAX_CONFLICTS, Contention
-from airflow_lakestream.core.landing.job import LandingJob, Stopped
+from airflow_lakestream.core.landing.job import GIVE_WAY, MAX_CONFLICTS, Contention, LandingJob, Stopped
 from airflow_lakestream.core.landing.modes import IntervalMode, ResumeMode
 from airflow_lakestream.core.landing.plan import (
     LandedByAnotherGroup,
@@ -222,10 +221,36 @@ def test_first_records_that_tell_no_columns_wait_for_one_that_does(max_records: 
     reports = [land(job(topic, table, decoders=telling, run_id=f"run-{n}", limits=limits)) for n in range(12)]
 
     assert table.landed == span(0, 12)
-    # The second chunk tells them, and has two records that do not.
-    first = 0 if has_waiting else 4
+    # The second chunk shows the columns from its third record on. A run skips one record less than its limit, so that
+    # one record that shows the columns lands; the next run lands the records that were not skipped.
+    first = 0 if has_waiting else {None: 4, 1: 0, 3: 2}[max_records]
     assert sorted(table.rows) == [(0, offset) for offset in range(first, 12)]
     assert sum((report.counts for report in reports), Counts()) == Counts(read=12, written=12 - first, skipped=first)
+    assert all(report.counts.read <= (max_records or 12) for report in reports)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    st.integers(0, 25),
+    st.integers(1, 5),
+    st.integers(1, 7),
+    st.booleans(),
+)
+def test_no_run_takes_more_than_max_records_while_columns_are_looked_for(
+    ends: list[int], first_with_columns: int, chunk_size: int, most: int, has_waiting: bool
+) -> None:
+    # In each partition, records from this offset on show the columns.
+    topic = FakeTopic({p: (0, end) for p, end in enumerate(ends)}, chunk_size=chunk_size)
+    table, decoders, read = FakeTable(exists=False), FakeDecoders(first_with_columns, has_waiting), 0
+    for number in range(60):
+        run_id, limits = f"run-{number}", RunLimits(max_records=most, max_batch_bytes=1)
+        report = land(job(topic, table, decoders=decoders, run_id=run_id, limits=limits))
+        read += report.counts.read
+        assert report.counts.read <= most
+        if not report.snapshot_ids:
+            break
+    assert read == (sum(ends) if max(ends) > first_with_columns else 0)
+    assert table.exists is (max(ends) > first_with_columns)
 
 
 def test_what_a_run_must_write_down_is_refused_while_nothing_tells_the_columns() -> None:

@@ -10,14 +10,17 @@ from itertools import pairwise
 
 import pytest
 
-from airflow_lakestream.core.landing.modes import IntervalMode, PlanningLook, RangesMode, RunMode
-from airflow_lakestream.core.landing.plan import BeginningLost, DataLoss, PartitionWatermarks, Plan, TopicState
-from airflow_lakestream.core.landing.streamed import (
+from airflow_lakestream.core.landing.modes import (
+    IntervalMode,
     LandedBesideStream,
+    PlanningLook,
+    RangesMode,
+    RunMode,
     StreamBatchMode,
     StreamReplaced,
     StreamRolledBack,
 )
+from airflow_lakestream.core.landing.plan import BeginningLost, DataLoss, PartitionWatermarks, Plan, TopicState
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, StreamBatch, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import StreamConflict, TimeBoundary

@@ -7,9 +7,14 @@ import pytest
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.codec import JournalEntry, LedgerProperty, UnreadableLedger
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.lineage import SnapshotFacts, TableFacts, UndecidedLedger
+from airflow_lakestream.core.lineage import (
+    SUMMARY_RESTATED,
+    SnapshotFacts,
+    TableFacts,
+    UndecidedLedger,
+    encode_restated,
+)
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.restated import SUMMARY_RESTATED, encode_restated
 
 IDENTITY = TopicIdentity("t", "id", "cluster")
 

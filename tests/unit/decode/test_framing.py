@@ -189,5 +189,5 @@ def test_a_field_that_has_a_default_may_be_missing_in_older_records() -> None:
 
 def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpc_tools", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'airflow-lakestream\[protobuf\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[protobuf\]'"):
         compile_proto('syntax = "proto3"; message NotCompiledYet { int64 v = 1; }')

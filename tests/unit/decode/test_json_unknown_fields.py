@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.formats import KeyFormat, ValueEnvelope, ValueFormat
 from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import KeyFormat, ValueEnvelope, ValueFormat
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.json.column_names import MOST_COLUMNS
 from airflow_lakestream.decode.json.decoder import JsonDecoder

@@ -5,15 +5,17 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
+from airflow_lakestream.core.names import METADATA_NAMES
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import bad_timestamps, metadata_columns, metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
-ALL = ["topic", "partition", "offset", "timestamp", "key", "headers"]
+ALL = [*METADATA_NAMES]
 RECORDS = RawBatch(
     "orders", 7, [5, 6, 9], [0, -1, 1_700_000_000_123], pa.array([b"{}", None, b"x"]),
     keys=pa.array([b"\xff", None, b""]),
     headers=pa.array([[("h", b"1"), ("h", None)], None, []], metadata_schema(["headers"]).field(0).type),
+    timestamp_types=pa.array(["create_time", None, "log_append_time"]),
 )  # fmt: skip
 
 
@@ -26,14 +28,15 @@ def test_types_and_values() -> None:
         "_kafka_timestamp timestamp[us, tz=UTC]",
         "_kafka_key binary",
         "_kafka_headers list<element: struct<key: string, value: binary>>",
+        "_kafka_timestamp_type string",
     ]
     table = pa.Table.from_arrays(metadata_columns(RECORDS, ALL), schema=schema)
     table.validate(full=True)
     headers = [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
     assert [list(row.values()) for row in table.to_pylist()] == [
-        ["orders", 7, 5, datetime(1970, 1, 1, tzinfo=UTC), b"\xff", headers],
-        ["orders", 7, 6, None, None, None],
-        ["orders", 7, 9, datetime(2023, 11, 14, 22, 13, 20, 123000, UTC), b"", []],
+        ["orders", 7, 5, datetime(1970, 1, 1, tzinfo=UTC), b"\xff", headers, "create_time"],
+        ["orders", 7, 6, None, None, None, None],
+        ["orders", 7, 9, datetime(2023, 11, 14, 22, 13, 20, 123000, UTC), b"", [], "log_append_time"],
     ]  # fmt: skip
 
 

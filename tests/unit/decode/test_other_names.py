@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +22,7 @@ from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.protobuf.schema import compile_proto
 from airflow_lakestream.registry.config import RegistryConfig
+from airflow_lakestream.registry.schemas import RegisteredSchema
 from tests.support.avro_records import written
 from tests.support.registry import FakeRegistry
 from tests.unit.decode.support import batch
@@ -213,3 +218,47 @@ def test_no_value_is_lost_whatever_was_renamed_and_whenever_the_table_was_made(
     assert not decoded.bad
     expected = [{name: 10 * at + number for number, name in enumerate(made)} for at in range(len(versions))]
     assert decoded.rows.to_pylist() == expected
+
+
+def of_topic(topic: str) -> Any:
+    return replace(batch([written(ONE, 1, {"id": 1, "name": "a"})]), topic=topic)
+
+
+@dataclass(frozen=True)
+class SlowRegistry(FakeRegistry):
+    """Answers for a schema once it is released."""
+
+    asked: threading.Event = dataclass_field(default_factory=threading.Event)
+    release: threading.Event = dataclass_field(default_factory=threading.Event)
+
+    def schema(self, schema_id: int) -> RegisteredSchema:
+        if schema_id == 1:
+            self.asked.set()
+            assert self.release.wait(30)
+        return super().schema(schema_id)
+
+
+LOGINS = pa.schema([("id", pa.int64()), ("login", pa.string())])
+
+
+def test_each_topic_has_the_names_of_its_own_versions() -> None:
+    decoder = AvroDecoder(LOGINS, registry=registry(*map(json.dumps, (ONE, TWO, THREE))))
+    assert decoder.decode(of_topic("people")).rows["login"].to_pylist() == [None]
+    assert decoder.decode(of_topic("orders")).rows["login"].to_pylist() == ["a"]
+
+
+def test_a_thread_with_another_topic_does_not_change_whose_versions_are_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    known = registry(*map(json.dumps, (ONE, TWO, THREE)))
+    slow = SlowRegistry(known.schemas, known.subjects)
+    decoder = AvroDecoder(LOGINS, registry=slow)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(decoder.decode, of_topic("orders"))
+        assert slow.asked.wait(30)
+        other = replace(batch([written(TWO, 2, {"id": 2, "user_name": "b"})]), topic="people")
+        assert decoder.decode(other).rows["login"].to_pylist() == [None]
+        slow.release.set()
+        assert first.result().rows["login"].to_pylist() == ["a"]
+    assert [text for text in caplog.messages if text.startswith("orders: the field name goes into the column login")]

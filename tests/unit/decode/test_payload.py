@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.core.formats import KeyFormat, ValueFormat
+from airflow_lakestream.core.policies import KeyFormat, ValueFormat
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.rows import RowDecoderFactory

@@ -94,7 +94,7 @@ def test_times_inside_of_columns_and_bad_ones(way: dict[str, Any]) -> None:
         1: "s.at: 1795151100123456789 milliseconds since the epoch: not in the years 1 to 9999",
         2: "l.element.at: 2026-10-25 02:30:00.000000 twice in Europe/Berlin: the clocks were put back",
         3: "l.element.at: 2026-03-29 02:30:00.000000 no time of Europe/Berlin: the clocks were put forward",
-        4: "n[1]: 'x' is not a decimal number",
+        4: "n[1]: 'x' is a text that is no number; the column is given as seconds since the epoch",
         5: 's.at: 0.0001 milliseconds since the epoch: finer than microseconds: timestamps_finer="truncate" cuts it',
         7: "s.at: is null or missing, and the column is required",
     }

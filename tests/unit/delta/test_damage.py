@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from airflow_lakestream.delta.commit.damage import DamagedLog, find_damage
 from airflow_lakestream.delta.commit.protocol import UnfitTable
-from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.delta.storage import DamagedLog, DeltaStorage, find_damage
 from airflow_lakestream.exceptions import Terminal
 from tests.support.delta_table import a_sink, append_foreign_row, expected, land, landed, rows_of
 
@@ -19,14 +19,21 @@ CHECKPOINT = 3
 NEWEST = 6
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Seven versions of one row each, with a checkpoint in between."""
+    table = tmp_path_factory.mktemp("whole") / "clicks"
     for n in range(NEWEST + 1):
-        land(tmp_path / "clicks", n, n + 1)
+        land(table, n, n + 1)
         if n == CHECKPOINT:
-            DeltaTable(str(tmp_path / "clicks")).create_checkpoint()
-    return tmp_path / "clicks"
+            DeltaTable(str(table)).create_checkpoint()
+    return table
+
+
+@pytest.fixture
+def table(whole: Path, tmp_path: Path) -> Path:
+    """Return a copy of the whole table, to be cut."""
+    return shutil.copytree(whole, tmp_path / "clicks")
 
 
 def commit(table: Path, version: int) -> Path:

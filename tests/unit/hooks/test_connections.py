@@ -236,3 +236,20 @@ def test_settings_that_librdkafka_judges_itself(settings: dict[str, str]) -> Non
 def test_an_app_of_spark_is_told_the_same() -> None:
     with pytest.raises(InvalidArgument, match=r"^kafka: it has sasl\.mechanism, .*security\.protocol is missing"):
         AppConfig(app="kafka_to_iceberg", kafka={**SERVERS, **SASL}, catalog={}, landing={})
+
+
+@pytest.mark.parametrize(
+    ("fields", "address"),
+    [
+        ({"host": "h", "port": 8083}, "http://h:8083"),
+        ({"host": "h:8084", "port": 8083}, "http://h:8084"),
+        ({"host": "https://h", "port": 8083}, "https://h:8083"),
+        ({"host": "::1", "port": 8083, "schema": "https"}, "https://[::1]:8083"),
+        ({"host": "fd00::1"}, "http://[fd00::1]"),
+        ({"host": "http://[::1]:8084", "port": 8083}, "http://[::1]:8084"),
+    ],
+)
+def test_the_address_of_connect_and_of_flinks_gateway(fields: dict[str, Any], address: str, connection) -> None:
+    assert KafkaConnectHook(connection("http", **fields)).open_client().where == address
+    gateway, _ = FlinkHook(connection("http", extra=PLACES, **fields)).addresses()
+    assert gateway["url"] == address

@@ -66,6 +66,10 @@ def test_what_the_kafka_connection_says_is_taken_where_it_is_needed(kafka) -> No
             {"host": "registry", "password": "a-registry-word-2"},
             RegistryConfig("http://registry", token="a-registry-word-2"),
         ),
+        ({"host": "::1", "port": 8081}, RegistryConfig("http://[::1]:8081")),
+        ({"host": "::1"}, RegistryConfig("http://[::1]")),
+        ({"host": "https://[fd00::1]/apis", "port": 8443}, RegistryConfig("https://[fd00::1]:8443/apis")),
+        ({"host": "[::1]:8081", "port": 8443}, RegistryConfig("http://[::1]:8081")),
         ({"extra": {"url": "https://registry:1", "timeout": 3}}, RegistryConfig("https://registry:1", timeout=3.0)),
     ],
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.iceberg.fitness import FormatVersionTooNew, NoTableId, UnreadableTable
 from airflow_lakestream.iceberg.ledger_store import FormatVersionTooOld
-from airflow_lakestream.iceberg.publishing.branch import open_branch
-from airflow_lakestream.iceberg.publishing.sink import PublishingSink
+from airflow_lakestream.iceberg.publishing.sink import PublishingSink, open_branch
 from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
 from airflow_lakestream.run.storage import StorageFailed, storage_errors_named
-from airflow_lakestream.stores.places import PlaceNotWritable
+from airflow_lakestream.stores.object_store import PlaceNotWritable
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.row_buffer import TableNotWritable
 from airflow_lakestream.watching.streams.landings import IcebergStreams
@@ -261,43 +261,68 @@ LANDED: dict[str, tuple[Change, int]] = {
 }
 
 
-def changed(folder: Path, change: Change, kind: Kind = EXTRACT) -> GivenLake:
-    """Return a lake whose table was landed in, and changed then."""
+def landed(folder: Path, kind: Kind = EXTRACT) -> GivenLake:
+    """Return a lake whose table was landed in."""
     lake = GivenLake(folder, kind=kind.config)
     lake.land(kind.first, schema="v int, w int", **kind.given)
-    file = Path(lake.iceberg().metadata_location.removeprefix("file://"))
-    metadata = json.loads(file.read_text())
-    told = change(metadata)
-    kept = told if isinstance(told, str | bytes) else json.dumps(metadata)
-    file.write_bytes(kept if isinstance(kept, bytes) else kept.encode())
-    (file.parent / "file").touch()
+    (metadata_file(lake).parent / "file").touch()
     return lake
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def metadata_file(lake: GivenLake) -> Path:
+    return Path(lake.iceberg().metadata_location.removeprefix("file://"))
+
+
+@contextmanager
+def changed(lake: GivenLake, change: Change) -> Iterator[None]:
+    """Have the table's metadata changed within the block."""
+    file = metadata_file(lake)
+    before = file.read_bytes()
+    metadata = json.loads(before)
+    told = change(metadata)
+    kept = told if isinstance(told, str | bytes) else json.dumps(metadata)
+    file.write_bytes(kept if isinstance(kept, bytes) else kept.encode())
+    try:
+        yield
+    finally:
+        file.write_bytes(before)
+
+
+# One for all cases that change no file.
+@pytest.fixture(scope="module", params=KINDS)
+def kind_and_lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Kind, GivenLake]:
+    kind = KINDS[request.param]
+    return kind, landed(tmp_path_factory.mktemp(request.param), kind)
+
+
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_table_that_can_not_be_landed_in_is_refused_by_its_name(tmp_path: Path, case: str, kind: str) -> None:
-    change, error, match = REFUSED[case]
-    assert_refused(changed(tmp_path, change, KINDS[kind]), KINDS[kind], error, match)
+def test_a_table_that_can_not_be_landed_in_is_refused_by_its_name(
+    case: str, kind_and_lake: tuple[Kind, GivenLake]
+) -> None:
+    (change, error, match), (kind, lake) = REFUSED[case], kind_and_lake
+    with changed(lake, change):
+        assert_refused(lake, kind, error, match)
 
 
 @pytest.mark.parametrize("case", LANDED)
 def test_a_table_that_can_be_landed_in_is(tmp_path: Path, case: str) -> None:
-    change, rows = LANDED[case]
-    assert_landed(changed(tmp_path, change), rows)
+    (change, rows), lake = LANDED[case], landed(tmp_path)
+    with changed(lake, change):
+        assert_landed(lake, rows)
 
 
 def test_a_table_whose_metadata_are_gone_is_refused_by_its_name(tmp_path: Path) -> None:
     lake = GivenLake(tmp_path)
     lake.land([b'{"v": 1}'], schema="v int")
-    Path(lake.iceberg().metadata_location.removeprefix("file://")).unlink()
+    metadata_file(lake).unlink()
     with pytest.raises(UnreadableTable, match=r"^lake\.events: a file of its metadata is gone \(.*metadata\.json"):
         lake.land([b'{"v": 1}'] * 2)
 
 
 def test_a_list_of_manifests_that_is_gone_is_named_with_its_table(tmp_path: Path) -> None:
-    lake = changed(tmp_path, in_snapshots(manifest_list="file:///no/such/file"))
+    lake = landed(tmp_path)
     with (
+        changed(lake, in_snapshots(manifest_list="file:///no/such/file")),
         pytest.raises(StorageFailed, match=r"^lake\.events: .*/no/such/file"),
         storage_errors_named("lake.events", None),
     ):
@@ -320,19 +345,18 @@ LOOKED_AT = ["no properties", "no id", "a geometry", "a place below a file", "a 
 
 @pytest.mark.parametrize("case", LOOKED_AT)
 def test_a_publication_and_an_edit_of_the_ledger_refuse_it_the_same(tmp_path: Path, case: str) -> None:
-    change, error, match = REFUSED[case]
-    lake = changed(tmp_path, change)
+    (change, error, match), lake = REFUSED[case], landed(tmp_path)
     design = TableDesign(metadata_schema(("topic", "partition", "offset")))
-    with pytest.raises(error, match=match):
-        PublishingSink(lake.catalog(), "lake.events", "g", design).load("run")
+    looks: list[Callable[[], object]] = [lambda: PublishingSink(lake.catalog(), "lake.events", "g", design).load("run")]
     if error is UnreadableTable and case == "no properties":
-        for look in (
+        looks += [
             lambda: open_branch(lake.catalog(), "lake.events", "b"),
             lambda: load(lake.catalog(), "lake.events"),
             lambda: IcebergStreams.at(lake.catalog(), "lake.events"),
-        ):
+        ]
+    if error is not PlaceNotWritable:
+        looks.append(lambda: restate_ledgers(lake.catalog(), "lake.events", lambda _: {}))
+    with changed(lake, change):
+        for look in looks:
             with pytest.raises(error, match=match):
                 look()
-    if error is not PlaceNotWritable:
-        with pytest.raises(error, match=match):
-            restate_ledgers(lake.catalog(), "lake.events", lambda _: {})

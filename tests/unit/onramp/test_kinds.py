@@ -13,8 +13,8 @@ import pytest
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.infer import infer_schema
+from airflow_lakestream.decode.json.kinds import kinds_of, remarks
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.onramp.kinds import kinds_of, remarks
 from airflow_lakestream.onramp.preview import documents_of
 from airflow_lakestream.onramp.samples import TopicSample
 from airflow_lakestream.tables.schema.columns import to_schema, to_timed_schema
@@ -40,27 +40,34 @@ def test_each_kind_is_counted_with_a_place() -> None:
         "a": [("integer", 2, 3, 100, "1"), ("text", 1, 3, 104, "n/a")],
         "b": [("object", 1, 3, 105, '{"c":[1]}')],
         "b.c": [("array", 1, 3, 105, "[1]")],
+        "b.c[]": [("integer", 1, 3, 105, "1")],
     }
 
 
 def test_a_string_by_two_values_of_many_is_named_with_what_another_type_would_mean() -> None:
     [remark] = said(*[{"amount": n} for n in range(496)], {"amount": "n/a"}, {"amount": "-"})
     assert remark == (
-        "amount: 496 integer (such as [3] 100: 0); 2 text (such as [3] 596: n/a). As string all are kept, as their "
-        'text; with --schema "amount bigint, ..." 2 are bad records.'
+        "amount: 496 integers (such as 0 at [3] 100); 2 texts (such as n/a at [3] 596). As string all are kept, as "
+        'their text. With "amount bigint" in --schema, 2 of these values are bad records.'
     )
 
 
 @pytest.mark.parametrize(
     ("documents", "words"),
     [
-        ([{"at": MS}] * 2, ["at: 2 integer, likely milliseconds since the epoch", '"at timestamp from epoch_ms"']),
+        ([{"at": MS}] * 2, ["at: 2 integers, likely milliseconds since the epoch", '"at timestamp from epoch_ms"']),
         ([{"at": MS // 1000}], ["at: 1 integer, likely seconds since the epoch", '"at timestamp from epoch_s"']),
         ([{"at": MS / 1000}], ["a fraction, likely seconds since the epoch", '"at timestamp from epoch_s"']),
         ([{"o": {"at": MS * 1000}}], ["o.at: 1 integer, likely micro", '"at timestamp from epoch_us"']),
         ([{"at": "2026-11-20 05:05:00"}], ["at: 1 time without a zone", "\"at timestamp at time zone 'UTC'\""]),
         ([{"o": {"x": 1}}, {"o": {"x": "a"}}], ["o.x: 1 integer", "1 text", "is a bad record"]),
         ([{"a": [1]}, {"a": 1}], ["a: 1 array", "As string all are kept, as their text."]),
+        (
+            [{"a": MS}] * 3 + [{"a": "2026-11-20T05:05:00Z"}],
+            ['"a timestamp from epoch_ms" in', "1 of these values is a"],
+        ),
+        ([{"a": [{"b": [{"at": MS}]}]}], ["a[].b[].at: 1 integer, likely milli", '"at timestamp from epoch_ms"']),
+        ([{"o": {"a": [MS]}}], ["o.a[]: 1 integer, likely milli", '"a array<timestamp from epoch_ms>"']),
     ],
 )
 def test_what_a_column_may_be_mistaken_for(documents: list[Any], words: list[str]) -> None:
@@ -77,6 +84,7 @@ def test_what_a_column_may_be_mistaken_for(documents: list[Any], words: list[str
         [{"a": "text"}],
         [{"a": {"b": True}}],
         [{"a": MS * 100_000}],
+        [{"a": [{"b": 1}, {"b": MS}]}],
     ],
 )
 def test_what_a_type_holds_as_it_is_needs_no_remark(documents: list[Any]) -> None:
@@ -95,8 +103,8 @@ def test_fields_of_csv_have_kinds_too_and_times_that_a_schema_says_need_no_remar
         "local": [("time without a zone", 1, 100), ("text", 1, 101)],
     }
     [mixed, local] = remarks(to_schema(schema), kinds, {})
-    assert 'with --schema "id bigint, ..." 1 is a bad record' in mixed
-    assert "As timestamp_ntz, 1 of these values are bad records." in local
+    assert 'With "id bigint" in --schema, 1 of these values is a bad record.' in mixed
+    assert "As timestamp_ntz, 1 of these values is a bad record." in local
     told, times = to_timed_schema("id string, at timestamp from epoch_ms, local timestamp at time zone 'UTC'")
     assert [one.partition(":")[0] for one in remarks(told, kinds, times)] == ["id", "local"]
 

@@ -101,8 +101,8 @@ class World:
         self.kept: dict[str, Any] = {}
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
 
-    def told(self) -> EmittedPartitions:
-        return self.task._emitted({"asset_state_store": {self._asset: self}, "inlet_events": self}, NAME)
+    def told(self, name: str = NAME) -> EmittedPartitions:
+        return self.task._emitted({"asset_state_store": {self._asset: self}, "inlet_events": self}, name)
 
     @property
     def _asset(self) -> Asset:
@@ -147,3 +147,10 @@ def test_the_newest_telling_is_known_whatever_else_is_told_of_the_asset_or_forgo
             world.events.clear()
             assert world.told() == truth
             world.store({"lakestream_partitions": {"name": NAME, **truth.to_json()}} if truth.number else None)
+
+
+def test_tables_with_long_names_that_begin_alike_keep_what_was_told_apart() -> None:
+    world, told = World(), EmittedPartitions(1, ((0, 3_600_000),))
+    one, other = (f"{'namespace.' * 60}{table}/g/hour" for table in ("clicks", "orders"))
+    world.store({"lakestream_partitions": {"name": one, **told.to_json()}})
+    assert (world.told(one), world.told(other)) == (told, EmittedPartitions())

@@ -55,7 +55,8 @@ def test_a_missing_extra_is_told_with_the_command_that_installs_it(
     # As Python has it of a module that is not there.
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        MissingExtra, match=rf"^{module} is not installed: pip install 'airflow-lakestream\[{extra}\]'$"
+        MissingExtra,
+        match=rf"^{module} is not installed: pip install '\.\[{extra}\]' --constraint dev/constraints\.txt, in a clone",
     ):
         need_extras(extra)
     assert f"\n{extra} = [" in PYPROJECT.read_text()

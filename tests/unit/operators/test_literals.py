@@ -137,12 +137,32 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ),
     (group, {"checks": {"row_count": 1}}, "checks.row_count: 1 has no bounds"),
     (group, {"mode": "append"}, "mode: 'append' is not one of"),
-    (group, {"topic": "^orders-.*"}, "topic: a regex is not for a group of tasks. Use KafkaExtractOperator."),
-    (group, {"table": "lake.{key}"}, "table: tables that each record chooses are not for a group of tasks."),
-    (group, {"unknown_fields": "evolve"}, 'unknown_fields: "evolve" is not for a group of tasks'),
-    (group, {"parallelism": 2}, "parallelism: is not for a group of tasks. Set the number of readers with `tasks`."),
-    (group, {"replace": True}, "replace: is not for a group of tasks. Use KafkaExtractOperator, in one task."),
-    (group, {"idle_timeout": "5m"}, "idle_timeout: is not for a group, whose plan is fixed. Use KafkaExtractOperator"),
+    (
+        group,
+        {"topic": "^orders-.*"},
+        "topic: is not for a group of tasks: a regex has several topics. Use KafkaExtractOperator",
+    ),
+    (group, {"table": "lake.{key}"}, "table: is not for a group of tasks: each record chooses its table."),
+    (
+        group,
+        {"unknown_fields": "evolve"},
+        'unknown_fields: is not for a group of tasks: with "evolve" each task would name other columns.',
+    ),
+    (
+        group,
+        {"parallelism": 2},
+        "parallelism: is not for a group of tasks: several tasks read. Set the number of readers with `tasks`.",
+    ),
+    (
+        group,
+        {"replace": True},
+        "replace: is not for a group of tasks: one task replaces rows. Use KafkaExtractOperator, in one task.",
+    ),
+    (
+        group,
+        {"idle_timeout": "5m"},
+        "idle_timeout: is not for a group of tasks: its plan is fixed. Use KafkaExtractOperator",
+    ),
     (
         lambda **more: LakestreamAuditOperator(task_id="audit", **{"table": "lake.orders", **more}),
         {"full": "deep"},
@@ -245,8 +265,8 @@ def test_values_of_every_kind_that_a_run_takes_are_taken() -> None:
 # Arguments that any text may be right for: names, DDL and SQL; the run finds out. `table_format` is tried above.
 OF_ANY_TEXT = {"kafka_conn_id", "iceberg_conn_id", "storage_conn_id", "schema", "sql", "schema_registry"}
 OF_ANY_TEXT |= {"writer_schemas", "partition_by", "sort_order", "table_format", "topic_url", "table_url"}
-# A key and a placeholder may be any text, and the tables any regex; what is none is tried above or by its own test.
-OF_ANY_TEXT |= {"key", "source_tables", "unavailable_placeholder"}
+# A key, a sequence, a condition and a placeholder may be any text, and the tables any regex; others have own tests.
+OF_ANY_TEXT |= {"key", "sequence_by", "delete_when", "source_tables", "unavailable_placeholder"}
 
 
 def test_every_other_argument_of_a_landing_is_checked() -> None:

@@ -50,3 +50,8 @@ def test_a_section_is_told_once() -> None:
 
 def test_causes_are_those_of_the_sensors() -> None:
     assert set(advice._OF_CAUSE) - {"failed run"} <= {cause.value for cause in StreamCause}
+
+
+def test_after_a_failed_run_the_log_comes_first() -> None:
+    [reason] = advice.with_advice([StateReason("a", "failed run")])
+    assert "log" in reason["advice"]["steps"][0]

@@ -71,6 +71,8 @@ def test_any_value_is_no_report_or_shown_or_named(value: Any) -> None:
         *(("ranges", one) for one in ([[0, 1]], [1, 2, 3], [["a", 0, 1]], [[0, None, 1]], {"0": [0, 1]})),
         ("schema_changes", [5]),
         ("lost", 5),
+        *(("read", one) for one in ("many", "", False, [], {})),
+        ("rows_in", "many"),
         ("topic", ["t"]),
         ("topics", {"t": {"ranges": "all"}}),
     ],
@@ -80,6 +82,19 @@ def test_a_value_of_another_kind_is_named(name: str, value: Any) -> None:
     assert landing is not None
     assert landing.problem.startswith(name)
     assert landing.rows == 0
+
+
+@pytest.mark.parametrize("value", ["many", "", "5", 3, False, [], [{"read": 1}]])
+def test_what_is_no_report_is_named(value: Any) -> None:
+    landing = landing_of(AT, "r", -1, value)
+    assert landing is not None
+    assert landing.problem.endswith("not a mapping")
+
+
+def test_an_odd_report_is_of_the_stream_of_its_table() -> None:
+    landing = landing_of(AT, "r", -1, {**REPORT, "table": "lake.other", "rejected": "many"})
+    assert landing is not None
+    assert dict(landing.names) == {"table": "lake.other"}
 
 
 @given(ANY, st.sampled_from(["lag", "retention", "freshness"]))

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_lakestream.pipelines.dags import broken_dag
+from airflow_lakestream.pipelines.errors import FileProblem
+from airflow_lakestream.pipelines.folder import BrokenFile
+from airflow_lakestream.pipelines.reading import read_file
 from airflow_lakestream.ui.page.landings import TaskLanding
 from airflow_lakestream.ui.page.runs import RunStates, TaskTry
 from airflow_lakestream.ui.page.streams import PageStream, StreamDag, row_of, streams_of
@@ -12,6 +20,11 @@ from airflow_lakestream.ui.page.tasks import DagStreams, find_streams
 from tests.unit.page.test_states import AT
 from tests.unit.page.test_tasks import dag
 
+PIPELINE = """\
+metadata: {name: shop}
+sources: {orders: {type: kafka, topic: orders}}
+sinks: {lake: {type: iceberg, table: lake.orders}}
+"""
 KEY = ("shop", "land")
 FORM = {"topic": "{{ params.topic }}", "table": "{{ params.table }}", "params": [["table", {"default": "lake.usual"}]]}
 
@@ -75,3 +88,27 @@ def test_tables_that_records_or_the_time_choose_are_one_stream() -> None:
 def test_a_table_of_each_run_shows_the_newest_twenty() -> None:
     found = rows(FORM, [landed(f"lake.t{n}", n) for n in range(50)])
     assert list(found) == ["lake.usual", *(f"lake.t{n}" for n in range(49, 29, -1))]
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["with a last version", "that was never right"])
+def test_a_broken_pipeline_has_rows_with_its_problem_in_place_of_a_schedule(is_known: bool, tmp_path: Path) -> None:
+    file = tmp_path / "shop.yaml"
+    file.write_text(PIPELINE)
+    last = read_file(file, {}.__getitem__)
+    problem = FileProblem("shop.yaml", 3, 1, "sinks: is missing.")
+    made = broken_dag(BrokenFile("shop.yaml", "shop", (problem,), last if is_known else None))
+    parsed = find_streams(DagSerialization.to_dict(made))
+    [task] = parsed.streams
+    [stream] = streams_of(StreamDag("shop", False, None, None, parsed), task, {}, RunStates())
+    row = row_of(stream)
+    assert row["state"] == "broken"
+    assert str(problem) in row["why"][0]["text"]
+    assert (row["dag_id"], row["schedule"], row["table"]) == ("shop", None, "lake.orders" if is_known else None)
+    assert row["engine"] == ("extract" if is_known else "")
+
+
+def test_a_tag_of_the_users_does_not_make_a_dag_broken() -> None:
+    document = dag({"task_id": "land", "task_type": "KafkaExtractOperator"})
+    for description in (None, "Lands broken things", "It is Broken: see the log"):
+        document["dag"] |= {"tags": ["broken"], "description": description}
+        assert find_streams(document).broken is None

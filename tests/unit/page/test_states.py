@@ -92,3 +92,25 @@ def test_what_could_not_be_seen_is_said_once_and_taken_for_nothing_else() -> Non
         "could not look",
         [("unusable: no answer", "could not look")],
     )
+
+
+def test_a_line_about_the_tables_content_is_not_about_its_age() -> None:
+    reasons = [
+        {"cause": "stopped consumer", "text": "nothing was landed for 2 h"},
+        {"cause": "silent columns", "text": "no record of the last run had a value for note"},
+    ]
+    seen = StateFacts(False, False, ended("success"), landed(), looked(freshness=(False, {"reasons": reasons})))
+    state, why = state_of(seen)
+    assert state == "stalled"
+    assert [one.text for one in why] == [
+        "Not fresh: nothing was landed for 2 h.",
+        "No record of the last run had a value for note.",
+    ]
+
+
+def test_a_broken_file_is_worse_than_the_run_that_failed_for_it() -> None:
+    seen = StateFacts(False, False, ended("failed"), landed(), None, broken="a.yaml:1:2: sources: is missing.")
+    state, why = state_of(seen)
+    assert state == "broken"
+    assert "a.yaml:1:2: sources: is missing." in why[0].text
+    assert why[1].cause == "failed run"

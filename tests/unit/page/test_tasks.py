@@ -92,7 +92,7 @@ def test_what_is_no_stream(task: dict[str, Any]) -> None:
 
 
 def test_what_is_no_landing() -> None:
-    for report in (None, "text", 3, [], {"read": 0}, {"rows": 5}):
+    for report in (None, "null", {}, {"read": 0}, {"rows": 5}, {"read": None, "lost": []}):
         assert landing_of(AT, "r", -1, report) is None
     # As `XCom.set` writes it.
     told = landing_of(AT, "r", None, '{"read": 2, "rows": 2}')

@@ -265,6 +265,12 @@ PRICES, BEHIND = line("    prices:"), line("    behind:")
         ),
         (
             "type: freshness",
+            "tipe: freshness",
+            f"{PRICES + 1}:7 orchestration.sensors.prices.tipe: there is no such key. Did you mean type? It is req",
+        ),
+        ("    behind:", "    aside: 5\n    behind:", ":5 orchestration.sensors.aside: "),
+        (
+            "type: freshness",
             "type: fresh",
             f"{PRICES}:5 orchestration.sensors.prices: type: 'fresh' is not one of 'lag'",
         ),

@@ -34,6 +34,7 @@ PLAIN: dict[str, Any] = {
 ROWS = {"name": "rows", "type": "sql_transform", "input": "orders", "sql": "SELECT 1 AS one FROM {{ input }}"}
 WITH_SQL = {**PLAIN, "transformations": [ROWS]}
 MIRROR = {**PLAIN, "sinks": {"lake": {"type": "iceberg", "table": "lake.orders", "mode": "mirror", "key": ["id"]}}}
+UPSERT = {**PLAIN, "sinks": {"lake": {"type": "iceberg", "table": "lake.orders", "mode": "upsert", "key": ["id"]}}}
 REPLACING = {**PLAIN, "sinks": {"lake": {"type": "iceberg", "table": "lake.orders", "mode": "replace"}}}
 DELTA = {**PLAIN, "sinks": {"lake": {"type": "delta", "table": "/lake/orders"}}}
 COLUMNS = {**PLAIN, "sinks": {"lake": {"type": "iceberg", "table": "lake.orders", "schema": "id bigint"}}}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.formats import ValueFormat
+from airflow_lakestream.core.policies import ValueFormat
 from airflow_lakestream.onramp.dag_file import DagEngine, DagFile
 from airflow_lakestream.pipelines.compiled import CompiledPipeline
 from airflow_lakestream.pipelines.compiling import compile_document

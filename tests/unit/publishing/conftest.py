@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.support.publishing import World
+from tests.support.publishing import BegunWorld, World
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> BegunWorld:
+    """Give an engine's branch, begun, which each test has again as it was."""
+    return BegunWorld(tmp_path_factory.mktemp("begun"))
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(begun: BegunWorld) -> World:
     """Give an engine's branch, begun, and records of two partitions that it has not read."""
-    made = World(tmp_path)
-    made.begin()
-    made.records(0, 20)
-    made.records(1, 3)
-    return made
+    return begun.again(20, 3)

@@ -1,37 +1,25 @@
-"""What another engine wrote to a branch gets on main with the ledger, each record once, or main stays as it is."""
+"""What another engine wrote to a branch gets on main with the ledger, each record once."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.transforms import BucketTransform
-from pyiceberg.types import LongType, StringType
+from pyiceberg.types import StringType
 
-from airflow_lakestream.core.landing.plan import DataLoss, LandedByAnotherGroup
-from airflow_lakestream.core.landing.unaccounted import RowsUnaccounted
-from airflow_lakestream.core.ledger import Counts, Landing, LandingEngine, TopicEntry
+from airflow_lakestream.core.landing.job import Contention, Stopped
+from airflow_lakestream.core.landing.plan import DataLoss
+from airflow_lakestream.core.ledger import Counts, Landing, LandingEngine
 from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.core.publishing import publish as publishing
 from airflow_lakestream.core.publishing.branch import BranchFile
-from airflow_lakestream.core.publishing.publish import RowlessMeaning, publish
+from airflow_lakestream.core.publishing.publish import RowlessMeaning
 from airflow_lakestream.core.publishing.refusals import (
-    BeyondTheLog,
-    BranchFileGone,
-    BranchHistoryLost,
-    BranchRewritten,
-    ColumnsMoved,
     LandedAhead,
-    MainHasBranch,
-    PositionsUnknown,
-    RowsOnMain,
-    RowsTwice,
-    RowsUnproven,
-    RowsWithoutPosition,
 )
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit import committing
@@ -40,27 +28,13 @@ from airflow_lakestream.tables.schema.ddl import parse_schema
 from tests.support.fault_log import Kind, PartitionLog
 from tests.support.faults import FAILED, TIMEOUT, FaultyCatalog, applied, unapplied
 from tests.support.lake import QUICK_RETRIES, compact
-from tests.support.publishing import BRANCH, GROUP, ORDERS, World, rows_of
-from tests.support.replacing import offsets_of, ranges
+from tests.support.publishing import BRANCH, GROUP, TABLE, BegunWorld, World
+from tests.support.replacing import ranges
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path)
-    made.begin()
-    made.records(0, 20)
-    made.records(1, 5)
-    return made
-
-
-def refused(world: World, error: type[Exception], **job: Any) -> Any:
-    """Publish, and return why it is refused; main is as it was, and all files of the branch are there."""
-    head, there = world.heads(), world.rows(BRANCH)
-    with pytest.raises(error) as caught:
-        world.publish(**job)
-    assert world.heads() == head
-    assert world.rows(BRANCH) == there
-    return caught.value
+def world(begun: BegunWorld) -> World:
+    return begun.again(20, 5)
 
 
 def test_the_engine_begins_where_the_group_does_and_finds_table_and_branch(tmp_path: Path) -> None:
@@ -79,26 +53,12 @@ def test_the_engine_begins_where_the_group_does_and_finds_table_and_branch(tmp_p
     assert [s.snapshot_id for s in world.table().snapshots()].count(head) == 1
 
 
-def test_an_engine_without_its_state_reads_again_what_was_not_published(world: World) -> None:
-    world.write(world.read({0: 10}))
-    world.publish()
-    world.step()
-    lost, world.positions.said = world.positions.said, {}
-    refused(world, PositionsUnknown)
-    assert lost
-    assert world.begin_again() == {0: 10, 1: 0}
-    assert world.table().refs()[BRANCH].snapshot_id == world.heads()
-    world.step()
-    world.publish()
-    world.assert_main_has_it_all()
-
-
 def test_an_engine_without_its_state_can_not_begin_below_what_is_landed(world: World) -> None:
-    land_by_hand(world, (0, 5, 8))
+    world.land_by_hand((0, 5, 8))
     with pytest.raises(LandedAhead, match="KafkaExtractOperator") as caught:
         world.begin_again()
     assert caught.value.ranges == ranges((0, 5, 8))
-    land_by_hand(world, (0, 0, 5))
+    world.land_by_hand((0, 0, 5))
     assert world.begin_again() == {0: 8, 1: 0}
 
 
@@ -108,7 +68,7 @@ def test_what_the_log_has_lost_before_an_engine_begins_is_lost_loudly(tmp_path: 
     if has_begun:
         world.begin()
     world.records(0, 20)
-    land_by_hand(world, (0, 0, 5))
+    world.land_by_hand((0, 0, 5))
     world.log.trim(0, 8)
     start = world.begin_again if has_begun else world.begin
     with pytest.raises(DataLoss, match=r"orders\[0\] \[5,8\)"):
@@ -138,7 +98,7 @@ def test_what_the_branch_has_is_published_with_its_positions(world: World) -> No
 def test_each_publication_takes_what_came_since_the_last(world: World) -> None:
     world.step()
     world.publish()
-    for _ in range(3):
+    for _ in range(2):
         world.records(1, 4)
         world.step()
         world.records(0, 1)
@@ -218,127 +178,12 @@ def test_what_the_engine_lost_stays_to_be_landed_and_may_come_later(world: World
     world.assert_main_has_it_all()
 
 
-def test_what_left_kafka_without_a_row_is_lost_loudly(world: World) -> None:
-    world.write(world.read()[2:])
-    world.log.trim(0, 1)
-    assert refused(world, DataLoss).ranges == ranges((0, 0, 1))
-    world.publish(on_data_loss=OnDataLoss.RECORD)
-    assert world.entry().lost == ranges((0, 0, 1))
-    # The other one is still there: the next run of the extract lands it.
-    assert world.entry().landed == ranges((0, 2, 20), (1, 0, 5))
-
-
-def test_an_older_checkpoint_restored_is_refused(world: World) -> None:
-    world.write(world.read({0: 10}))
-    old = dict(world.at)
-    world.step()
-    world.publish()
-    world.at = old
-    world.records(0, 3)
-    world.step()
-    error = refused(world, RowsOnMain)
-    assert error.ranges == ranges((0, 10, 20), (1, 0, 5))
-    assert "the branch begins again" in str(error)
-    # The way out that the error names.
-    world.begin_again()
-    world.step()
-    world.publish()
-    world.assert_main_has_it_all()
-
-
-def test_an_older_checkpoint_restored_before_its_rows_are_published_is_refused(world: World) -> None:
-    world.write(world.read({0: 10}))
-    old = dict(world.at)
-    world.step()
-    world.at = old
-    world.step()
-    assert refused(world, RowsTwice).rows == 15
-
-
-def test_a_row_twice_within_one_file_is_refused(world: World) -> None:
-    world.write([*world.read(), (1, 4), (1, 4)])
-    assert refused(world, RowsTwice).rows == 2
-
-
-def test_a_file_twice_on_the_branch_is_refused(world: World) -> None:
-    world.step()
-    table = world.table()
-    path = next(iter(table.inspect.files(table.refs()[BRANCH].snapshot_id)["file_path"].to_pylist()))
-    commit = next(iter(world.positions.said))
-    properties = {"engine.commit": commit}
-    table.add_files([path], snapshot_properties=properties, check_duplicate_files=False, branch=BRANCH)
-    assert refused(world, RowsTwice).rows == 25
-
-
-def test_rows_beyond_what_the_engine_says_are_refused(world: World) -> None:
-    rows = world.read()
-    world.at[1] = 3
-    world.write(rows)
-    assert refused(world, RowsUnproven).ranges == ranges((1, 3, 5))
-
-
-def test_rows_below_the_groups_beginning_are_refused(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.records(0, 5)
-    world.log.trim(0, 2)
-    world.begin()
-    world.at[0] = 5
-    world.write([(0, 1), (0, 2)])
-    assert refused(world, RowsUnproven).ranges == ranges((0, 1, 2))
-
-
-def test_positions_beyond_the_log_are_refused(world: World) -> None:
-    rows = world.read()
-    world.at |= {0: 21, 7: 1}
-    world.write(rows)
-    assert "orders[0] 21 (log: 20), orders[7] 1 (log: no such partition)" in str(refused(world, BeyondTheLog))
-
-
-def test_rows_of_another_topic_are_refused(world: World) -> None:
-    world.write(world.read(), topic="invoices")
-    assert "25 rows of" in str(refused(world, RowsWithoutPosition))
-
-
-def test_without_the_engines_position_nothing_is_published_until_it_is_there(world: World) -> None:
-    world.step()
-    said, world.positions.said = world.positions.said, {}
-    refused(world, PositionsUnknown)
-    world.positions.said = said
-    world.publish()
-    world.assert_main_has_it_all()
-
-
 def test_a_snapshot_whose_position_is_gone_goes_with_the_next_one(world: World) -> None:
     world.write(world.read({0: 7}))
     world.positions.said.clear()
     world.step()
     assert len(world.publish(most_rows=1).snapshot_ids) == 1
     world.assert_main_has_it_all()
-
-
-@pytest.mark.parametrize("change", ["delete", "overwrite", "foreign append"])
-def test_a_branch_that_was_rewritten_is_refused(world: World, change: str) -> None:
-    world.step()
-    table = world.table()
-    if change == "delete":
-        table.delete("_kafka_offset == 3", branch=BRANCH)
-    elif change == "overwrite":
-        table.overwrite(table.scan(snapshot_id=table.refs()[BRANCH].snapshot_id).to_arrow(), branch=BRANCH)
-    else:
-        table.append(table.scan().to_arrow().slice(0, 0), branch=BRANCH)
-    world.records(0, 1)
-    world.step()
-    refused(world, BranchRewritten)
-
-
-def test_a_file_that_is_gone_is_named(world: World) -> None:
-    world.step()
-    table = world.table()
-    path = table.inspect.files(table.refs()[BRANCH].snapshot_id)["file_path"].to_pylist()[0]
-    Path(path.removeprefix("file://")).unlink()
-    with pytest.raises(BranchFileGone, match=path):
-        world.publish()
-    assert world.rows() == []
 
 
 def test_main_rolled_back_gets_the_branchs_files_again(world: World) -> None:
@@ -357,30 +202,11 @@ def test_main_rolled_back_gets_the_branchs_files_again(world: World) -> None:
     world.assert_main_has_it_all()
 
 
-def test_what_was_landed_another_way_after_a_roll_back_is_not_doubled(world: World) -> None:
-    world.step()
-    before = world.heads()
-    world.publish()
-    world.table().manage_snapshots().set_current_snapshot(before).commit()
-    land_by_hand(world, (0, 0, 4))
-    assert refused(world, RowsOnMain).ranges == ranges((0, 0, 4))
-
-
-def land_by_hand(world: World, *what: tuple[int, int, int], group: str = GROUP) -> None:
-    """Land a few records as the extract does."""
-    sink = world.job(group=group).sink
-    sink.load("hand")
-    rows = offsets_of(ranges(*what))
-    sink.write(rows_of(rows), ORDERS)
-    entry = TopicEntry(landed=ranges(*what), counts=Counts(len(rows), len(rows)))
-    sink.commit(Landing(f"hand-{what}", "hand", {ORDERS: entry}))
-
-
 def test_the_extract_takes_over_and_the_engine_goes_on_behind_it(world: World) -> None:
     world.step()
     world.publish()
     world.records(0, 5)
-    land_by_hand(world, (0, 20, 25))
+    world.land_by_hand((0, 20, 25))
     assert world.begin() == {0: 25, 1: 5}
     world.records(0, 2)
     world.step()
@@ -427,7 +253,7 @@ def test_a_branch_made_anew_from_main_has_mains_files_and_they_are_no_news(world
     world.step()
     # Also where the snapshot that it came off has expired since.
     world.records(1, 1)
-    land_by_hand(world, (1, 5, 6))
+    world.land_by_hand((1, 5, 6))
     world.table().maintenance.expire_snapshots().by_id(fork).commit()
     assert world.publish().counts == Counts(3, 3)
     world.assert_main_has_it_all()
@@ -442,48 +268,6 @@ def test_a_schema_evolved_takes_files_of_both(world: World) -> None:
     found = world.table().scan().to_arrow()
     assert sorted(found["number"].to_pylist()) == sorted(p * 1_000_000 + o for p, o in world.rows())
     assert found["note"].null_count == 25
-
-
-# What is done to the column n, one change after the other.
-MOVED: dict[str, list[Callable[[UpdateSchema], object]]] = {
-    "dropped and added again": [lambda u: u.delete_column("n"), lambda u: u.add_column("n", LongType())],
-    "renamed, and a new one": [lambda u: u.rename_column("n", "k"), lambda u: u.add_column("n", LongType())],
-    "renamed, and another": [lambda u: u.rename_column("n", "k"), lambda u: u.rename_column("m", "n")],
-}
-
-
-@pytest.mark.parametrize("checks", [None, {"unique": "n"}], ids=["unchecked", "checked"])
-@pytest.mark.parametrize("changes", MOVED.values(), ids=MOVED)
-def test_files_with_columns_whose_names_others_have_now_are_refused(
-    tmp_path: Path, changes: list[Callable[[UpdateSchema], object]], checks: Any
-) -> None:
-    world = World(tmp_path, schema=parse_schema("n bigint, m bigint"))
-    world.begin()
-    world.records(0, 5)
-    world.step()
-    for change in changes:
-        with world.table().update_schema() as update:
-            change(update)
-    assert refused(world, ColumnsMoved, schema=None, checks=checks).columns == ("n",)
-    # The way out that the error names.
-    world.table().manage_snapshots().remove_branch(BRANCH).commit()
-    world.begin_again(schema=None)
-    world.step()
-    world.publish(schema=None, checks=checks)
-    assert world.rows() == world.expected()
-    assert world.table().scan().to_arrow()["n"].to_pylist() == [*range(5)]
-
-
-def test_a_struct_whose_field_was_dropped_and_added_again_is_refused(tmp_path: Path) -> None:
-    world = World(tmp_path, schema=parse_schema("n bigint, s struct<a: bigint, b: bigint>"))
-    world.begin()
-    world.records(0, 1)
-    world.step(s=pa.array([{"a": 1, "b": 2}], pa.struct([("a", pa.int64()), ("b", pa.int64())])))
-    with world.table().update_schema() as update:
-        update.delete_column("s.a")
-    with world.table().update_schema() as update:
-        update.add_column(("s", "a"), LongType())
-    assert refused(world, ColumnsMoved, schema=None).columns == ("s.a",)
 
 
 def test_a_partitioning_changed_has_the_files_written_anew(world: World) -> None:
@@ -510,12 +294,6 @@ def test_files_of_a_partitioned_table_are_taken_as_they_are(tmp_path: Path) -> N
     assert len(table.scan(row_filter="_kafka_partition == 1").to_arrow()) == 9
 
 
-def test_main_set_to_the_branch_by_hand_is_refused(world: World) -> None:
-    snapshot = world.step()
-    world.table().manage_snapshots().set_current_snapshot(snapshot).commit()
-    refused(world, MainHasBranch)
-
-
 def test_two_publishers_at_once_publish_once(world: World) -> None:
     world.step()
     reports = []
@@ -534,9 +312,42 @@ def test_two_publishers_at_once_publish_once(world: World) -> None:
         real(files, identity)
 
     job.sink.take_files = taking  # type: ignore[method-assign]  # of this sink alone
-    assert publish(job).snapshot_ids == []
+    assert publishing.publish(job).snapshot_ids == []
     assert reports[0].counts == Counts(25, 25)
     world.assert_main_has_it_all()
+
+
+def test_a_beginning_that_always_comes_second_ends_as_other_runs_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conflicts = 4
+    monkeypatch.setattr(publishing, "MAX_CONFLICTS", conflicts)
+    world = World(tmp_path)
+    world.begin()
+    world.records(0, conflicts + 5)
+    world.log.trim(0, conflicts + 3)
+    job, others = world.job(on_data_loss=OnDataLoss.RECORD), iter(range(conflicts + 2))
+    real = job.sink.commit
+
+    def second(landing: Landing) -> int:
+        offset = next(others)
+        world.land_by_hand((0, offset, offset + 1))
+        return real(landing)
+
+    monkeypatch.setattr(job.sink, "commit", second)
+    with pytest.raises(Contention, match="max_active_runs=1"):
+        publishing.begin_again(job)
+    assert next(others) == conflicts
+    assert world.begin_again(on_data_loss=OnDataLoss.RECORD) == {0: conflicts + 3, 1: 0}
+
+
+def test_a_beginning_that_is_stopped_lands_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    job = world.job()
+    job.stop.set()
+    with pytest.raises(Stopped):
+        publishing.begin(job)
+    assert not world.catalog().table_exists(TABLE)
 
 
 @pytest.mark.parametrize(
@@ -562,18 +373,6 @@ def test_a_commit_given_up_deletes_no_file_of_the_branch(world: World, monkeypat
     world.assert_main_has_it_all()
 
 
-def test_another_groups_offsets_are_refused(world: World) -> None:
-    land_by_hand(world, (0, 2, 4), group="other")
-    world.step()
-    refused(world, LandedByAnotherGroup)
-
-
-def test_rows_without_a_ledger_on_main_are_refused(world: World) -> None:
-    world.write([(0, 1)], branch="main")
-    world.step()
-    refused(world, RowsUnaccounted)
-
-
 def test_a_partition_added_begins_at_its_first_offset(world: World) -> None:
     world.step()
     world.publish()
@@ -586,16 +385,6 @@ def test_a_partition_added_begins_at_its_first_offset(world: World) -> None:
 
 def test_without_a_branch_there_is_nothing_to_publish(world: World) -> None:
     assert world.publish(branch="none").snapshot_ids == []
-
-
-def test_the_history_of_a_branch_that_is_partly_on_main_is_refused_when_it_expired(world: World) -> None:
-    world.write(world.read({0: 5}))
-    head = world.step()
-    land_by_hand(world, (0, 3, 7))
-    for one in [s.snapshot_id for s in world.table().snapshots() if s.snapshot_id not in {head, world.heads()}]:
-        world.table().maintenance.expire_snapshots().by_id(one).commit()
-    with pytest.raises((BranchHistoryLost, RowsOnMain)):
-        world.publish()
 
 
 def test_files_whose_bounds_leave_values_out_get_right_ones_on_main(tmp_path: Path) -> None:

@@ -24,20 +24,34 @@ from airflow_lakestream.spark.packages import (
 )
 from airflow_lakestream.spark.settings.catalog import catalog_packages
 
+# The module that each app begins with is imported once; each app starts in a fork.
+STARTED = """
+import gc, os, runpy, sys
+sys.modules["airflow"] = None
+import airflow_lakestream.spark.program
+# At their ends the forks would walk through all of it.
+gc.freeze()
+for app in sys.argv[1:]:
+    if not os.fork():
+        sys.argv = [app, "--help"]
+        runpy.run_path(app, run_name="__main__")
+        os._exit(1)
+    _, status = os.wait()
+    print("ended:", os.waitstatus_to_exitcode(status), app, flush=True)
+"""
+
 
 @pytest.mark.long
 def test_each_app_is_a_program_that_tells_how_it_is_called_without_airflow() -> None:
     assert apps() == sorted(path.stem for path in (Path(__file__).parents[3] / "spark_apps").glob("*.py"))
-    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    for name in apps():
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.modules['airflow'] = None; {code}", app_path(name), "--help"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "--config" in done.stdout
+    paths = [app_path(name) for name in apps()]
+    done = subprocess.run([sys.executable, "-c", STARTED, *paths], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rest = done.stdout
+    for path in paths:
+        said, ended, rest = rest.partition(f"ended: 0 {path}\n")
+        assert ended, done.stderr
+        assert "--config" in said
 
 
 def test_an_unknown_app_names_the_nearest() -> None:

@@ -34,6 +34,8 @@ def test_sql_on_sqlite_and_on_postgresql_with_its_password_apart() -> None:
     found = options({"uri": "postgresql+psycopg2://me:p%40ss@db:5433/catalog?sslmode=require"})
     assert found["uri"] == "jdbc:postgresql://db:5433/catalog?sslmode=require"
     assert (found["jdbc.user"], found["jdbc.password"]) == ("me", "p@ss")
+    ipv6 = options({"uri": "postgresql://me@[fd00::1]/catalog"})
+    assert ipv6["uri"] == "jdbc:postgresql://[fd00::1]:5432/catalog"
     assert artifacts({"uri": "postgresql://db/catalog"}) == ["iceberg-spark-runtime-4.0_2.13", "postgresql"]
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.config.maintenance import CompactionConfig, MaintenanceSection
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.maintenance.config import CompactionConfig, MaintenanceConfig, MaintenanceSection
+from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 
 WORK: dict[str, Any] = {"tables": ["lake.clicks"], "compact": True}
 GIVEN: dict[str, Any] = {
@@ -82,7 +83,10 @@ def test_a_mirror_is_compacted_by_its_key_and_in_parts_unless_the_user_says_how(
         ({"maintenance": WORK | {"compact": {"sort_order": "a"}}}, 'sort_order: goes with strategy "sort"'),
         ({"maintenance": {"compact": True}}, "maintenance.tables: is missing"),
         ({"maintenance": {"tables": ["lake.clicks"]}}, "maintenance: contains nothing to do"),
-        ({"maintenance": WORK | {"tables": ["s3://lake/clicks"]}}, "Delta tables are not for this app"),
+        (
+            {"maintenance": WORK | {"tables": ["s3://lake/clicks"]}},
+            "bundled apps of maintenance are for Iceberg tables. Delta's own",
+        ),
         ({"maintenance": WORK | {"tables": "clicks"}}, "is not the name of a table"),
         ({"maintenance": WORK | {"expire": {"older_than": "long"}}}, "maintenance.expire.older_than: 'long'"),
         ({"maintenance": WORK | {"expire": {"retain_last": 0}}}, "maintenance.expire.retain_last"),

@@ -11,8 +11,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
-from airflow_lakestream.core.mirrors import MIRROR
-from airflow_lakestream.spark.maintenance.config import CompactionConfig
+from airflow_lakestream.config.maintenance import CompactionConfig
+from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.spark.maintenance.work import needs_fewer_deletes, of_table
 from tests.support.delete_files import delete_equal, delete_positions
 

@@ -10,7 +10,7 @@ import pytest
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.stores import azure, gcs
 from airflow_lakestream.stores.folders import open_folder
-from airflow_lakestream.stores.object_store import SCHEMES, open_location
+from airflow_lakestream.stores.object_store import SCHEMES, open_location, options_of
 
 KEY = "Y2FuYXJ5LTQ3MTE="
 OF_CATALOG = {"type": "rest", "uri": "http://rest", "warehouse": "w", "token": "of the catalog", "s3.region": "eu"}
@@ -95,6 +95,30 @@ def test_properties_of_google_become_options() -> None:
             {"account_name": "acc", "AZURE_CLIENT_ID": "c"},
             {"account_name": "acc", "azure_client_id": "c"},
         ),
+        (
+            "abfss://lake@acc.dfs.core.chinacloudapi.cn/w",
+            {**EMULATOR, "azure_storage_endpoint": "https://private.example"},
+            {
+                "azure_storage_account_name": "acc",
+                "azure_storage_account_key": KEY,
+                "azure_storage_endpoint": "https://private.example",
+            },
+        ),
+        (
+            "abfss://lake/w",
+            {"account_name": "acc", "adls.blob-storage-authority": ".blob.core.usgovcloudapi.net"},
+            {"account_name": "acc", "azure_storage_endpoint": "https://acc.blob.core.usgovcloudapi.net"},
+        ),
+        (
+            "abfss://lake@acc.dfs.core.chinacloudapi.cn/w",
+            {"account_name": "acc", "endpoint": "http://127.0.0.1:10000/acc", "use_azure_cli": "true"},
+            {
+                "account_name": "acc",
+                "azure_storage_endpoint": "http://127.0.0.1:10000/acc",
+                "use_azure_cli": "true",
+                "azure_allow_http": "true",
+            },
+        ),
     ],
     ids=[
         "nothing known",
@@ -105,10 +129,47 @@ def test_properties_of_google_become_options() -> None:
         "a suffix of hosts",
         "a connection string",
         "options of delta-rs",
+        "a given endpoint wins",
+        "a suffix for an account given as an option",
+        "other names of delta-rs",
     ],
 )
 def test_properties_of_azure_become_options(location: str, given: Mapping[str, Any], expected: dict[str, str]) -> None:
     assert azure.options_of(location, given) == expected
+
+
+S3 = {"endpoint_url": "http://minio:9000", "Region": "eu", "token": "t", "allow_http": "true", "skip_signature": "true"}
+
+
+def test_all_names_that_delta_rs_knows_become_options() -> None:
+    assert options_of(S3) == {
+        "aws_endpoint_url": "http://minio:9000",
+        "aws_region": "eu",
+        "aws_session_token": "t",
+        "aws_allow_http": "true",
+        "skip_signature": "true",
+    }
+    # Beside a catalog's properties only what can't be one of them; options of other stores may be there, too.
+    assert options_of({**OF_CATALOG, **S3})["aws_region"] == "eu"
+    assert not {"aws_session_token", "token", "skip_signature", "type"} & set(options_of({**OF_CATALOG, **S3}))
+    assert options_of({"aws_region": "eu", "azure_storage_account_name": "a", "google_bearer_token": "t"}) == {
+        "aws_region": "eu"
+    }
+    assert gcs.options_of({"base_url": "http://127.0.0.1:4443", "skip_signature": "true"}) == {
+        "google_base_url": "http://127.0.0.1:4443",
+        "skip_signature": "true",
+        "google_allow_http": "true",
+    }
+
+
+@pytest.mark.parametrize(
+    ("location", "given"),
+    [("s3://lake/a", S3), ("gs://lake/a", {"bearer_token": "t"}), ("az://lake/a", {"account_name": "acc"})],
+)
+def test_a_location_is_opened_with_options_of_the_http_client(location: str, given: Mapping[str, str]) -> None:
+    of_client = {"randomize_addresses": "false", "proxy_excludes": "localhost", "http2_keep_alive_timeout": "5 s"}
+    client_options = open_location(location, {**given, **of_client}).client_options
+    assert set(of_client) <= set(client_options)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +197,9 @@ def test_a_location_is_opened_by_what_its_connection_says(location: str, given: 
         ("abfss://lake/a", {}, "Account must be specified"),
         ("abfss://lake/a", {"adls.account-name": "acc", "adls.account-key": "canary-4711"}, "Invalid Access Key"),
         ("az://lake/a", {"account_name": "acc", "azure_nonsense": "canary-4711"}, "'azure_nonsense' is not valid"),
+        ("az://lake/a", {"account_name": "acc", "nonsense": "canary-4711"}, "'nonsense' is not valid"),
+        ("s3://lake/a", {"endpoint_uri": "canary-4711", "region": "eu"}, "'endpoint_uri' is not valid"),
+        ("gs://lake/a", {"nonsense": "canary-4711"}, "'nonsense' is not valid"),
         ("gs://lake/a", {"google_service_account_key": "{canary-4711"}, "Unable to decode service account"),
     ],
 )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.transform import SqlTransform
-from airflow_lakestream.transform.raw_input import RAW_SCHEMA
+from airflow_lakestream.transform.outcome import ROW
+from airflow_lakestream.transform.raw_input import RAW_SCHEMA, raw_columns
+
+if TYPE_CHECKING:
+    from airflow_lakestream.transform.engine import StatementEngine
 
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 _COLUMNS = {"keys": pa.binary(), "headers": HEADERS}
@@ -31,9 +35,20 @@ def column(expression: str, *values: bytes | None, **more: Any) -> list[Any]:
     return [found[index] for index in range(len(values))]
 
 
-def planned(sql: str) -> None:
-    """Plan a statement over raw records as the process of a SqlTransform does, without one. Raises InvalidArgument."""
+def planned(sql: str, columns: pa.Schema = RAW_SCHEMA) -> StatementEngine:
+    """Plan a statement as the process of a SqlTransform does, without one. Raises InvalidArgument."""
     # Its DuckDB is to be in no process that does not plan.
     from airflow_lakestream.transform.engine import StatementEngine
 
-    StatementEngine(sql, RAW_SCHEMA, "256MB", 1, None)
+    return StatementEngine(sql, columns, "256MB", 1, None)
+
+
+def rows_here(sql: str, records: RawBatch) -> pa.Table:
+    """Return the rows of good records, made as in the process of a SqlTransform, without one.
+
+    The last column has the index of each row's record.
+    """
+    engine = planned(sql)
+    columns, _ = raw_columns(records, engine.input.names)
+    numbers = pa.array(range(len(records)), pa.int64())
+    return engine.run(pa.Table.from_arrays([*columns.values(), numbers], [*columns, ROW]))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform import SqlTransform
-from tests.unit.transform.support import batch, planned
+from airflow_lakestream.transform.outcome import ROW
+from tests.unit.transform.support import batch, planned, rows_here
 
 FROM = "FROM {{ input }}"
 
@@ -119,34 +121,37 @@ def test_what_changes_between_tries_is_refused(expression: str) -> None:
     ],
 )
 def test_what_keeps_one_row_for_one_record_runs(sql: str, rows: list[object]) -> None:
-    result = SqlTransform(sql.format(f=FROM)).apply(batch([b"a", b"b", b"c"], keys=[None] * 3, headers=[None] * 3))
-    assert result.rows["v"].to_pylist() == rows
-    assert len(result.kept) == len(rows)
-    assert sorted([*result.kept, *result.filtered]) == [0, 1, 2]
+    found = rows_here(sql.format(f=FROM), batch([b"a", b"b", b"c"], keys=[None] * 3, headers=[None] * 3))
+    assert found["v"].to_pylist() == rows
+    kept = found[ROW].to_pylist()
+    assert len(kept) == len(rows)
+    assert kept == sorted({0, 1, 2} & {*kept})
 
 
 def test_a_star_has_the_columns_of_the_record_and_nothing_hidden() -> None:
-    result = SqlTransform("SELECT * FROM {{ input }}").apply(batch([b"a"], keys=[b"k"], headers=[[("h", b"1")]]))
+    transform = SqlTransform("SELECT * FROM {{ input }}")
+    assert transform.parts == {RecordPart.KEY, RecordPart.HEADERS}
+    result = transform.apply(batch([b"a"], keys=[b"k"], headers=[[("h", b"1")]]))
     assert result.rows.column_names == ["key", "value", "event_timestamp", "headers"]
-    inner = SqlTransform("SELECT * EXCLUDE (headers) FROM (SELECT *, _kafka_offset FROM {{ input }}) x")
-    assert inner.schema.names == ["key", "value", "event_timestamp", "_kafka_offset"]
+    inner = planned("SELECT * EXCLUDE (headers) FROM (SELECT *, _kafka_offset FROM {{ input }}) x")
+    assert [column.field.name for column in inner.columns] == ["key", "value", "event_timestamp", "_kafka_offset"]
 
 
 def test_columns_star_reaches_nothing_hidden() -> None:
     schema = pa.schema([("a", pa.int64()), ("_kafka_offset", pa.int64())])
-    result = SqlTransform("SELECT COLUMNS(*)::VARCHAR FROM {{ input }}", input_schema=schema)
-    rows = result.apply(pa.table({"a": [1, 2], "_kafka_offset": [5, 6]})).rows
-    assert rows.to_pylist() == [{"a": "1"}, {"a": "2"}]
+    engine = planned("SELECT COLUMNS(*)::VARCHAR FROM {{ input }}", schema)
+    assert engine.input.names == ["a"]
+    rows = engine.run(pa.table({"a": [1, 2], ROW: [0, 1]}))
+    assert rows.to_pylist() == [{"a": "1", ROW: 0}, {"a": "2", ROW: 1}]
 
 
 def test_columns_that_are_not_read_are_not_asked_for() -> None:
-    transform = SqlTransform("SELECT value AS v FROM {{ input }}")
-    assert (transform.needs_keys, transform.needs_headers) == (False, False)
-    assert SqlTransform("SELECT key AS k FROM {{ input }}").needs_keys
-    assert SqlTransform("SELECT len(headers) AS n FROM {{ input }}").needs_headers
-    assert SqlTransform("SELECT * FROM {{ input }}").needs_headers
+    assert not SqlTransform("SELECT value AS v FROM {{ input }}").parts
+    assert SqlTransform("SELECT len(headers) AS n FROM {{ input }}").parts == {RecordPart.HEADERS}
 
 
 def test_records_read_without_keys_are_refused() -> None:
+    transform = SqlTransform("SELECT key AS k FROM {{ input }}")
+    assert transform.parts == {RecordPart.KEY}
     with pytest.raises(InvalidArgument, match="reads keys"):
-        SqlTransform("SELECT key AS k FROM {{ input }}").apply(batch([b"a"]))
+        transform.apply(batch([b"a"]))

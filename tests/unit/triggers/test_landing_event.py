@@ -271,7 +271,7 @@ def test_a_table_that_comes_later_is_told_from_its_first_landing(state: State, t
         ({"table": TABLE, "since": "yesterday"}, "'now', 'earliest'"),
         ({"table": TABLE, "consumer_group": "a b"}, "consumer_group"),
         ({"table": TABLE, "poll_interval": 0}, "above 0"),
-        ({"table": "s3://bucket/orders", "kafka_conn_id": "kafka_default"}, "is for Iceberg tables"),
+        ({"table": "s3://bucket/orders", "kafka_conn_id": "kafka_default"}, "are for Iceberg tables"),
     ],
 )
 def test_what_can_not_work_is_refused_where_the_dag_is_parsed(arguments: dict[str, Any], said: str) -> None:
@@ -300,3 +300,12 @@ def test_it_is_made_again_from_what_airflow_keeps() -> None:
     path, given = LandingEventTrigger(table=TABLE, poll_interval="30s").serialize()
     assert path == f"{LandingEventTrigger.__module__}.LandingEventTrigger"
     assert LandingEventTrigger(**given).serialize() == (path, given)
+
+
+def test_tables_with_long_names_that_begin_alike_have_cursors_of_their_own() -> None:
+    table = "s3://bucket/" + "folder/" * 80
+    keys = {LandingEventTrigger(table=f"{table}{name}").cursor_key for name in ("a", "b")}
+    assert len(keys) == 2
+    assert {len(key) for key in keys} == {512}
+    # A key that is short enough is what earlier versions have stored.
+    assert LandingEventTrigger(table="s3://bucket/a").cursor_key == "lakestream.told/iceberg_default/s3://bucket/a/"

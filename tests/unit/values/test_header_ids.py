@@ -15,6 +15,7 @@ import pytest
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.publishing.branch import EngineOutput
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.decode.metadata import HEADERS
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
@@ -127,7 +128,7 @@ def test_nothing_is_asked_for_once_there_are_columns_and_the_run_says_it_once(na
     making: Any = job.decoders
     registry = Counting({1: SCHEMAS[name]})
     vars(making.payload)["registry_client"] = registry
-    assert making.needs_headers
+    assert RecordPart.HEADERS in making.parts
     decoder = making(pa.schema([("a", pa.int64())]), None)
     values = [b"\0" + number.to_bytes(4, "big") + b"x" for number in range(300)]
     told = decoder.decode(headed([*values, FRAMED[name]], [BY_VALUE] * 300 + [None]))
@@ -143,9 +144,12 @@ def test_headers_are_read_where_a_record_may_name_a_schema_there_whatever_become
     tmp_path: Path,
 ) -> None:
     lake = GivenLake(tmp_path, schemas={1: SCHEMAS["avro"]})
-    for config, needed in (({"format": "avro"}, True), ({"key_format": "avro"}, True)):
-        assert lake.job([], on_error="skip", **config).decoders.needs_headers is needed
-    assert not GivenLake(tmp_path).job([], on_error="skip").decoders.needs_headers
+    for config, needed in (
+        ({"format": "avro"}, {RecordPart.HEADERS}),
+        ({"key_format": "avro"}, {RecordPart.KEY, RecordPart.HEADERS}),
+    ):
+        assert lake.job([], on_error="skip", **config).decoders.parts == needed
+    assert not GivenLake(tmp_path).job([], on_error="skip").decoders.parts
 
 
 def test_columns_come_of_the_records_that_name_a_schema_themselves(tmp_path: Path) -> None:
@@ -168,7 +172,7 @@ def test_flink_publishes_no_row_of_a_value_that_a_header_calls_bare(headers: Any
     registry = FakeRegistry({1: SCHEMAS["avro"]})
     ways = ways_of(columns, [registry.schema(1)])
     reads = JobFormat("avro", ways.places, {0: 0})
-    proof = proof_of(columns, reads, lambda keys, headers: topic, registry, compares=True, share=1.0)
+    proof = proof_of(columns, reads, lambda *parts: topic, registry, compares=True, share=1.0)
     nothing = EngineOutput(lambda: iter(()), arrow_schema(columns))
     state, wanted = topic.look(), RangeSet.of(TOPIC.topic, 0, 0, 2)
     if headers is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.core.landing.streamed import LandedBesideStream, StreamReplaced
+from airflow_lakestream.core.landing.modes import LandedBesideStream, StreamReplaced
 from airflow_lakestream.core.ledger import StreamBatch, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.spark.checkpoint import read_checkpoint

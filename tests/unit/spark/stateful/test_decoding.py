@@ -14,6 +14,7 @@ from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.decode.metadata import HEADERS, metadata_schema
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord
@@ -52,6 +53,7 @@ def records(partition: int, first: int, values: Sequence[bytes], *, step: int = 
         "value": pa.array(values),
         "key": pa.array([b"k"] * len(values)),
         "headers": pa.array([[{"key": "h", "value": b"1"}]] * len(values), HEADERS),
+        "timestampType": pa.array([index % 3 - 1 for index in range(len(values))], pa.int32()),
     }
     return pa.record_batch(columns)
 
@@ -75,6 +77,15 @@ def test_rows_keep_their_positions_and_what_became_of_records_is_told(on_error: 
     assert (sums.counts, sums.bad.count) == ({0: Counts(read=1, filtered=1), 1: counts}, 1)
     assert [rows["_kafka_offset"].to_pylist() for rows in sums.rejected] == ([[6]] if on_error == "reject" else [])
     assert reports_after(telling.value, ranges) == {}
+
+
+def test_each_part_of_a_record_has_a_column_of_sparks_source() -> None:
+    parts = [part.name.lower() for part in RecordPart]
+    task = decoding(Telling(), metadata_columns=["partition", "offset", *parts])
+    [rows] = task([records(0, 0, [GOOD] * 3)])
+    assert rows["_kafka_key"].to_pylist() == [b"k"] * 3
+    assert rows["_kafka_headers"].to_pylist() == [[{"key": "h", "value": b"1"}]] * 3
+    assert rows["_kafka_timestamp_type"].to_pylist() == [None, "create_time", "log_append_time"]
 
 
 def test_records_that_are_told_of_twice_and_by_other_chunks_count_once() -> None:

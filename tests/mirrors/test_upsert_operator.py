@@ -1,0 +1,97 @@
+"""KafkaMirrorOperator with plain records, on a real Airflow and a real broker: a table by key."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from airflow.providers.common.compat.sdk import AirflowFailException
+from airflow.sdk import DAG
+
+from airflow_lakestream.cli.app import run as lakestream
+from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
+from tests.support.airflow_home import AirflowHome, Connections, FailsOnce
+from tests.support.broker import Producing, Topics
+from tests.support.delta_table import live_files
+
+pytestmark = [pytest.mark.integration, pytest.mark.airflow]
+
+TABLE, ONCE = "lake.customers", "lake.first_customers"
+
+
+def row(key: int, name: str) -> str:
+    return json.dumps({"id": key, "name": name})
+
+
+def names_in(found: list[dict[str, Any]]) -> dict[int, str]:
+    """Return the name of each row; each key once, or it is an error."""
+    rows = {one["id"]: one["name"] for one in found}
+    assert len(rows) == len(found), "a key is there twice"
+    return rows
+
+
+def test_tables_by_key_in_both_formats_follow_a_topic_and_stop_where_the_order_is_unknown(
+    airflow: AirflowHome,
+    connections: Connections,
+    topic: Topics,
+    produce: Producing,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, place, fails = topic(2), str(tmp_path / "customers"), FailsOnce()
+    arguments: dict[str, Any] = {"topic": name, "envelope": None, "key": ["id"], "retry_delay": timedelta(0)}
+    with DAG("by_key", schedule=None) as dag:
+        KafkaMirrorOperator(task_id="once", table=ONCE, insert_only=True, consumer_group="once", **arguments)
+        arguments |= {"delete_when": "name = 'gone'"}
+        # The first try lands and fails afterwards, in several commits.
+        KafkaMirrorOperator(
+            task_id="iceberg", table=TABLE, retries=1, post_execute=fails, max_batch_bytes="10KB", **arguments
+        )
+        KafkaMirrorOperator(task_id="delta", table=place, table_format="delta", **arguments)
+    expected, first = dict[int, str](), dict[int, str]()
+
+    def write(partition: int, *changes: tuple[int, str | None]) -> int:
+        for key, value in changes:
+            expected.pop(key, None)
+            if value is not None:
+                first.setdefault(key, value)
+            expected.update({} if value in (None, "gone") else {key: value})
+        values = [None if value is None else row(key, value) for key, value in changes]
+        return len(produce(name, partition, values, keys=[json.dumps({"id": key}) for key, _ in changes]))
+
+    def assert_same() -> None:
+        run = airflow.run(dag)
+        assert run.state == "success", run.errors
+        assert [run.task(task).xcom["remaining_lag"] for task in ("iceberg", "delta")] == [0, 0]
+        assert names_in(connections.catalog.load_table(TABLE).scan().to_arrow().to_pylist()) == expected
+        assert names_in(connections.catalog.load_table(ONCE).scan().to_arrow().to_pylist()) == first
+        found = [one for path in live_files(place) for one in pq.read_table(Path(place, path)).to_pylist()]
+        assert names_in(found) == expected
+
+    for partition in (0, 1):
+        write(partition, *((key * 2 + partition, f"v{turn}") for turn in range(20) for key in range(30)))
+    write(0, (2, None), (4, None), (4, "again"), (8, "gone"), (10, "gone"), (10, "again"))
+    assert_same()
+    assert fails.calls == 2
+
+    write(0, (2, "back"), (6, None))
+    write(1, (1, None), (101, "new"), (3, "gone"), (103, "gone"))
+    assert_same()
+
+    before = connections.catalog.load_table(TABLE).metadata_location
+    write(1, (6, "in another partition"))
+    run = airflow.run(dag)
+    assert run.state == "failed"
+    for error in run.errors:
+        assert isinstance(error, AirflowFailException)
+        assert "the same key (id=6): records of two partitions have no order" in str(error)
+    assert connections.catalog.load_table(TABLE).metadata_location == before
+    consumer_group = ("--group", "by_key")
+    assert lakestream(["audit", "--table", TABLE, *consumer_group]) == 2
+    assert f"{TABLE} is a table by key" in capsys.readouterr().err
+    assert lakestream(["mirror", "resnapshot", "--table", TABLE, "--topic", name, *consumer_group]) == 2
+    assert "which no database can send again" in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""Tables by key of plain records equal a model, for random batches, orders, partitions, table formats and engines."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
+from airflow_lakestream.core.policies import MergeMode
+from tests.support.keyed import Follower, Record
+from tests.support.mirroring import HandDeltaMirror, HandMirror
+
+FEW = settings.get_profile(settings.get_current_profile_name()).max_examples // 2
+MIRRORS = {"iceberg": HandMirror, "delta": HandDeltaMirror}
+KEYS, PARTITIONS = 4, 3
+
+
+@dataclass(frozen=True)
+class Upsert:
+    """One record: a row of a key, or its deletion, with a place in the sequence.
+
+    A deletion is a tombstone, without a text, or a record with the operation `D`.
+    """
+
+    key: int
+    text: str | None
+    at: int
+    partition: int
+    op: str | None = None
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The row of the record."""
+        return {"id": self.key, "text": self.text, "at": self.at, "op": self.op}
+
+    @property
+    def deletes(self) -> bool:
+        """Whether the record deletes its key."""
+        return self.text is None or self.op == "D"
+
+    def record(self, *, in_value: bool) -> Record:
+        """Return the record, with the key in the value or only in the Kafka key."""
+        row = {name: value for name, value in self.row.items() if in_value or name != "id"}
+        value = None if self.text is None else json.dumps(row).encode()
+        return Record(
+            json.dumps({"id": self.key}).encode() if self.key % 2 else b"%d" % self.key, value, self.partition
+        )
+
+
+@dataclass
+class NewestRows:
+    """Model of a table by key: the newest row of each key, and whether records of a key lack an order."""
+
+    by_sequence: bool
+
+    def of(self, records: Sequence[Upsert]) -> tuple[dict[int, Upsert], bool, bool]:
+        """Return the records of rows, whether the newest record of a key is unknown, and whether any order is unknown.
+
+        The record of a deletion is in place of its row.
+        """
+        rows, is_unknown, has_ties = dict[int, Upsert](), False, False
+        for key in {one.key for one in records}:
+            own = [one for one in records if one.key == key]
+            last = max(self._place(one) for one in own)
+            newest = [one for one in own if self._place(one) == last]
+            is_unknown |= len({one.partition for one in newest}) > 1
+            places = [{other.partition for other in own if self._place(other) == self._place(one)} for one in own]
+            has_ties |= any(len(partitions) > 1 for partitions in places)
+            rows[key] = newest[-1]
+        return rows, is_unknown, has_ties
+
+    def _place(self, one: Upsert) -> int:
+        return one.at if self.by_sequence else 0
+
+
+@st.composite
+def upserts(draw: st.DrawFn, *, by_sequence: bool, moves: bool) -> list[Upsert]:
+    """Return records in the order in which they come; with `moves` a few are not in the partition of their key."""
+    moved = draw(st.sets(st.integers(0, 13), min_size=1, max_size=2)) if moves else set[int]()
+    found = []
+    for number in range(draw(st.integers(1, 14))):
+        key = draw(st.integers(0, KEYS - 1))
+        is_gone = not by_sequence and draw(st.integers(0, 3)) == 0
+        partition = (key + (number in moved)) % PARTITIONS
+        at, op = draw(st.integers(-3, 3)), draw(st.sampled_from([None, "U", "D"]))
+        found.append(Upsert(key, None if is_gone else f"v{number}", at, partition, op))
+    return found
+
+
+@dataclass
+class FirstRows:
+    """Model of a table by key whose rows stay: the first row of each key, by the lowest partition within a batch."""
+
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def land(self, batch: Sequence[Upsert]) -> None:
+        """Take the records of a commit."""
+        for one in sorted(batch, key=lambda one: one.partition):
+            self.rows.setdefault(one.key, one.row)
+
+
+def stop_of(follower: Follower, batch: Sequence[Record]) -> StopReason | None:
+    """Land records; return the reason if the mirror stops, or None."""
+    try:
+        follower.land(batch)
+    except MirrorStopped as stopped:
+        return stopped.reason
+    return None
+
+
+@settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from(sorted(MIRRORS)))
+def test_a_table_has_the_newest_record_of_each_key_however_the_records_come(
+    data: st.DataObject, by_sequence: bool, moves: bool, soft_delete: bool, table_format: str
+) -> None:
+    records = data.draw(upserts(by_sequence=by_sequence, moves=moves))
+    in_value = data.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
+    ends = sorted(data.draw(st.sets(st.integers(1, len(records)), max_size=4)) | {len(records)})
+    model, executors = NewestRows(by_sequence), data.draw(st.sampled_from([0, 1, 2]))
+    schema = "id bigint, text string, at bigint, op string"
+    asked = {"envelope": None, "key": ["id"], "schema": schema, "soft_delete": soft_delete, "delete_when": "op = 'D'"}
+    with tempfile.TemporaryDirectory() as folder:
+        modes = [MergeMode.AUTO] if table_format == "delta" else [*MergeMode]
+        mirror = MIRRORS[table_format](Path(folder), modes=modes, executors=executors)
+        follower = Follower(mirror, asked | ({"sequence_by": ["at"]} if by_sequence else {}))
+        done = 0
+        for end in ends:
+            batch = [one.record(in_value=of) for one, of in zip(records[done:end], in_value[done:end], strict=True)]
+            rows, is_unknown, has_ties = model.of(records[:end])
+            if (reason := stop_of(follower, batch)) is not None:
+                assert reason is StopReason.ORDER_UNKNOWN
+                assert has_ties
+                return
+            assert not is_unknown
+            done = end
+            found = follower.rows()
+            assert {row["id"]: row for row in found} == {key: one.row for key, one in rows.items() if not one.deletes}
+            assert len(found) == len({one["id"] for one in found})
+            # A record that deletes its key is the row, marked; a tombstone leaves the row before.
+            marked = {row["id"]: row["text"] for row in mirror.found() if row.get("_is_deleted")}
+            assert marked.keys() == {key for key, one in rows.items() if soft_delete and one.deletes}
+            assert all(text == rows[key].text for key, text in marked.items() if rows[key].text is not None)
+
+
+@settings(max_examples=FEW // 2, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.booleans(), st.sampled_from(sorted(MIRRORS)))
+def test_the_first_record_of_each_key_stays_however_often_the_key_comes_again(
+    data: st.DataObject, moves: bool, table_format: str
+) -> None:
+    records = data.draw(upserts(by_sequence=True, moves=moves))
+    ends = sorted(data.draw(st.sets(st.integers(1, len(records)), max_size=4)) | {len(records)})
+    model, schema = FirstRows(), "id bigint, text string, at bigint, op string"
+    with tempfile.TemporaryDirectory() as folder:
+        mirror = MIRRORS[table_format](Path(folder), executors=data.draw(st.sampled_from([0, 2])))
+        follower = Follower(mirror, {"envelope": None, "key": ["id"], "schema": schema, "insert_only": True})
+        for start, end in pairwise([0, *ends]):
+            follower.land([one.record(in_value=True) for one in records[start:end]])
+            model.land(records[start:end])
+            found = follower.rows()
+            assert {row["id"]: row for row in found} == model.rows
+            assert len(found) == len(model.rows)

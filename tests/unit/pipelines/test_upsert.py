@@ -1,0 +1,82 @@
+"""Pipelines with mode: upsert: the arguments of each engine, and what a file may not combine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.cdc.events.records import RecordPayload
+from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.policies import Tombstones
+from airflow_lakestream.pipelines.check import check
+from airflow_lakestream.pipelines.python import python_of
+from airflow_lakestream.spark.app_config import landing_of
+from tests.unit.pipelines.test_files import compiled, operator_of, problems
+
+UPSERT = """
+metadata: {name: customers}
+sources:
+  customers: {type: kafka, topic: customers, key_format: string, tombstones: delete}
+sinks:
+  lake: {type: iceberg, table: lake.customers, mode: upsert, key: [id], schema: "id string"}
+orchestration: {engine: extract}
+"""
+
+ROWS = "{name: rows, type: sql_transform, input: customers, sql: 'SELECT 1 AS id FROM {{ input }}'}"
+
+
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+def test_the_extract_engine_keeps_a_table_by_key_with_the_mirror_operator(tmp_path: Path, kind: str) -> None:
+    table = "lake.customers" if kind == "iceberg" else "/lake/customers"
+    found = compiled(tmp_path, UPSERT.replace("iceberg", kind).replace("lake.customers", table))
+    call = operator_of(found)
+    assert call.name == "KafkaMirrorOperator"
+    assert (call.arguments["envelope"], call.arguments["key"], call.arguments["key_format"]) == (None, ["id"], "string")
+    assert "envelope=None" in python_of(found)
+    [config] = check(found)
+    assert isinstance(config, MirrorConfig)
+    assert isinstance(config.payload, RecordPayload)
+    assert config.tombstone_policy is Tombstones.DELETE
+
+
+def test_spark_keeps_the_same_table_with_its_app_of_mirrors(tmp_path: Path) -> None:
+    text = UPSERT.replace("[id],", "[id], sequence_by: at, delete_when: is_deleted,")
+    found = compiled(tmp_path, text.replace("engine: extract", "engine: spark"))
+    call: dict[str, Any] = dict(operator_of(found).arguments)
+    assert call["app"] == "cdc_to_iceberg"
+    config = landing_of(call["app"], {"consumer_group": "g", **call["app_config"]})
+    assert isinstance(config, MirrorConfig)
+    assert config.is_of_records
+    assert config.mirror.sequence_by == ("at",)
+    assert isinstance(config.payload, RecordPayload)
+    assert config.payload.delete_when == "is_deleted"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("key: [id], ", "", "key is missing: plain records do not show which columns identify a row"),
+        ("mode: upsert", "mode: mirror", "key_format is not for a mirror: keys are taken from the row"),
+        ("mode: upsert", "mode: append", "key is not for a landing of records"),
+        ("key_format: string", "envelope: debezium", "mode: upsert takes plain records"),
+        ("key: [id]", "key: [id], source_tables: a", "source_tables is not for a table by key"),
+        ("key: [id]", "key: [id], delete_when: SELECT true", "delete_when: 'SELECT true' is not a condition"),
+        ("key: [id]", "key: [id], insert_only: true", "insert_only: does not go with tombstones='delete'"),
+        ("mode: upsert, key: [id]", "delete_when: a", "delete_when is not for a landing of records"),
+        ("key: [id]", "key: [id], merge: given", "sinks.lake.merge: there is no such key"),
+        ("engine: extract", "engine: flink", "upsert is not for the engine flink"),
+        ("engine: extract", "engine: group", "upsert is not for the engine group"),
+        ("mode: upsert, key: [id]", "sequence_by: at", "sequence_by is not for a landing of records"),
+        (
+            "sinks:",
+            f"transformations: [{ROWS}]\nsinks:",
+            "SQL is not for a table by key: a row is the newest record of its key",
+        ),
+    ],
+    ids=lambda one: one[:40],
+)  # fmt: skip
+def test_what_contradicts_the_mode_is_named_with_its_key(tmp_path: Path, old: str, new: str, said: str) -> None:
+    found = problems(tmp_path, UPSERT.replace(old, new))
+    assert any(said in one for one in found), found

@@ -1,0 +1,60 @@
+"""Metrics of a commit: which numbers are sent with which tags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from airflow_lakestream import metrics
+from airflow_lakestream.core.landing.job import CommittedLanding
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
+from airflow_lakestream.metrics import LandingMeter
+
+
+class Sent:
+    """Stands for Airflow's client, and keeps what is sent, as (metric, topic, number)."""
+
+    def __init__(self) -> None:
+        self.metrics: list[tuple[str, str, float]] = []
+
+    def incr(self, name: str, number: float, tags: Mapping[str, Any]) -> None:
+        assert {**tags, "topic": ""} == {"dag_id": "d", "table": "lake.t", "topic": ""}
+        self.metrics.append((name.removeprefix("lakestream."), tags["topic"], number))
+
+    timing = incr
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    given = Sent()
+    monkeypatch.setattr(metrics, "Stats", given)
+    return given
+
+
+def committed(**counts: Counts) -> CommittedLanding:
+    topics = {TopicIdentity(topic, "id", "cluster"): TopicEntry(counts=one) for topic, one in counts.items()}
+    return CommittedLanding("lake.t", 1, Landing("l", "r", topics), 0.5)
+
+
+def test_a_commit_of_several_topics_counts_the_rows_of_each(sent: Sent) -> None:
+    LandingMeter({"dag_id": "d"})(committed(orders=Counts(5, 4, rejected=1), clicks=Counts(3, 3)))
+    assert sorted(sent.metrics) == [
+        ("commit", "clicks,orders", 500.0),
+        ("landings", "clicks,orders", 1),
+        ("rejected", "clicks", 0),
+        ("rejected", "orders", 1),
+        ("rows", "clicks", 3),
+        ("rows", "orders", 4),
+    ]
+
+
+def test_a_commit_of_one_topic_has_its_name_everywhere(sent: Sent) -> None:
+    LandingMeter({"dag_id": "d"})(committed(orders=Counts(5, 4, rejected=1)))
+    assert sorted(sent.metrics) == [
+        ("commit", "orders", 500.0),
+        ("landings", "orders", 1),
+        ("rejected", "orders", 1),
+        ("rows", "orders", 4),
+    ]
