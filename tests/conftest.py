@@ -36,6 +36,7 @@ pytest_plugins = [
     "tests.support.spark_stream",
     "tests.support.statsd",
     "tests.support.status",
+    "tests.support.time_left",
 ]
 
 settings.register_profile("long", max_examples=2000, deadline=None, print_blob=True)

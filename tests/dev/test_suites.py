@@ -23,6 +23,7 @@ from dev.suites.graph import UsesGraph, matching
 from dev.suites.running import RUNS, PytestRun, SuiteResult, paths_of, run_suites
 from dev.suites.table import BRANCHES, EVERYTHING, LOADING, NIGHTLY, READ, SUITES, USES, Suite
 from dev.suites.tools import known
+from tests.support.time_left import OUT_OF_TIME, outcome_of
 
 ALL = {suite.name for suite in SUITES}
 SLOW = ALL - {"lint", "docs", "units", "long"}
@@ -280,6 +281,20 @@ def test_a_run_of_one_process_goes_on_beside_those_that_spread(
     said = capfd.readouterr().out
     assert said.count(" 1 passed in ") == 2, said
     assert said.count("RED ") == said.count("no test ran") == 2
+
+
+def test_tests_that_would_begin_after_the_end_of_the_time_are_skipped_by_name_and_counted_apart() -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/unit/dev/test_progress.py"]
+    environment = {**os.environ, "LAKESTREAM_UNTIL": "1"}
+    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
+    assert re.search(r"SKIPPED .* tests/unit/dev/test_progress.py:\d+: out of time", done.stdout), done.stdout
+    assert not re.search(r"\d+ passed", done.stdout), done.stdout
+    place = ("tests/x.py", 1, f"Skipped: {OUT_OF_TIME}")
+    skipped = pytest.TestReport("tests/x.py::test_x", ("tests/x.py", 1, "x"), {}, "skipped", place, "setup")
+    assert outcome_of(skipped) == OUT_OF_TIME
+    result = SuiteResult("spark", "services", {OUT_OF_TIME: 3})
+    assert str(result).startswith("  RED  spark")
+    assert "3 out of time" in str(result)
 
 
 def test_a_suite_whose_parts_take_minutes_is_left_out_with_a_line_until_they_are_made_or_it_is_named(

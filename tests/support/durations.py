@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -17,6 +18,7 @@ import pytest
 from dev.durations import RECORD, Durations, RunRecord
 from dev.locks import file_lock
 from tests.support.parts import suite_of
+from tests.support.time_left import OUT_OF_TIME, outcome_of
 
 # Starts of fixtures that take less, in seconds, are not kept.
 _SHORTEST_START = 0.05
@@ -52,13 +54,13 @@ class DurationRecorder:
         return order and f"files in a random order: --order={order}"
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Put the files that took longest first, so that no worker is left alone with one of them in the end."""
+        """Put new files and those that took longest first, so that no worker is left alone with one in the end."""
         places = {file: -seconds for file, seconds in self.seconds.items()}
         if (order := self.config.getoption("order")) is not None:
             files = sorted({_file_of(item) for item in items})
             random.Random(order).shuffle(files)
             places = {file: float(place) for place, file in enumerate(files)}
-        items.sort(key=lambda item: places.get(_file_of(item), 0))
+        items.sort(key=lambda item: places.get(_file_of(item), -math.inf))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
@@ -72,11 +74,13 @@ class DurationRecorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a phase of a test, and how the test ended."""
-        self.tests[report.nodeid][report.when or ""] = round(report.duration, 3)
+        outcome = outcome_of(report)
+        if outcome != OUT_OF_TIME:
+            self.tests[report.nodeid][report.when or ""] = round(report.duration, 3)
         if report.when == "call" or report.outcome != "passed":
             # A long test is one of its folder's suite as well.
             for suite in {suite_of(report.nodeid), suite_of(report.nodeid, report.keywords)}:
-                self.outcomes[suite][report.outcome] += 1
+                self.outcomes[suite][outcome] += 1
 
     def pytest_sessionfinish(self) -> None:
         """Hand the fixtures to the controller, or write the record."""
