@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.support.broker",
     "tests.support.parts",
     "tests.support.pods",
+    "tests.support.time_left",
     "tests.support.durations",
     "tests.support.damaged_log",
     "tests.support.lake",
@@ -36,7 +37,6 @@ pytest_plugins = [
     "tests.support.spark_stream",
     "tests.support.statsd",
     "tests.support.status",
-    "tests.support.time_left",
 ]
 
 settings.register_profile("long", max_examples=2000, deadline=None, print_blob=True)

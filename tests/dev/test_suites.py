@@ -287,7 +287,7 @@ def test_tests_that_would_begin_after_the_end_of_the_time_are_skipped_by_name_an
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/unit/dev/test_progress.py"]
     environment = {**os.environ, "LAKESTREAM_UNTIL": "1"}
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
-    assert re.search(r"SKIPPED .* tests/unit/dev/test_progress.py:\d+: out of time", done.stdout), done.stdout
+    assert re.search(r"SKIPPED .* tests/unit/dev/test_progress.py.*: out of time", done.stdout), done.stdout
     assert not re.search(r"\d+ passed", done.stdout), done.stdout
     place = ("tests/x.py", 1, f"Skipped: {OUT_OF_TIME}")
     skipped = pytest.TestReport("tests/x.py::test_x", ("tests/x.py", 1, "x"), {}, "skipped", place, "setup")
