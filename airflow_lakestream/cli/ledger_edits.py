@@ -179,7 +179,7 @@ def forget(
         return
     of_iceberg(table)
     with aside():
-        from airflow_lakestream.adopt.sources.given_ranges import parse_ranges
+        from airflow_lakestream.adopt.claim import parse_ranges
         from airflow_lakestream.audit.run import Audit, load
         from airflow_lakestream.iceberg import fitness, ledger_store
         from airflow_lakestream.iceberg.upkeep import ledger_edit

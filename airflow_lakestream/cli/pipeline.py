@@ -21,7 +21,7 @@ from airflow_lakestream.cli.connections import (
 )
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.pipelines.compiled import CompiledPipeline, SinkLanding

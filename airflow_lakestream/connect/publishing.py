@@ -12,11 +12,9 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
-from airflow_lakestream.connect.configuration import ConfigRefused
-from airflow_lakestream.connect.connector import HeadUnknown
+from airflow_lakestream.connect.configuration import POSITION_TRANSFORM, POSITIONS, ConfigRefused, IcebergConnector
+from airflow_lakestream.connect.connector import HeadUnknown, SinkLacksRecords
 from airflow_lakestream.connect.events import ControlEvent, ends_below, events_of
-from airflow_lakestream.connect.failures import SinkLacksRecords
-from airflow_lakestream.connect.iceberg_sink import POSITION_TRANSFORM, POSITIONS, IcebergConnector
 from airflow_lakestream.core.checks import RowChecker
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.core.landing.report import LandingReport

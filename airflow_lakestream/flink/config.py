@@ -24,7 +24,7 @@ from airflow_lakestream.flink.formats.types import type_of
 from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.statements import METADATA
 from airflow_lakestream.kafka.source import StartAt
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema

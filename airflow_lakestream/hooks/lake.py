@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
-from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat
+from airflow_lakestream.lakes import LakeCapability, LakeFormat
 
 if TYPE_CHECKING:
     from airflow_lakestream.run.job import ExtractConfig, Lake

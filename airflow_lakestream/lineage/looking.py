@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.lineage.facts import CatalogName, LineageColumn, TablePlace
 from airflow_lakestream.lineage.names import of_catalog
 

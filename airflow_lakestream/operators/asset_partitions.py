@@ -15,7 +15,7 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.core.names import state_key
 from airflow_lakestream.core.policies import is_template
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, UnknownValue
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.outlets import table_asset

@@ -15,7 +15,7 @@ from airflow_lakestream.core.policies import OnEmpty, choose
 from airflow_lakestream.core.routing import NoTopicMatches, is_pattern
 
 # No import of PyIceberg, Arrow or pandas at the top: Airflow parses DAG files again every half minute.
-from airflow_lakestream.lakes.formats import LakeCapability
+from airflow_lakestream.lakes import LakeCapability
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run, push_pages
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
 from airflow_lakestream.operators.arguments import extras_of

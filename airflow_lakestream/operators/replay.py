@@ -82,7 +82,7 @@ class LakestreamReplayOperator(SqlRendering, BaseOperator):
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.lake import open_tables
             from airflow_lakestream.hooks.registry import registry_of
-            from airflow_lakestream.lakes.formats import lake_of
+            from airflow_lakestream.lakes import lake_of
             from airflow_lakestream.run.replay import RejectReplay, RejectSelection
             from airflow_lakestream.run.summary import figures
 

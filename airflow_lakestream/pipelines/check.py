@@ -10,7 +10,7 @@ from airflow_lakestream.config.literals import refuse_templates, templates_in
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import is_literal
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import LAKES
+from airflow_lakestream.lakes import LAKES
 from airflow_lakestream.pipelines.compiled import CompiledPipeline, CompiledSensor, SinkLanding
 from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
 from airflow_lakestream.pipelines.operator import SENSORS

@@ -11,7 +11,7 @@ from airflow_lakestream.core.landing.report import counts_to_dict
 from airflow_lakestream.core.landing.story import period_text, stale_text
 from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.core.policies import ModeName
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.run.job import ExtractConfig

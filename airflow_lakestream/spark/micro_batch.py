@@ -30,7 +30,7 @@ from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.source import KafkaSource
-from airflow_lakestream.lakes.formats import LakeCapability
+from airflow_lakestream.lakes import LakeCapability
 from airflow_lakestream.run.topics import RunReport, job_of, land_run, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint

@@ -12,7 +12,7 @@ from airflow_lakestream.core.names import check_topic
 from airflow_lakestream.core.policies import TableFormat, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_named
+from airflow_lakestream.lakes import LakeCapability, LakeFormat, lake_named
 from airflow_lakestream.watching import books
 from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere
 from airflow_lakestream.watching.books import ConsumerProgress

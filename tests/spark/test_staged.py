@@ -18,7 +18,7 @@ from airflow_lakestream.core.policies import SchemaEvolution, TableFormat
 from airflow_lakestream.delta.write import handover as of_delta
 from airflow_lakestream.delta.write.columns import delta_fields
 from airflow_lakestream.iceberg.write import handover as of_iceberg
-from airflow_lakestream.lakes.formats import LAKES
+from airflow_lakestream.lakes import LAKES
 from airflow_lakestream.spark.frames.columns import spark_schema
 from airflow_lakestream.spark.frames.crew import counted_batches, read_by_spark
 from airflow_lakestream.spark.frames.tasks import StagedRowsTask

@@ -188,5 +188,5 @@ def drop(tables: DeltaTableAccess, *names: str) -> None:
                     obstore.delete(store, path)
 
 
-# Name of the sink for every table format, see `lakes.formats`.
+# Name of the sink for every table format, see `lakes`.
 swap_sink = DeltaSwapSink

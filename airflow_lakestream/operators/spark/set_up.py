@@ -32,7 +32,7 @@ from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
 from airflow_lakestream.hooks.spark_cluster import backend_of
 from airflow_lakestream.hooks.spark_submission import DriverSubmission
 from airflow_lakestream.hooks.store import store_properties
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of_app
+from airflow_lakestream.lakes import LakeCapability, lake_of_app
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments

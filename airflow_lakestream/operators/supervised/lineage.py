@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import TaskDeferred
 
 from airflow_lakestream.core.policies import is_given
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.operators.lineage import is_lineage_enabled
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg.fan_out.share import FanOutOutline, FanOutShare
 from airflow_lakestream.kafka.reader import KafkaReader
-from airflow_lakestream.lakes.formats import LakeFormat
+from airflow_lakestream.lakes import LakeFormat
 from airflow_lakestream.runtime.processes import MMAP_THRESHOLD, TRIM_THRESHOLD, ChildFailure, tune_allocation
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.sink import SharedRejectingSink

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import RowsNotWritable
 from airflow_lakestream.exceptions import LakestreamError
-from airflow_lakestream.lakes.formats import LakeFormat
+from airflow_lakestream.lakes import LakeFormat
 from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.spark.crew.executors import settle
 from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, ResultPositions

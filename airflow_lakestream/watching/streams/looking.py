@@ -18,7 +18,7 @@ from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.kafka.errors import KafkaUnavailable, TopicMissing
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.watching.asking import NotThere, run_now
 from airflow_lakestream.watching.books import of_checkpoint
 from airflow_lakestream.watching.causes import StreamCause, StreamReason

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_lakestream.core.event_cursor import EventCursor
 from airflow_lakestream.core.policies import MissingPolicy
-from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_of
+from airflow_lakestream.lakes import LakeCapability, LakeFormat, lake_of
 from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.asking import LookConnections, LookOutcome, LookQuestion, NotThere, look_safely
 from airflow_lakestream.watching.checks import make_check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.connect.traces import culprit_of
+from airflow_lakestream.connect.judging import culprit_of
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.java import MOST_LOOKED_AT, JavaDamage, first_offsets
 
