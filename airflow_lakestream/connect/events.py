@@ -12,9 +12,8 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from airflow_lakestream.decode.avro.one import Malformed
 from airflow_lakestream.decode.avro.schema import Node, parse
-from airflow_lakestream.decode.avro.value import value_of
+from airflow_lakestream.decode.avro.values import Malformed, value_of
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 
 # Iceberg's AvroEncoderUtil: these two bytes, the schema with two bytes of length, then plain Avro.

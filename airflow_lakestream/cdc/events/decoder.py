@@ -27,8 +27,7 @@ from airflow_lakestream.core.policies import OutOfRange, ValueEnvelope
 from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, EventNaming, row_of
 from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_record
-from airflow_lakestream.decode.connect.leaving_out import UnavailablePolicy
-from airflow_lakestream.decode.connect.unavailable import ValuePlaceholder
+from airflow_lakestream.decode.connect.unavailable import UnavailablePolicy, ValuePlaceholder
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import KEY, VALUE
 from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColumn

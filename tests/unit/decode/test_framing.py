@@ -13,7 +13,7 @@ import pytest
 
 from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
-from airflow_lakestream.decode.avro.fingerprint import fingerprint
+from airflow_lakestream.decode.avro.schema import fingerprint
 from airflow_lakestream.decode.json.schema import unframe
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.protobuf.schema import MissingExtra, compile_proto

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
-from airflow_lakestream.decode.avro.fingerprint import fingerprint
+from airflow_lakestream.decode.avro.schema import fingerprint
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.protobuf.schema import compile_proto

@@ -1,15 +1,181 @@
-"""Readers of the items of Avro's arrays and maps, and skipping of unwanted values, in many records at once."""
+"""Readers of Avro values: one in a buffer, and the items of arrays and maps in many records at once."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.decode.avro.one import DEEPEST, MOST_EMPTY, Malformed, entry_of, skip_one, width
-from airflow_lakestream.decode.avro.schema import AvroArray, AvroMap, AvroPrimitive, AvroUnion, Node, Record
+from airflow_lakestream.decode.avro.schema import (
+    AvroArray,
+    AvroEnum,
+    AvroFixed,
+    AvroMap,
+    AvroPrimitive,
+    AvroUnion,
+    Node,
+    Record,
+)
 from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, offsets_of
+
+# Items without bytes can have any count: without a limit, a few bytes would be a bomb.
+MOST_EMPTY = 1 << 16
+# Values may contain values of their own type: a deeper value is malformed.
+DEEPEST = 64
+_WIDTHS = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+
+
+class Malformed(ValueError):
+    """Error: the bytes are not a value of the type."""
+
+
+def entry_of(node: AvroMap) -> Record:
+    """Return the type of a map's entry: a record of a key and a value."""
+    return Record("entry", [("key", AvroPrimitive("string")), ("value", node.values)])
+
+
+def width(node: Node) -> int | None:
+    """Return the number of bytes of each value of the type, or None if the number depends on the value."""
+    if isinstance(node, AvroPrimitive):
+        return _WIDTHS.get(node.name)
+    return node.size if isinstance(node, AvroFixed) else None
+
+
+def skip_one(node: Node, data: memoryview, pos: int, end: int, depth: int = 0) -> int:
+    """Return the position after the value at `pos`. Raises Malformed if the value does not end before `end`."""
+    if depth > DEEPEST:
+        raise Malformed
+    size = width(node)
+    if size is not None:
+        pos += size
+    elif isinstance(node, Record):
+        for _, kind in node.fields:
+            pos = skip_one(kind, data, pos, end, depth + 1)
+    elif isinstance(node, AvroArray | AvroMap):
+        pos = _skip_blocks(node.items if isinstance(node, AvroArray) else entry_of(node), data, pos, end, depth)
+    else:
+        # A branch, a length, a symbol, or the number itself.
+        number, pos = read_one(data, pos, end)
+        if isinstance(node, AvroUnion):
+            pos = skip_one(_branch(node, number), data, pos, end, depth + 1)
+        elif isinstance(node, AvroPrimitive) and node.name in ("bytes", "string"):
+            pos = pos + number if number >= 0 else end + 1
+    if pos > end:
+        raise Malformed
+    return pos
+
+
+def _branch(node: AvroUnion, index: int) -> Node:
+    if not 0 <= index < len(node.branches):
+        raise Malformed
+    return node.branches[index]
+
+
+def _skip_blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -> int:
+    while True:
+        count, pos = read_one(data, pos, end)
+        # Behind a negative count follows the size of the block in bytes.
+        if count < 0:
+            count = -count
+            _, pos = read_one(data, pos, end)
+        if not count:
+            return pos
+        if count > end - pos and count > MOST_EMPTY:
+            raise Malformed
+        for _ in range(count):
+            pos = skip_one(node, data, pos, end, depth + 1)
+
+
+def read_one(data: memoryview, pos: int, end: int) -> tuple[int, int]:
+    """Return the number at `pos`, in zigzag encoding, and the position after the number. Raises Malformed."""
+    value = shift = 0
+    # Ten bytes of seven bits hold the longest number.
+    while pos < end and shift < 70:
+        byte = data[pos]
+        pos += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), pos
+        shift += 7
+    raise Malformed
+
+
+_FLOATS = {"float": "<f", "double": "<d"}
+
+
+def value_of(node: Node, data: bytes) -> Any:
+    """Return the value of the bytes. Raises Malformed."""
+    view = memoryview(data)
+    try:
+        value, end = _read(node, view, 0, len(view), 0)
+    except (IndexError, UnicodeDecodeError, struct.error) as e:
+        raise Malformed from e
+    if end != len(view):
+        raise Malformed
+    return value
+
+
+def _read(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tuple[Any, int]:
+    # Returns the value at `pos`, and the position behind the value.
+    if depth > DEEPEST:
+        raise Malformed
+    if isinstance(node, Record):
+        record = {}
+        for name, kind in node.fields:
+            record[name], pos = _read(kind, data, pos, end, depth + 1)
+        return record, pos
+    if isinstance(node, AvroArray):
+        return _blocks(node.items, data, pos, end, depth)
+    if isinstance(node, AvroMap):
+        entries, pos = _blocks(entry_of(node), data, pos, end, depth)
+        return {entry["key"]: entry["value"] for entry in entries}, pos
+    if isinstance(node, AvroUnion):
+        branch, pos = read_one(data, pos, end)
+        if not 0 <= branch < len(node.branches):
+            raise Malformed
+        return _read(node.branches[branch], data, pos, end, depth + 1)
+    return _leaf(node, data, pos, end)
+
+
+def _leaf(node: Node, data: memoryview, pos: int, end: int) -> tuple[Any, int]:
+    size = width(node)
+    if size is not None:
+        content = bytes(data[pos : pos + size])
+        if pos + size > end:
+            raise Malformed
+        if node.name in _FLOATS:
+            return struct.unpack(_FLOATS[node.name], content)[0], pos + size
+        return {"null": None, "boolean": content == b"\x01"}.get(node.name, content), pos + size
+    number, pos = read_one(data, pos, end)
+    if isinstance(node, AvroEnum):
+        return node.symbols[number], pos
+    if node.name not in ("bytes", "string"):
+        return number, pos
+    if number < 0 or pos + number > end:
+        raise Malformed
+    content = bytes(data[pos : pos + number])
+    return (content.decode() if node.name == "string" else content), pos + number
+
+
+def _blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tuple[list[Any], int]:
+    # Returns the items of an array, and the position behind the last block, whose count is 0.
+    items: list[Any] = []
+    while True:
+        count, pos = read_one(data, pos, end)
+        if count < 0:
+            count = -count
+            _, pos = read_one(data, pos, end)
+        if not count:
+            return items, pos
+        if count > end - pos and count > MOST_EMPTY:
+            raise Malformed
+        for _ in range(count):
+            item, pos = _read(node, data, pos, end, depth + 1)
+            items.append(item)
+
 
 # Each round of items costs some calls, for any number of lanes: when few lanes have many items left, a walk over these
 # lanes finds the start of each item, and all items are read at once.
