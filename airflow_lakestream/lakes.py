@@ -185,7 +185,7 @@ _ROWS = (
         facts="airflow_lakestream.lineage.looking:look_at_delta",
         audit="airflow_lakestream.audit.delta:DeltaAudit",
         swap="airflow_lakestream.cdc.swap.delta:",
-        staging="airflow_lakestream.delta.write.handover:",
+        staging="airflow_lakestream.delta.handover:",
         characters_refused=REFUSED_CHARACTERS,
         modules={"deltalake": "deltalake", "obstore": "obstore"},
     ),

@@ -16,8 +16,7 @@ from airflow_lakestream.connect.configuration import ICEBERG_SINK
 from airflow_lakestream.connect.events import ends_below, events_of
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import LeaseState
-from airflow_lakestream.flink.checkpoints import CHECKPOINT, JOB
-from airflow_lakestream.flink.savepoint import read_savepoint
+from airflow_lakestream.flink.checkpoints import CHECKPOINT, JOB, read_savepoint
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.groups import KafkaGroups
 from airflow_lakestream.spark.checkpoint import Offsets, QueryCheckpoint, read_checkpoint

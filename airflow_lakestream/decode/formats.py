@@ -35,8 +35,7 @@ from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.decode.timed import TimedDecoder
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
-from airflow_lakestream.registry.client import RegistryClient
-from airflow_lakestream.registry.schemas import versions_of
+from airflow_lakestream.registry.client import RegistryClient, versions_of
 
 log = logging.getLogger(__name__)
 

@@ -43,9 +43,8 @@ from airflow_lakestream.decode.other_names import NewNames, held_names_of_avro, 
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.timed import EXACT, Sources, TimeColumns
-from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.client import RegisteredSchema, RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.registry.schemas import RegisteredSchema
 from airflow_lakestream.tables.schema.time_sources import Path
 
 # Formats whose numbers are text: a number may have a fraction, even in an integer column.

@@ -26,7 +26,7 @@ from airflow_lakestream.decode.keys import ColumnDecoder
 from airflow_lakestream.decode.protobuf.schema import ProtobufSchema, compile_proto
 from airflow_lakestream.decode.values.outcome import DecoderResult, SchemaRefused
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.registry.schemas import RegisteredSchema
+from airflow_lakestream.registry.client import RegisteredSchema
 
 if TYPE_CHECKING:
     from airflow_lakestream.decode.known_formats import SchemaText

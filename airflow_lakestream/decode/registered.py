@@ -11,8 +11,7 @@ from airflow_lakestream.decode.avro.schema import fingerprint
 from airflow_lakestream.decode.known_formats import FORMATS, SchemaText
 from airflow_lakestream.decode.lanes.framed import HEADER
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.registry.client import RegistryClient
-from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
+from airflow_lakestream.registry.client import RegisteredSchema, RegistryClient, SchemaNotFound
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.formats.known import check_format
-from airflow_lakestream.flink.formats.reading import json_reading, raw_reading
-from airflow_lakestream.flink.formats.types import type_of
+from airflow_lakestream.flink.formats.reading import json_reading, raw_reading, type_of
 from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.statements import METADATA
 from airflow_lakestream.kafka.source import StartAt

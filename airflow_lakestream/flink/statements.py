@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from airflow_lakestream.flink.formats.reading import FormatReading
-from airflow_lakestream.flink.formats.types import quoted
+from airflow_lakestream.flink.formats.reading import FormatReading, quoted
 from airflow_lakestream.spark.settings.catalog import catalog_options, check_name
 from airflow_lakestream.spark.settings.kafka import NAMES_A_CLASS, kafka_options
 

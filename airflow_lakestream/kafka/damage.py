@@ -13,7 +13,7 @@ from airflow_lakestream.core.landing.plan import DamagedBatch
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
 from airflow_lakestream.kafka.errors import ReadFailed
-from airflow_lakestream.kafka.order import misplaced
+from airflow_lakestream.kafka.partition import misplaced
 
 # By librdkafka: a wrong checksum, or bytes that do not decompress. It names the batch's first offset.
 _DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})

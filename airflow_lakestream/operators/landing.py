@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from airflow_lakestream.core.landing.job import CommittedLanding
     from airflow_lakestream.hooks.kafka import KafkaHook
-    from airflow_lakestream.lineage.keeping import FactsKeeper
+    from airflow_lakestream.lineage.looking import FactsKeeper
     from airflow_lakestream.run.job import ExtractConfig, Lake
     from airflow_lakestream.run.topics import RunReport
 
@@ -140,9 +140,8 @@ class LandingOperator(BaseOperator, LineageReporting):
         if not is_lineage_enabled():
             return meter
         from airflow_lakestream.lineage.columns import columns_of
-        from airflow_lakestream.lineage.facts import LineageFacts
-        from airflow_lakestream.lineage.keeping import FactsKeeper
-        from airflow_lakestream.lineage.names import brokers_of
+        from airflow_lakestream.lineage.facts import LineageFacts, brokers_of
+        from airflow_lakestream.lineage.looking import FactsKeeper
 
         self._facts = LineageFacts(
             brokers_of(kafka),

@@ -32,7 +32,7 @@ class CrossingMutant:
 MUTANTS = (
     CrossingMutant(
         "a name that Flink's SQL has unescaped",
-        "airflow_lakestream/flink/formats/types.py",
+        "airflow_lakestream/flink/formats/reading.py",
         'name.replace("`", "``")',
         "name",
         "units",
@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     CrossingMutant(
         "a commit of Delta without its ledger",
-        "airflow_lakestream/delta/commit/guard.py",
+        "airflow_lakestream/delta/committing.py",
         """
     properties = {**kept, **own}
     actions.append(head.metadata_action(properties, target.fields))
@@ -166,7 +166,7 @@ MUTANTS = (
     ),
     CrossingMutant(
         "an event of OpenLineage that counts the last commit alone",
-        "airflow_lakestream/lineage/keeping.py",
+        "airflow_lakestream/lineage/looking.py",
         "read.counts = (read.counts or Counts()) + entry.counts",
         "read.counts = Counts() + entry.counts",
         "integration",

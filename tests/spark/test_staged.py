@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.policies import SchemaEvolution, TableFormat
-from airflow_lakestream.delta.write import handover as of_delta
-from airflow_lakestream.delta.write.columns import delta_fields
+from airflow_lakestream.delta import handover as of_delta
+from airflow_lakestream.delta.columns import delta_fields
 from airflow_lakestream.iceberg.write import handover as of_iceberg
 from airflow_lakestream.lakes import LAKES
 from airflow_lakestream.spark.frames.columns import spark_schema

@@ -17,7 +17,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.sharing import side_by_side
-from airflow_lakestream.delta.commit import committing
+from airflow_lakestream.delta import committing
 from airflow_lakestream.delta.ledger_store import read_ledger
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.driver.lease import HeldLease, LeaseHeld

@@ -17,7 +17,7 @@ from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers
 from airflow_lakestream.decode.lanes.leaves import Unfit
 from airflow_lakestream.decode.other_names import FieldNaming, avro_names
 from airflow_lakestream.decode.values.outcome import SchemaRefused
-from airflow_lakestream.registry.schemas import SchemaSource
+from airflow_lakestream.registry.client import SchemaSource
 
 # First bytes of single-object encoding; eight bytes with the schema's fingerprint follow, little-endian.
 _SINGLE_OBJECT = 0x01C3

@@ -17,7 +17,7 @@ from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, Mask, wit
 from airflow_lakestream.decode.lanes.leaves import Unfit
 from airflow_lakestream.decode.other_names import FieldNaming, OtherNames
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, SchemaDecoder
-from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound, SchemaSource, versions_of
+from airflow_lakestream.registry.client import RegisteredSchema, SchemaNotFound, SchemaSource, versions_of
 
 log = logging.getLogger(__name__)
 

@@ -71,9 +71,8 @@ def _facts_of(
     if not is_given(kafka_conn_id):
         return None
     from airflow_lakestream.hooks.kafka import KafkaHook
-    from airflow_lakestream.lineage.facts import LineageFacts
-    from airflow_lakestream.lineage.names import brokers_of
-    from airflow_lakestream.lineage.streaming import add_batches
+    from airflow_lakestream.lineage.facts import LineageFacts, brokers_of
+    from airflow_lakestream.lineage.looking import add_batches
 
     names, progress = operator.stream_names(), supervisor.progress()
     brokers = brokers_of(KafkaHook(str(kafka_conn_id)).configuration())
@@ -92,7 +91,7 @@ def _facts_of(
 
 def _look(operator: SupervisedOperator, facts: LineageFacts) -> None:
     from airflow_lakestream.hooks.lake import open_tables
-    from airflow_lakestream.lineage.streaming import look_at_tables
+    from airflow_lakestream.lineage.looking import look_at_tables
 
     lakes = {lake.format: lake for lake in map(lake_of, facts.tables)}
     iceberg, storage = (getattr(operator, name, None) for name in ("iceberg_conn_id", "storage_conn_id"))

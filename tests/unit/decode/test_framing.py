@@ -17,7 +17,7 @@ from airflow_lakestream.decode.avro.schema import fingerprint
 from airflow_lakestream.decode.json.schema import unframe
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.protobuf.schema import MissingExtra, compile_proto
-from airflow_lakestream.registry.schemas import RegistryUnavailable
+from airflow_lakestream.registry.client import RegistryUnavailable
 from tests.support.registry import FakeRegistry
 from tests.unit.decode.support import batch
 

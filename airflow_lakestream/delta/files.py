@@ -21,10 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types as arrow
 
-from airflow_lakestream.delta.commit.log import info_of, read_commit
+from airflow_lakestream.delta.columns import conform, rows_by_partition
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.write.columns import conform
-from airflow_lakestream.delta.write.layout import rows_by_partition
+from airflow_lakestream.delta.protocol import info_of, read_commit
 from airflow_lakestream.stores.folders import RangedFile
 from airflow_lakestream.tables.row_buffer import culprits, no_rows, one_row
 

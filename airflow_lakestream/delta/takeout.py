@@ -13,11 +13,10 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet, overlapping
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.guard import DeltaTarget, check_fit, landing_actions
-from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.commit.protocol import check_no_dead_rows, check_removable
+from airflow_lakestream.delta.committing import DeltaTarget, check_fit, landing_actions
+from airflow_lakestream.delta.files import Add, read_file, read_parts
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.write.files import Add, read_file, read_parts
+from airflow_lakestream.delta.protocol import Action, check_no_dead_rows, check_removable
 from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, TOPIC
 from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, replaced_ranges, rows_landed

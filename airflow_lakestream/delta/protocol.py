@@ -1,18 +1,57 @@
-"""Protocol of Delta tables: refusal of features unsupported here, and the protocol of new versions."""
+"""Protocol of Delta tables: commit files, refusal of features unsupported here, and the protocol of new versions.
+
+A version of a table is written once, or not at all: the compare-and-set of Delta's own protocol, and the only one here.
+delta-rs writes commit files in the same way, but its public calls can't change a table property in the commit of rows,
+and rebase an append without a check.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import obstore
 import pyarrow as pa
+from obstore.exceptions import AlreadyExistsError
 
 from airflow_lakestream.core.ports import CannotReplace
-from airflow_lakestream.delta.commit.log import Action
+from airflow_lakestream.delta.columns import uses_ntz
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.write.columns import uses_ntz
 from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+Action = Mapping[str, Any]
+
+
+def put_commit(store: Any, version: int, actions: Sequence[Action]) -> bool:
+    """Write a version; return False if the version exists. After an error the version may be written, now or later."""
+    lines = "\n".join(json.dumps(action, separators=(",", ":"), ensure_ascii=False) for action in actions)
+    try:
+        obstore.put(store, commit_path(version), lines.encode(), mode="create")
+    except AlreadyExistsError:
+        return False
+    return True
+
+
+def read_commit(store: Any, version: int) -> list[Action] | None:
+    """Return the actions of a version, or None if the file is missing."""
+    try:
+        data = bytes(obstore.get(store, commit_path(version)).bytes())
+    except FileNotFoundError:
+        return None
+    return [json.loads(line) for line in data.decode().split("\n") if line.strip()]
+
+
+def info_of(actions: Iterable[Action]) -> Mapping[str, Any]:
+    """Return the `commitInfo` of a commit, or an empty mapping."""
+    return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+
+
+def commit_path(version: int) -> str:
+    """Return the path of a version's file below the table's folder."""
+    return f"_delta_log/{version:020}.json"
+
 
 # Features without duties for a writer that appends rows of a given schema, or with duties checked below.
 _HARMLESS = frozenset(

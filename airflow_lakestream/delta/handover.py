@@ -11,11 +11,11 @@ from typing import Any
 import obstore
 import pyarrow as pa
 
-from airflow_lakestream.delta.commit.guard import DeltaTarget
+from airflow_lakestream.delta.columns import delta_fields
+from airflow_lakestream.delta.committing import DeltaTarget
+from airflow_lakestream.delta.files import delete_files, path_of
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.storage import DeltaStorage, DeltaTableAccess
-from airflow_lakestream.delta.write.columns import delta_fields
-from airflow_lakestream.delta.write.files import delete_files, path_of
 
 
 @dataclass(frozen=True)
