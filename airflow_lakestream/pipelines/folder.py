@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_lakestream.pipelines.compiled import WHOLE_PART, CompiledPipeline
-from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
 from airflow_lakestream.pipelines.memory import CheckTime, PipelineMemory, memory_of
 from airflow_lakestream.pipelines.operator import connector_of
 from airflow_lakestream.pipelines.reading import problems_of, read_file, text_of
+from airflow_lakestream.pipelines.yaml_file import FileProblem, PipelineError
 
 _SUFFIXES = (".yaml", ".yml")
 # The DAG's id, if a wrong file still contains it.

@@ -15,8 +15,8 @@ from typing import Any
 
 from airflow_lakestream import __version__
 from airflow_lakestream.pipelines.compiled import CompiledPipeline
-from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.reading import problems_of, problems_within, read_text, text_of
+from airflow_lakestream.pipelines.yaml_file import FileProblem
 
 # Seconds for one file's DDL and SQL, including the first import of the checkers.
 _ENOUGH = 10.0

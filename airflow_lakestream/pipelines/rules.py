@@ -21,12 +21,11 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.onramp.schedules import schedule_problem
 from airflow_lakestream.pipelines.compiled import MIRROR_MODES, SCHEDULES
-from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.flow import RecordFlow
 from airflow_lakestream.pipelines.model import Pipeline
 from airflow_lakestream.pipelines.part import NAME, RENAMED
 from airflow_lakestream.pipelines.waiting import check_sensors
-from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
+from airflow_lakestream.pipelines.yaml_file import FileProblem, Path, YamlDocument
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.triggers.logs import log_in_thread
 from airflow_lakestream.watching.asking import Looking, LookQuestion, Verdict
 
 # Looks mostly wait for brokers and catalogs. More threads would only open more connections at once.
@@ -115,3 +119,46 @@ def next_look(now: float, interval: float, subject: str) -> float:
     """
     offset = zlib.crc32(subject.encode()) / 2**32 * interval
     return (math.floor((now - offset) / interval) + 1) * interval + offset
+
+
+log = logging.getLogger(__name__)
+
+# An error of the same text is logged again after this many looks.
+_LOG_AGAIN = 30
+
+
+class WatcherLooks:
+    """Looks that go on after an error: a watcher has no task to fail.
+
+    :param problem: meaning of an error, for the log.
+    :param interval: seconds between two looks.
+    """
+
+    def __init__(self, problem: str, interval: float) -> None:
+        self._problem = problem
+        self._interval = interval
+        self._logged_error = ""
+        self._looks_since = 0
+
+    async def look(self, looking: Any) -> Any:
+        """Return the result of a look, or None after a logged error."""
+        try:
+            result = await shared_looks().look(looking, self._interval)
+        except Exception as e:  # noqa: BLE001  # after any error of a catalog or a client the next look may succeed
+            await self._log_error(str(e) if isinstance(e, LakestreamError) else f"{type(e).__name__}: {e}")
+            return None
+        if self._logged_error:
+            self._logged_error = ""
+            await log_in_thread(log, logging.INFO, "It works again, after: %s", self._problem)
+        return result
+
+    def pause(self, subject: str) -> float:
+        """Return the seconds until the next look at a subject."""
+        now = time.time()
+        return max(0.0, next_look(now, self._interval, subject) - now)
+
+    async def _log_error(self, text: str) -> None:
+        self._looks_since += 1
+        if text != self._logged_error or self._looks_since >= _LOG_AGAIN:
+            self._logged_error, self._looks_since = text, 0
+            await log_in_thread(log, logging.WARNING, "%s: %s", self._problem, text)

@@ -7,6 +7,7 @@ never blocked.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_lakestream.core.policies import MissingPolicy as MissingPolicy
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, UnknownValue
 from airflow_lakestream.kafka.errors import KafkaMisconfigured, KafkaRefused, TopicMissing
 from airflow_lakestream.spark.checkpoint import CheckpointDamaged
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, join_reasons
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
     from airflow_lakestream.delta.storage import DeltaStorage
+
 
 log = logging.getLogger(__name__)
 
@@ -204,3 +206,22 @@ def run_now(looking: Generator[LookQuestion, Any, Any]) -> Any:
                 ask = looking.send(answer)
     except StopIteration as end:
         return end.value
+
+
+CHECKS = {
+    "checkpoint_lag": "airflow_lakestream.watching.lag.check.LagCheck",
+    "freshness": "airflow_lakestream.watching.freshness.FreshnessCheck",
+    "retention_risk": "airflow_lakestream.watching.lag.risk.RiskCheck",
+}
+
+
+def make_check(name: str, arguments: Mapping[str, Any]) -> LookCheck:
+    """Make the check with a name in `CHECKS` from a sensor's rendered arguments.
+
+    Raises UnknownValue for another name, and InvalidArgument if the arguments can't work.
+    """
+    if name not in CHECKS:
+        raise UnknownValue("check", name, CHECKS)
+    module, _, kind = CHECKS[name].rpartition(".")
+    check: LookCheck = getattr(importlib.import_module(module), kind)(**arguments)
+    return check

@@ -41,7 +41,7 @@ CHANGES = {
         SLOW - {"page", "dags", "compat"},
     ),
     "a module of the page": (
-        ["airflow_lakestream/ui/page/routes.py"],
+        ["airflow_lakestream/ui/app.py"],
         {"lint", "page", "dags", "compat"},
         SLOW - {"page", "dags", "compat", "integration"},
     ),

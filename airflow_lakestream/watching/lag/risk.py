@@ -13,10 +13,9 @@ from typing import Any
 from airflow_lakestream.core.policies import MissingPolicy, choose, is_given, seconds
 from airflow_lakestream.kafka.watch import TopicRetention
 from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
-from airflow_lakestream.watching.books import ConsumerProgress
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
 from airflow_lakestream.watching.lag.waiting import Asking, UnreadOffsets, reasons_lost
-from airflow_lakestream.watching.source import ConsumerSource, ask_kafka
+from airflow_lakestream.watching.source import ConsumerProgress, ConsumerSource, ask_kafka
 
 # In the last part of the wanted time no rate is trusted: a consumer may stop at any moment.
 LAST_PART = 4

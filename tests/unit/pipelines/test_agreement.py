@@ -20,14 +20,12 @@ from airflow_lakestream.pipelines import dags, memory
 from airflow_lakestream.pipelines.compiled import CompiledPipeline
 from airflow_lakestream.pipelines.compiling import compile_document
 from airflow_lakestream.pipelines.dags import BROKEN, load_folder, make_dag
-from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.flow import check_flow, record_flows
 from airflow_lakestream.pipelines.folder import read_folder
 from airflow_lakestream.pipelines.model import Pipeline, json_schema
-from airflow_lakestream.pipelines.reading import problems_of
+from airflow_lakestream.pipelines.reading import looked_up, problems_of
 from airflow_lakestream.pipelines.rules import contradictions
-from airflow_lakestream.pipelines.variables import looked_up
-from airflow_lakestream.pipelines.yaml_file import read_document
+from airflow_lakestream.pipelines.yaml_file import PipelineError, read_document
 from tests.unit.pipelines.test_templates import CASES, keys
 
 SCHEMA = jsonschema.Draft202012Validator(json_schema())

@@ -14,8 +14,8 @@ from airflow_lakestream.hooks.dags import dags_in
 from airflow_lakestream.pipelines import memory
 from airflow_lakestream.pipelines.compiled import CompiledPipeline
 from airflow_lakestream.pipelines.dags import load_folder
-from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.folder import read_folder
+from airflow_lakestream.pipelines.yaml_file import FileProblem
 
 NAMES = ("healthy", "sick", "dead")
 # Airflow looks for the words "dag" and "airflow" in a file before it reads it.

@@ -22,13 +22,13 @@ from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, join_reasons, span
-from airflow_lakestream.watching.freshness.completeness import (
+from airflow_lakestream.watching.completeness import (
     CompletenessQuestions,
+    EventTimes,
     Step,
     covered_part,
     measure_completeness,
 )
-from airflow_lakestream.watching.freshness.event_time import EventTimes
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, topics_of
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import BranchHistory, look_back, read_ledgers
