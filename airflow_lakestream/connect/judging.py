@@ -23,7 +23,7 @@ from airflow_lakestream.driver.supervisor import (
     SupervisionLimits,
     decide,
 )
-from airflow_lakestream.kafka.java import JavaDamage
+from airflow_lakestream.kafka.damage import JavaDamage
 
 # The forms of Iceberg's sink, of Connect's own messages, and of most other sinks.
 _PLACES = (

@@ -21,9 +21,9 @@ from airflow_lakestream.core.landing.plan import DamagedBatch
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.header_ids import VALUE, named_by_header
 from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.kafka.damage import MOST_LOOKED_AT, JavaDamage, find_damage, first_offsets
 from airflow_lakestream.kafka.errors import KafkaUnavailable
 from airflow_lakestream.kafka.groups import KafkaGroups
-from airflow_lakestream.kafka.java import MOST_LOOKED_AT, JavaDamage, find_damage, first_offsets
 from airflow_lakestream.kafka.watch import KafkaWatch
 
 log = logging.getLogger(__name__)

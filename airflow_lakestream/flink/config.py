@@ -27,8 +27,8 @@ from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
-from airflow_lakestream.transform.raw_input import RAW_SCHEMA
 from airflow_lakestream.transform.to_flink.translate import translated
+from airflow_lakestream.transform.transform import RAW_SCHEMA
 
 APP = "flink_sql"
 

@@ -29,7 +29,7 @@ from airflow_lakestream.flink.rest import (
     JobManager,
     SqlSession,
 )
-from airflow_lakestream.spark.settings.catalog import ICEBERG_VERSION
+from airflow_lakestream.spark.lake_settings import ICEBERG_VERSION
 
 _PAGE = "docs/flink.md has the jars."
 # By the pattern of a message: the argument that needs the dependency, the problem, and the remedy.

@@ -15,8 +15,7 @@ from airflow_lakestream.driver.detached import DetachedBackend, DetachedJob
 from airflow_lakestream.driver.driver_folder import delete_secrets
 from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.exceptions import install_command
-from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
-from airflow_lakestream.hooks.spark_submission import DriverSubmission
+from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, DriverSubmission, SparkHook
 
 _INSTALL = f"Install it on the worker ({install_command('spark')}), or put Spark's bin folder on its PATH."
 _OF_YARN = {"SUCCEEDED": BackendState.FINISHED, "FAILED": BackendState.FAILED}

@@ -23,9 +23,8 @@ from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.hooks.kubernetes import KubernetesNamespace, problems_of, settings_of_airflow
-from airflow_lakestream.hooks.spark import BackendKind, SparkHook
+from airflow_lakestream.hooks.spark import BackendKind, DriverSubmission, SecretPlace, SparkHook
 from airflow_lakestream.hooks.spark_cluster import submit
-from airflow_lakestream.hooks.spark_submission import DriverSubmission, SecretPlace
 
 log = logging.getLogger(__name__)
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 def flink_problems(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     """Yield the problems of a flow's SQL for Flink. A statement with templates yields none: its run checks it."""
     # Imported here, since DuckDB takes a tenth of a second to import, and unchanged files are not compiled again.
-    from airflow_lakestream.transform.raw_input import RAW_SCHEMA
-    from airflow_lakestream.transform.to_flink.part import NotCommon
+    from airflow_lakestream.transform.to_flink.functions import NotCommon
     from airflow_lakestream.transform.to_flink.translate import translated
+    from airflow_lakestream.transform.transform import RAW_SCHEMA
 
     sql = str(flow.statement)
     if is_template(OF_INPUT.sub("", sql)):

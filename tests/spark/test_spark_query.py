@@ -19,7 +19,7 @@ from airflow_lakestream.driver.lease import HeldLease, LeaseHeld, request_stop
 from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.spark.checkpoint import ForeignCheckpoint, read_checkpoint
-from airflow_lakestream.spark.inputs import fingerprint
+from airflow_lakestream.spark.lease import fingerprint
 from airflow_lakestream.spark.micro_batch import MicroBatches
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, TopicOf, Topics, poll_until

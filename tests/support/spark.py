@@ -20,10 +20,10 @@ from airflow_lakestream.core.sharing.pieces import SharePiece
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import app_path
 from airflow_lakestream.spark.crew.crew import SparkReaders
+from airflow_lakestream.spark.lake_settings import catalog_packages
 from airflow_lakestream.spark.maintenance.work import EXTENSIONS
 from airflow_lakestream.spark.packages import kafka_packages, resolve
 from airflow_lakestream.spark.session import open_session
-from airflow_lakestream.spark.settings.catalog import catalog_packages
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from dev.services.s3 import S3
 from dev.stack import Stack

@@ -21,7 +21,7 @@ from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job import cancel_noted
 from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.script.config import DATABASE, KAFKA, ScriptConfig, digest_of, read_jar
-from airflow_lakestream.hooks.database import connector_options
+from airflow_lakestream.hooks.connections import connector_options
 from airflow_lakestream.hooks.flink import FlinkHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook

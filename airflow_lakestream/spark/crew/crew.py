@@ -150,7 +150,7 @@ class SparkReadFailed(LakestreamError, Transient):
 class SparkReaders:
     """Remote readers on the executors of a Spark session, see `core.landing.job.RemoteReaders`.
 
-    :param kafka: librdkafka configuration, without paths of this machine: see `spark.settings.kafka.for_executors`.
+    :param kafka: librdkafka configuration, without paths of this machine: see `spark.kafka_settings.for_executors`.
     :param where: name of the connection for errors.
     """
 

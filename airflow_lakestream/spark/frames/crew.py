@@ -35,10 +35,25 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.spark.causes import cause_of
 from airflow_lakestream.spark.crew.crew import SparkReaders
-from airflow_lakestream.spark.frames.columns import columns_of, spark_schema
-from airflow_lakestream.spark.frames.function import FrameFunction, TransformFailed, TransformRefused
-from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, ResultPositions, count, joined, offsets_of
-from airflow_lakestream.spark.frames.tasks import RESULT, StagedRowsTask, WriteTask, WriteTaskResult
+from airflow_lakestream.spark.frames.function import (
+    FrameFunction,
+    TransformFailed,
+    TransformRefused,
+    columns_of,
+    spark_schema,
+)
+from airflow_lakestream.spark.frames.tasks import (
+    RESULT,
+    Intervals,
+    NotOnce,
+    ResultPositions,
+    StagedRowsTask,
+    WriteTask,
+    WriteTaskResult,
+    count,
+    joined,
+    offsets_of,
+)
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.sink import WrappedSharedSink
 from airflow_lakestream.tables.transformed import TransformNote

@@ -10,6 +10,7 @@ import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.apps import app_path, apps, package_zip
+from airflow_lakestream.spark.lake_settings import catalog_packages
 from airflow_lakestream.spark.packages import (
     PROVEN,
     NoRoomForJars,
@@ -22,7 +23,6 @@ from airflow_lakestream.spark.packages import (
     kafka_packages,
     resolve,
 )
-from airflow_lakestream.spark.settings.catalog import catalog_packages
 
 # The module that each app begins with is imported once; each app starts in a fork.
 STARTED = """

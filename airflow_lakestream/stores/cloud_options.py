@@ -1,14 +1,39 @@
-"""Azure's Blob Storage and Data Lake: URLs and storage options from locations and properties."""
+"""Storage options of Azure and Google Cloud Storage, from locations, catalog properties and delta-rs' options."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from airflow_lakestream.stores.given_options import given_options
+# The prefixes of the options of each store; one connection may have options for several stores.
+_PREFIXES = ("aws_", "azure_", "google_")
+# Properties without a dot, one of which each catalog has.
+_PREFIXES_OF_CATALOGS = ("type", "uri", "warehouse")
 
-SCHEMES = ("abfs", "abfss", "wasb", "wasbs", "az")
+
+def given_options(
+    properties: Mapping[str, Any], prefix: str, plain: Collection[str], other_names: Mapping[str, str]
+) -> dict[str, str]:
+    """Return a store's options among properties, in lower case.
+
+    Of a catalog's properties these are the options with the store's prefix, or with a known name without it. Without a
+    property of a catalog, all are options, except those with the prefix of another store: the store refuses by name
+    what it does not know.
+
+    :param plain: the known names without the prefix.
+    :param other_names: the names to use in place of further names that delta-rs knows.
+    """
+    lower = {key.lower(): str(value) for key, value in properties.items()}
+    if any("." in name or name in _PREFIXES_OF_CATALOGS for name in lower):
+        own = {name: value for name, value in lower.items() if name.startswith(prefix) or name in plain}
+    else:
+        others = tuple(one for one in _PREFIXES if one != prefix)
+        own = {name: value for name, value in lower.items() if not name.startswith(others)}
+    return {other_names.get(name, name): value for name, value in own.items()}
+
+
+AZURE_SCHEMES = ("abfs", "abfss", "wasb", "wasbs", "az")
 # PyIceberg's names.
 _OF_CATALOGS = {
     "adls.account-name": "azure_storage_account_name",
@@ -38,13 +63,13 @@ _PUBLIC = (".dfs.core.windows.net", ".blob.core.windows.net")
 _ACCOUNT, _ENDPOINT = "azure_storage_account_name", "azure_storage_endpoint"
 
 
-def url_of(location: str) -> str:
+def azure_url(location: str) -> str:
     """Return a location as a URL az://container/path, quoted, since a location is not."""
     host, _, path = location.partition(":")[2].lstrip("/").partition("/")
     return f"az://{host.partition('@')[0]}/{quote(path.strip('/'))}"
 
 
-def options_of(location: str, properties: Mapping[str, Any]) -> dict[str, str]:
+def azure_options(location: str, properties: Mapping[str, Any]) -> dict[str, str]:
     """Return the storage options of a catalog's properties, of given storage options, and of a location.
 
     Given storage options win over properties, and properties over a connection string; see `given_options`.
@@ -82,3 +107,24 @@ def _endpoint(properties: Mapping[str, Any], account: str) -> str:
     # As PyArrow does: an authority is a suffix of the account's host, or a server that has accounts in its path.
     scheme = properties.get("adls.blob-storage-scheme") or "https"
     return f"{scheme}://{account}{authority}" if authority.startswith(".") else f"{scheme}://{authority}/{account}"
+
+
+GCS_SCHEMES = ("gs", "gcs")
+# PyIceberg's names.
+_GCS_OF_CATALOGS = {"gcs.service.host": "google_base_url", "gcs.oauth2.token": "google_bearer_token"}
+# delta-rs' names without a prefix.
+_GCS_PLAIN = ("service_account", "service_account_path", "service_account_key", "application_credentials")
+# delta-rs' other names for the options above.
+_GCS_ALIASES = {"base_url": "google_base_url", "bearer_token": "google_bearer_token"}
+
+
+def gcs_options(properties: Mapping[str, Any]) -> dict[str, str]:
+    """Return the storage options of a catalog's properties; given storage options win over properties.
+
+    Further properties of a catalog are left out; see `given_options`.
+    """
+    settings = {option: str(properties[name]) for name, option in _GCS_OF_CATALOGS.items() if properties.get(name)}
+    settings |= given_options(properties, "google_", _GCS_PLAIN, _GCS_ALIASES)
+    if settings.get("google_base_url", "").startswith("http://"):
+        settings["google_allow_http"] = "true"
+    return settings

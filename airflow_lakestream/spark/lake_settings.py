@@ -1,4 +1,4 @@
-"""PyIceberg's catalog properties as properties of Iceberg in Java: for Spark, with jars, and for Flink.
+"""PyIceberg's catalog properties as properties of Iceberg in Java, for Spark and Flink, and as Hadoop's for S3.
 
 A property without an equivalent there is refused by name: otherwise the engine might use another catalog or other
 credentials, and the mistake would be noticed late.
@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from airflow_lakestream.core.printable import with_port
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
-from airflow_lakestream.spark.packages import PROVEN, installed_spark
+from airflow_lakestream.spark.packages import PROVEN, installed_spark, jar_version
+from airflow_lakestream.stores.object_store import options_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 ICEBERG_VERSION = "1.11.0"
 _SCALA = "2.13"
@@ -84,8 +90,8 @@ def catalog_settings(name: str, properties: Mapping[str, Any], given: Mapping[st
         return {key: str(value) for key, value in given.items() if key == prefix or key.startswith(f"{prefix}.")}
     remedy = f"Describe the whole catalog by Spark's own settings, {prefix} and {prefix}.*, under `spark`."
     options = catalog_options(properties, "Spark", remedy)
-    settings = {f"{prefix}.{key}": value for key, value in options.items()}
-    return {prefix: "org.apache.iceberg.spark.SparkCatalog", **settings}
+    s3a_settings = {f"{prefix}.{key}": value for key, value in options.items()}
+    return {prefix: "org.apache.iceberg.spark.SparkCatalog", **s3a_settings}
 
 
 def catalog_options(properties: Mapping[str, Any], engine: str, remedy: str) -> dict[str, str]:
@@ -124,13 +130,13 @@ def catalog_packages(properties: Mapping[str, Any], spark_version: str | None = 
     if minor != PROVEN.rpartition(".")[0]:
         problem = f"is {spark}, for which Iceberg {ICEBERG_VERSION} has no runtime that was tried here."
         raise InvalidArgument("pyspark", problem, f"Install pyspark and pyspark-client {PROVEN}, or give packages.")
-    packages = [f"org.apache.iceberg:iceberg-spark-runtime-{minor}_{_SCALA}:{ICEBERG_VERSION}"]
+    s3a_packages = [f"org.apache.iceberg:iceberg-spark-runtime-{minor}_{_SCALA}:{ICEBERG_VERSION}"]
     kind = kind_of(properties)
     if kind == "sql":
-        packages.append(_JDBC_PACKAGES[_backend(properties, "Spark")])
+        s3a_packages.append(_JDBC_PACKAGES[_backend(properties, "Spark")])
     if kind == "glue" or is_with_s3(properties):
-        packages.append(f"org.apache.iceberg:iceberg-aws-bundle:{ICEBERG_VERSION}")
-    return tuple(packages)
+        s3a_packages.append(f"org.apache.iceberg:iceberg-aws-bundle:{ICEBERG_VERSION}")
+    return tuple(s3a_packages)
 
 
 def identity_of(name: str, properties: Mapping[str, Any]) -> list[str | None]:
@@ -217,3 +223,66 @@ def is_on_s3(location: str) -> bool:
 def is_with_s3(properties: Mapping[str, Any]) -> bool:
     """Return whether a catalog's tables are in S3, as far as the properties show."""
     return is_on_s3(str(properties.get("warehouse", ""))) or any(key.startswith("s3.") for key in properties)
+
+
+S3A_FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+_SCHEME = "s3a"
+_SDK = "software.amazon.awssdk"
+# A jar of half a gigabyte with all of Amazon's clients, a dependency of hadoop-aws.
+_BUNDLE = f"{_SDK}:bundle"
+# The needed clients, in the last version whose requests match those for which Hadoop 3.4 was made.
+_SDK_OF_HADOOP = {"3.4.1": "2.29.52", "3.4.2": "2.29.52"}
+_CLIENTS = ("s3", "s3-transfer-manager", "sts")
+# Storage options of delta-rs, and Hadoop's names for them, per bucket.
+_SETTINGS = {
+    "aws_endpoint_url": "endpoint",
+    "aws_region": "endpoint.region",
+    "aws_access_key_id": "access.key",
+    "aws_secret_access_key": "secret.key",
+    "aws_session_token": "session.token",
+}
+
+
+def is_on_s3a(location: str | None) -> bool:
+    """Return whether Spark opens a location with this client."""
+    return str(location).startswith(f"{_SCHEME}:")
+
+
+def s3a_packages() -> tuple[str, ...]:
+    """Return the Maven coordinates of the client for the installed Spark's Hadoop.
+
+    The needed clients of Amazon are listed by themselves if a proven version is known; otherwise the bundle is fetched.
+    """
+    hadoop = jar_version("hadoop-client-api")
+    sdk = _SDK_OF_HADOOP.get(hadoop)
+    clients = [f"{_SDK}:{name}:{sdk}" for name in _CLIENTS] if sdk else []
+    return (f"org.apache.hadoop:hadoop-aws:{hadoop}", *clients)
+
+
+def s3a_left_out() -> tuple[str, ...]:
+    """Return dependencies of the packages to leave out: the bundle of all clients, if the needed clients are known."""
+    return (_BUNDLE,) if jar_version("hadoop-client-api") in _SDK_OF_HADOOP else ()
+
+
+def s3a_settings(location: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """Return Hadoop's settings for a location's bucket, secrets included; settings of other buckets stay."""
+    options = options_of(properties)
+    hadoop_settings = {name: options[option] for option, name in _SETTINGS.items() if option in options}
+    if "endpoint" in hadoop_settings:
+        # As PyIceberg does for an endpoint: servers other than Amazon's have no host name per bucket.
+        is_host = options.get("aws_virtual_hosted_style_request", "").lower() == "true"
+        hadoop_settings["path.style.access"] = "false" if is_host else "true"
+    prefix = f"fs.s3a.bucket.{urlsplit(location).netloc}"
+    return {f"{prefix}.{name}": value for name, value in hadoop_settings.items()}
+
+
+def configure_s3a(spark: SparkSession, location: str, properties: Mapping[str, str]) -> None:
+    """Set a session's S3 settings for a location; a location in another store changes nothing.
+
+    The settings are set here, not on the command line, so that no Spark log and no page shows them.
+    """
+    if not is_on_s3a(location):
+        return
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in s3a_settings(location, properties).items():
+        hadoop.set(name, value)
