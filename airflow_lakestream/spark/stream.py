@@ -34,9 +34,9 @@ from airflow_lakestream.spark import lake_settings
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.causes import query_failed
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint, read_checkpoint
+from airflow_lakestream.spark.frames.stateful import StatefulBatches
 from airflow_lakestream.spark.lease import Lease, take_lease
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, ProgressReporter, function_of
-from airflow_lakestream.spark.stateful import StatefulBatches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -207,7 +207,7 @@ MUTANTS = (
     ),
     CrossingMutant(
         "a checkpoint of Spark's that is taken whichever query it is of",
-        "airflow_lakestream/spark/stateful.py",
+        "airflow_lakestream/spark/frames/stateful.py",
         "if last is not None and last.query_id != checkpoint.query_id:",
         'if last is not None and last.query_id == "":',
         "spark",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_lakestream.pipelines import memory as memories
+from airflow_lakestream.pipelines import folder as memories
 from airflow_lakestream.pipelines.check import check
 from airflow_lakestream.pipelines.folder import read_folder
 from airflow_lakestream.pipelines.operator import OperatorCall, calls_of, python_of

@@ -11,9 +11,9 @@ import pytest
 from airflow_lakestream.core.landing.modes import LandedBesideStream, StreamReplaced
 from airflow_lakestream.core.ledger import StreamBatch, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.spark import stateful
 from airflow_lakestream.spark.checkpoint import read_checkpoint
-from airflow_lakestream.spark.stateful import CheckpointLost, RolledBackTooFar
+from airflow_lakestream.spark.frames import stateful
+from airflow_lakestream.spark.frames.stateful import CheckpointLost, RolledBackTooFar
 
 HEAD = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
 LAST = 20

@@ -26,9 +26,9 @@ from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.kafka.source import KafkaSource
 from airflow_lakestream.run.topics import RunReport, job_of
-from airflow_lakestream.spark import stateful_decoding
 from airflow_lakestream.spark.causes import cause_of, query_failed
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint
+from airflow_lakestream.spark.frames import tasks
 from airflow_lakestream.spark.frames.crew import FrameReaders
 from airflow_lakestream.spark.frames.function import (
     FrameFunction,
@@ -37,9 +37,9 @@ from airflow_lakestream.spark.frames.function import (
     columns_of,
     spark_schema,
 )
+from airflow_lakestream.spark.frames.tasks import DecodeTask, ReportParam, TaskReports, reports_after, sums_of
 from airflow_lakestream.spark.kafka_settings import for_executors
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, function_of
-from airflow_lakestream.spark.stateful_decoding import DecodeTask, ReportParam, TaskReports, reports_after, sums_of
 from airflow_lakestream.stores.folders import FolderStore
 
 if TYPE_CHECKING:
@@ -321,8 +321,8 @@ class StatefulBatches(MicroBatches):
         assert decoded is not None, "there is a function"
         columns = pa.schema([*decoded, *metadata_schema(self.extract.metadata_columns)])
         asked = [
-            *stateful_decoding.COLUMNS,
-            *(stateful_decoding.PART_COLUMNS[part][0] for part in sorted(self._decoders.parts)),
+            *tasks.COLUMNS,
+            *(tasks.PART_COLUMNS[part][0] for part in sorted(self._decoders.parts)),
         ]
         decode = DecodeTask(self._decoders, self.extract.topic, columns, self._reports)
         stream = records.select(*asked).mapInArrow(decode.__call__, spark_schema(columns))
