@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim, StillRunning, ToolPosition
 from airflow_lakestream.adopt.filled import FilledTable, open_filled
-from airflow_lakestream.audit.rebuild import CannotRebuild, rebuild_topic
+from airflow_lakestream.audit.log import CannotRebuild, rebuild_topic
 from airflow_lakestream.audit.rows import RowPositions
 from airflow_lakestream.core.codec import encode_ranges
 from airflow_lakestream.core.landing.plan import PartitionWatermarks, TopicState, check_identity, leader_epochs

@@ -13,7 +13,7 @@ from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim, StillRunn
 from airflow_lakestream.adopt.filled import FilledTable, newest_with
 from airflow_lakestream.connect.client import ConnectClient, ConnectorState, NoSuchConnector
 from airflow_lakestream.connect.configuration import ICEBERG_SINK
-from airflow_lakestream.connect.events import ends_below, events_of
+from airflow_lakestream.connect.publishing import ends_below, events_of
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import LeaseState
 from airflow_lakestream.flink.checkpoints import CHECKPOINT, JOB, read_savepoint

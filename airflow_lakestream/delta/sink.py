@@ -1,6 +1,6 @@
 """Sink of a Delta table: rows become Parquet files, and a landing commits files and ledger together.
 
-The compare-and-set is Delta's own, one file for each version. Read `committing` and `guard` with this.
+The compare-and-set is Delta's own, one file for each version. Read `committing` with this.
 """
 
 from __future__ import annotations

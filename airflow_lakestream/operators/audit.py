@@ -97,7 +97,7 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         with late_imports():
             from airflow_lakestream.audit.result import AuditVerdict
             from airflow_lakestream.hooks.kafka import KafkaHook
-            from airflow_lakestream.hooks.lake import open_tables
+            from airflow_lakestream.hooks.places import open_tables
             from airflow_lakestream.hooks.registry import registry_of
             from airflow_lakestream.run.repair import TableRepair
 

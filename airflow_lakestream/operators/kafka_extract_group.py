@@ -81,7 +81,7 @@ class _SharedRunOperator(KafkaExtractOperator):
         self._link(context)
         with late_imports():
             from airflow_lakestream.hooks.kafka import KafkaHook
-            from airflow_lakestream.hooks.lake import open_lake
+            from airflow_lakestream.hooks.places import open_lake
             from airflow_lakestream.run.job import build_job
 
         keep_freed_memory()

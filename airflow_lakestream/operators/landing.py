@@ -81,7 +81,7 @@ class LandingOperator(BaseOperator, LineageReporting):
         self._link(context)
         with late_imports():
             from airflow_lakestream.hooks.kafka import KafkaHook
-            from airflow_lakestream.hooks.lake import open_lake
+            from airflow_lakestream.hooks.places import open_lake
             from airflow_lakestream.run.processes import reader_processes
             from airflow_lakestream.run.topics import land_run
 

@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     CrossingMutant(
         "a position of Connect that is one event too far",
-        "airflow_lakestream/connect/events.py",
+        "airflow_lakestream/connect/publishing.py",
         "event.offset >= until.get(event.partition, 0)",
         "event.offset > until.get(event.partition, 0)",
         "units",

@@ -90,7 +90,7 @@ def _facts_of(
 
 
 def _look(operator: SupervisedOperator, facts: LineageFacts) -> None:
-    from airflow_lakestream.hooks.lake import open_tables
+    from airflow_lakestream.hooks.places import open_tables
     from airflow_lakestream.lineage.looking import look_at_tables
 
     lakes = {lake.format: lake for lake in map(lake_of, facts.tables)}
