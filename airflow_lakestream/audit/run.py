@@ -15,7 +15,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from airflow_lakestream.audit.books import TableLedgers
-from airflow_lakestream.audit.compare import PartitionAudit, PartitionFacts, compare
+from airflow_lakestream.audit.compare import PartitionAudit, PartitionFacts, judge_partition
 from airflow_lakestream.audit.log import LogRecords, read_log
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult, CountComparison, UnplacedCounts, rejected_count
@@ -83,7 +83,7 @@ def judge_topic(
             facts.shown = log.shown.of_partition(*key)
         facts = ledgers.complete(facts)
         facts = replace(facts, adopted=facts.adopted - adopted.ranges)
-        audits.append(replace(compare(facts), impossible=impossible.get(key)))
+        audits.append(replace(judge_partition(facts), impossible=impossible.get(key)))
     if topic in ledgers.topics:
         audits = _count(result, ledgers, adopted, topic, audits)
     result.note_rows_before(topic, audits)

@@ -43,12 +43,12 @@ class LogFault:
     """The damage of the log at an offset.
 
     :param first: the first offset of the damaged batch; None if unknown.
-    :param is_refused: the broker itself can't read the batch.
+    :param is_unreadable_by_broker: the broker itself can't read the batch.
     """
 
     problem: str
     first: int | None = None
-    is_refused: bool = False
+    is_unreadable_by_broker: bool = False
 
     @classmethod
     def of(cls, error: KafkaError, offset: int) -> LogFault | None:
@@ -56,7 +56,7 @@ class LogFault:
         if error.code() in _DAMAGED or "MagicByte" in error.str():
             return cls(error.str(), first=offset)
         if error.code() in _REFUSED:
-            return cls(error.str(), is_refused=True)
+            return cls(error.str(), is_unreadable_by_broker=True)
         return None
 
 
@@ -70,7 +70,7 @@ def read_error(topic: str, partition: int, offset: int, error: KafkaError) -> La
     The extent of the damage is not measured: the error names a single offset.
     """
     fault = LogFault.of(error, offset)
-    if fault is None or fault.is_refused:
+    if fault is None or fault.is_unreadable_by_broker:
         return ReadFailed(topic, partition, offset, error.str())
     return DamagedBatch(topic, partition, offset, offset + 1, error.str())
 
@@ -143,7 +143,9 @@ class LogProbe:
         behind = self.fault(topic, partition, good)
         if not _is_same(last, fault) or _is_same(behind, fault):
             return None
-        return DamagedBatch(topic, partition, first, good, fault.problem, is_refused=fault.is_refused)
+        return DamagedBatch(
+            topic, partition, first, good, fault.problem, is_unreadable_by_broker=fault.is_unreadable_by_broker
+        )
 
     def disorder(self, topic: str, partition: int, position: int, end: int) -> DamagedBatch | None:
         """Return the error for a batch at foreign offsets, met behind a position.

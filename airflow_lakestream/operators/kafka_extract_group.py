@@ -142,7 +142,7 @@ class ReadShareOperator(_SharedRunOperator):
 
         A piece has offsets, counts and the metadata of files.
         """
-        from airflow_lakestream.core.landing.story import counts_text
+        from airflow_lakestream.core.landing.run_log import counts_text
         from airflow_lakestream.core.sharing.parallel import folder_of, read_share
         from airflow_lakestream.core.sharing.pieces import PlanShare
         from airflow_lakestream.run.storage import storage_errors_named

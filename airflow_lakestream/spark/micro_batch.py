@@ -38,11 +38,10 @@ from airflow_lakestream.lakes import LakeCapability
 from airflow_lakestream.run.topics import RunReport, job_of, land_run, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint
-from airflow_lakestream.spark.crew.crew import SparkReaders
-from airflow_lakestream.spark.crew.mirror import MirrorReaders
-from airflow_lakestream.spark.frames.crew import FrameReaders
 from airflow_lakestream.spark.frames.function import FrameFunction, load_function
+from airflow_lakestream.spark.frames.readers import FrameReaders
 from airflow_lakestream.spark.kafka_settings import for_executors, kafka_options
+from airflow_lakestream.spark.readers import MirrorReaders, SparkReaders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -175,7 +174,7 @@ class MicroBatches:
         return kafka_options(self.config.kafka)
 
     @cached_property
-    def crew(self) -> SparkReaders:
+    def readers(self) -> SparkReaders:
         """The remote readers: of mirrors, of frames, or of records."""
         common = self.spark, self.extract, for_executors(self.config.kafka), WHERE
         if isinstance(self.extract, MirrorConfig):
@@ -251,7 +250,7 @@ class MicroBatches:
 
         def prepare(job: LandingJob) -> LandingJob:
             reader = job.reader if self.pulse is None else self.pulse.count(job.reader)
-            changed = replace(job, crew=self.crew, engine=LandingEngine.SPARK, within=within, reader=reader)
+            changed = replace(job, readers=self.readers, engine=LandingEngine.SPARK, within=within, reader=reader)
             jobs.append(replace(changed, mode=mode or job.mode))
             return jobs[-1]
 
@@ -268,7 +267,7 @@ class MicroBatches:
             # With a regex each topic has the run id `run_id/topic`: see `land_run`. A skipped topic has no report.
             topic = job.run_id.removeprefix(f"{run_id}/") if is_pattern(self.extract.topic) else self.extract.topic
             one = report.reports.get(topic)
-            self.crew.clean_up(job, repeated=one is not None and one.recovered > 0)
+            self.readers.clean_up(job, repeated=one is not None and one.recovered > 0)
         return report
 
     def starting_offsets(self) -> str:

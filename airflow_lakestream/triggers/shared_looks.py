@@ -47,15 +47,15 @@ class SharedLooks:
         """Run a look of a sensor, and return the verdict.
 
         :param interval: seconds between two looks of the sensor: an answer is shared for at most half of them, unless
-            the question has a `keep`.
+            the question has `share_seconds`.
         """
         asked: list[LookQuestion] = []
-        keep = min(SHARED_FOR, interval / 2)
+        usual_seconds = min(SHARED_FOR, interval / 2)
         try:
             asked.append(next(looking))
             while True:
                 try:
-                    answer = await self._answer(asked[-1], keep)
+                    answer = await self._answer(asked[-1], usual_seconds)
                 except Exception as e:  # noqa: BLE001  # the look decides about the error
                     self._forget(asked)
                     # All waiters get the same error object, and each would add its frames.
@@ -66,17 +66,16 @@ class SharedLooks:
             verdict: Verdict = end.value
             return verdict
 
-    async def _answer(self, ask: LookQuestion, keep: float) -> Any:
-        # `keep`: seconds for which the answer may be shared, unless the question has a `keep`.
+    async def _answer(self, ask: LookQuestion, usual_seconds: float) -> Any:
         known = self._answers.get(ask.key)
-        kept_for = keep if ask.keep is None else ask.keep
+        share_seconds = usual_seconds if ask.share_seconds is None else ask.share_seconds
         # An answer in progress is awaited, however old: a hanging broker takes one thread per question, not more.
-        if known is None or (known.future.done() and self._loop.time() - known.begun > kept_for):
-            known = self._ask(ask, kept_for)
+        if known is None or (known.future.done() and self._loop.time() - known.begun > share_seconds):
+            known = self._ask(ask, share_seconds)
         # A cancelled trigger does not cancel the answer for the other triggers.
         return await asyncio.shield(known.future)
 
-    def _ask(self, ask: LookQuestion, kept_for: float) -> _SharedAnswer:
+    def _ask(self, ask: LookQuestion, share_seconds: float) -> _SharedAnswer:
         begun = _SharedAnswer(self._loop.time(), self._loop.run_in_executor(self._pool, ask.answer))
         self._answers[ask.key] = begun
 
@@ -84,7 +83,7 @@ class SharedLooks:
             if not future.cancelled():
                 # Otherwise asyncio reports an error that nobody awaits any more.
                 future.exception()
-            self._loop.call_later(kept_for, self._drop, ask.key, begun)
+            self._loop.call_later(share_seconds, self._drop, ask.key, begun)
 
         begun.future.add_done_callback(retrieve_error)
         return begun
@@ -97,7 +96,7 @@ class SharedLooks:
         """Forget opened connections after an error: the next look opens new connections."""
         for ask in asked:
             known = self._answers.get(ask.key)
-            if ask.keep is not None and known is not None and known.future.done():
+            if ask.share_seconds is not None and known is not None and known.future.done():
                 del self._answers[ask.key]
 
 

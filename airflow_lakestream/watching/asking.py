@@ -134,13 +134,13 @@ class LookConnections(Protocol):
 class LookQuestion:
     """A question of a look. Equal questions have the same `key`; `answer` may block.
 
-    `keep`: for how many seconds the answer may be shared. None: the runner decides. 0: only looks that wait for the
-    answer at the same moment share it. After an error of a look, answers with a `keep` are forgotten early.
+    `share_seconds`: seconds for which the answer may be shared. None: the runner decides. 0: only looks that wait for
+    the answer at the same moment share it. After an error of a look, answers with `share_seconds` are forgotten early.
     """
 
     key: tuple[Hashable, ...]
     answer: Callable[[], Any]
-    keep: float | None = None
+    share_seconds: float | None = None
 
 
 # Yields questions, receives the answers, returns the result. Between two questions it only computes.

@@ -191,14 +191,14 @@ class CompletenessQuestions:
             return backlog_of(ledger, state, self.table)
         except LogTruncated:
             # The shared answer may be older than the ledger: ask Kafka once more.
-            return backlog_of(ledger, (yield LookQuestion((*key, False), answer, keep=0.0)), self.table)
+            return backlog_of(ledger, (yield LookQuestion((*key, False), answer, share_seconds=0.0)), self.table)
 
     def ends(self, backlog: TopicBacklog) -> LookQuestion:
         """Ask for the log's ends of a backlog's partitions, records of open transactions included."""
         state = backlog.state
         # An older answer would not have a transaction that began after it.
         key = ("high watermarks", self.conn_id, state.identity)
-        return LookQuestion(key, partial(self.watch.high_watermarks, state), keep=0.0)
+        return LookQuestion(key, partial(self.watch.high_watermarks, state), share_seconds=0.0)
 
     def boundaries(self, backlog: TopicBacklog, at_ms: int) -> LookQuestion:
         """Ask for the boundary of a time, in milliseconds since the epoch, by partition."""

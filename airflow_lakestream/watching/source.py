@@ -279,7 +279,7 @@ class ConsumerSource:
             place, look = ("ledger", self.iceberg_conn_id), partial(self.lake.part("books"), table)
         else:
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
-            storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), keep=OPENED)
+            storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), share_seconds=OPENED)
             place, look = ("delta", conn_id or ""), partial(self.lake.part("books").at, storage, name)
         key = (*place, name, group, with_steps)
         return (yield LookQuestion(key, lambda: of_streams(look(), name, group, with_steps)))
@@ -313,10 +313,10 @@ class ConsumerSource:
                 ranges, lost = progress.unread(state)
             except LogTruncated:
                 # Shared answers may have different ages: the topic's may be older than the consumer's. Ask again.
-                state = yield self._ask_topic(watch, topic, keep=0.0)
+                state = yield self._ask_topic(watch, topic, share_seconds=0.0)
                 # A consumer of uncommitted records may also be past the first open transaction: use the log's end.
                 key = ("high watermarks", self.kafka_conn_id, state.identity)
-                ends = yield LookQuestion(key, partial(watch.high_watermarks, state), keep=0.0)
+                ends = yield LookQuestion(key, partial(watch.high_watermarks, state), share_seconds=0.0)
                 ranges, lost = progress.unread(state, ends)
             answers.append((TopicLook(self.kafka_conn_id, watch, state), ranges, lost))
         return answers
@@ -328,12 +328,12 @@ class ConsumerSource:
 
 def ask_kafka(connections: LookConnections, conn_id: str) -> LookQuestion:
     """Ask for a `KafkaWatch` of a connection."""
-    return LookQuestion(("kafka", conn_id), lambda: KafkaWatch(*connections.kafka(conn_id)), keep=OPENED)
+    return LookQuestion(("kafka", conn_id), lambda: KafkaWatch(*connections.kafka(conn_id)), share_seconds=OPENED)
 
 
 def ask_table(connections: LookConnections, conn_id: str, name: str) -> Asking:
     """Ask for the present state of an Iceberg table. Returns the table; raises NotThere, UnreadableTable."""
-    catalog = yield LookQuestion(("catalog", conn_id), lambda: connections.catalog(conn_id), keep=OPENED)
+    catalog = yield LookQuestion(("catalog", conn_id), lambda: connections.catalog(conn_id), share_seconds=OPENED)
 
     def load() -> Any:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError

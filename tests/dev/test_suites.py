@@ -75,7 +75,7 @@ CHANGES = {
         {"compat", "faults", "sensors", "events", "backfill", "page"},
     ),
     "a mirror on Spark": (
-        ["airflow_lakestream/spark/crew/mirror.py"],
+        ["airflow_lakestream/spark/readers.py"],
         {"mirrors"},
         {"compat", "faults", "events", "backfill", "sensors"},
     ),

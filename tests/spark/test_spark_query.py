@@ -25,7 +25,7 @@ from dev.services.kafka import Kafka
 from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import Lake, assert_landed_once, events
-from tests.support.spark import InterposedCrew, SparkRun
+from tests.support.spark import InterposedReaders, SparkRun
 
 pytestmark = pytest.mark.integration
 
@@ -181,7 +181,7 @@ def test_an_extract_that_lands_between_plan_and_commit_is_respected(
     lake: Lake, run: SparkRun, name: str, spark: SparkSession
 ) -> None:
     batches = MicroBatches(run.config(), spark)
-    batches.crew = InterposedCrew(batches.crew, lambda: lake.land(name, mode="ranges", ranges=[[0, 50, 150]]))
+    batches.readers = InterposedReaders(batches.readers, lambda: lake.land(name, mode="ranges", ranges=[[0, 50, 150]]))
     report = batches.land(uuid.uuid4().hex)
     assert report.counts.written == 400
     assert_landed_once(lake, name, COUNTS)

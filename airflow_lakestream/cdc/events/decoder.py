@@ -30,7 +30,7 @@ from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_recor
 from airflow_lakestream.decode.connect.unavailable import UnavailablePolicy, ValuePlaceholder
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import KEY, VALUE
-from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColumn
+from airflow_lakestream.decode.json.decoder import StrictEventDecoder, WithoutColumn
 from airflow_lakestream.decode.json.document import Json
 from airflow_lakestream.decode.json.growing import grow
 from airflow_lakestream.decode.keys import ColumnDecoder
@@ -171,7 +171,7 @@ class EventPayload(PayloadFormats):
         `unknown_fields` is not used: in a mirror, each field of the row gets a column.
         """
         policy = OutOfRange(self.out_of_range)
-        return WatchingDecoder(schema, IMAGES, out_of_range=policy, finer=self.finer)
+        return StrictEventDecoder(schema, IMAGES, out_of_range=policy, finer=self.finer)
 
 
 class _EventDecoder:

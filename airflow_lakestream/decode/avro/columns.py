@@ -346,7 +346,7 @@ def _number(node: AvroPrimitive, kind: pa.DataType, path: str, finer: Timestamps
     return read
 
 
-def _number_fit(logical: str, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Fit:
+def _number_fit(logical: str, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Converter:
     # Returns the fit by the logical type: its unit is the last word of its name.
     if logical == "date":
         return leaves.dates(kind, path)

@@ -307,7 +307,9 @@ def _fitted_leaf(
     return _spread(made, there)
 
 
-def _fit(logical: LogicalType, shape: ConnectType, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Fit:
+def _fit(
+    logical: LogicalType, shape: ConnectType, kind: pa.DataType, path: str, finer: TimestampsFiner
+) -> leaves.Converter:
     if logical.meaning == "decimal":
         return leaves.decimals(kind, path, shape.scale)
     if logical.meaning == "date":

@@ -366,7 +366,7 @@ class WithoutColumn(Exception):
         self.leftovers = leftovers
 
 
-class WatchingDecoder:
+class StrictEventDecoder:
     """Decoder of change events in JSON. `decode` raises WithoutColumn for a field without a column, unless null.
 
     :param schema: columns and their types.

@@ -80,7 +80,7 @@ def _default(make: Callable[[ByteLanes], pa.Array]) -> pa.Array | None:
     return None if lanes.failure.any() else value
 
 
-def _converter(field: Any, kind: pa.DataType, path: str) -> leaves.Fit:
+def _converter(field: Any, kind: pa.DataType, path: str) -> leaves.Converter:
     # Returns the converter of the words on the wire into the column.
     if field.type == _ENUM:
         return _enum(field.enum_type, kind, path)
@@ -94,7 +94,7 @@ def _converter(field: Any, kind: pa.DataType, path: str) -> leaves.Fit:
     return lambda lanes, values: fit(lanes, number(values))
 
 
-def _enum(enum: Any, kind: pa.DataType, path: str) -> leaves.Fit:
+def _enum(enum: Any, kind: pa.DataType, path: str) -> leaves.Converter:
     # A column of integers is possible for open enums only.
     if t.is_integer(kind) and not enum.is_closed:
         fit = leaves.integers(kind, path)

@@ -29,7 +29,6 @@ from airflow_lakestream.run.topics import RunReport, job_of
 from airflow_lakestream.spark.causes import cause_of, query_failed
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint
 from airflow_lakestream.spark.frames import tasks
-from airflow_lakestream.spark.frames.crew import FrameReaders
 from airflow_lakestream.spark.frames.function import (
     FrameFunction,
     TransformFailed,
@@ -37,6 +36,7 @@ from airflow_lakestream.spark.frames.function import (
     columns_of,
     spark_schema,
 )
+from airflow_lakestream.spark.frames.readers import FrameReaders
 from airflow_lakestream.spark.frames.tasks import DecodeTask, ReportParam, TaskReports, reports_after, sums_of
 from airflow_lakestream.spark.kafka_settings import for_executors
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, function_of
@@ -269,7 +269,7 @@ class StatefulBatches(MicroBatches):
     """`MicroBatches` of a query whose batches only Spark can repeat, because Spark has the state."""
 
     @cached_property
-    def crew(self) -> StreamReaders:
+    def readers(self) -> StreamReaders:
         """The remote readers of a batch."""
         common = self.spark, self.extract, for_executors(self.config.kafka), WHERE
         return StreamReaders(*common, function=self._function, reports=self._reports)
@@ -357,10 +357,10 @@ class StatefulBatches(MicroBatches):
             ranges,
             self.extract.consumer_group,
         )
-        self.crew.begin(frame)
+        self.readers.begin(frame)
         report = self.land(f"{checkpoint.query_id}/{batch_id}", mode=batch)
         try:
-            self.crew.finish(ranges)
+            self.readers.finish(ranges)
         except LakestreamError:
             raise
         except Exception as e:  # any error of Spark and of its bridge to the JVM

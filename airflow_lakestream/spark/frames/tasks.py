@@ -33,7 +33,7 @@ from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.lakes import LakeFormat
 from airflow_lakestream.runtime.processes import ChildFailure
-from airflow_lakestream.spark.crew.executors import settle
+from airflow_lakestream.spark.executors import settle
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.tables.design import TableDesign
 

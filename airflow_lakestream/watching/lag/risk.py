@@ -237,7 +237,7 @@ class RiskCheck(ConsumerSource):
         state = unread.state
         topic = state.identity.topic
         retention = yield LookQuestion(
-            ("retention", self.kafka_conn_id, topic), lambda: watch.retention(topic), keep=_SETTINGS_KEPT
+            ("retention", self.kafka_conn_id, topic), lambda: watch.retention(topic), share_seconds=_SETTINGS_KEPT
         )
         window = window_of(retention, every)
         since_ms = int((now - window) * 1000)

@@ -257,7 +257,7 @@ class LandingWatch:
             streams = yield from self._streams(connections)
         except NotThere:
             return EventCursor()
-        return (yield LookQuestion((*self._key, "cursor"), streams.cursor, keep=0.0))
+        return (yield LookQuestion((*self._key, "cursor"), streams.cursor, share_seconds=0.0))
 
     def after(self, connections: LookConnections, cursor: EventCursor, most: int) -> Step:
         """Return `NewLandings`: at most `most` landings after a cursor.
@@ -267,7 +267,9 @@ class LandingWatch:
         """
         streams = yield from self._streams(connections)
         answer = partial(streams.after, cursor, self.consumer_group)
-        new_landings: NewLandings = yield LookQuestion((*self._key, cursor, self.consumer_group), answer, keep=0.0)
+        new_landings: NewLandings = yield LookQuestion(
+            (*self._key, cursor, self.consumer_group), answer, share_seconds=0.0
+        )
         landings = []
         for one in new_landings.landings[:most]:
             landings.append((yield from self._with_completeness(connections, one)))
@@ -283,8 +285,8 @@ class LandingWatch:
         if LakeCapability.CATALOG in self.lake.can:
             return books((yield from ask_table(connections, self.iceberg_conn_id, self.table)))
         conn_id = self.storage_conn_id
-        storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), keep=OPENED)
-        streams = yield LookQuestion((*self._key, "open"), partial(books.at, storage, self.table), keep=0.0)
+        storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), share_seconds=OPENED)
+        streams = yield LookQuestion((*self._key, "open"), partial(books.at, storage, self.table), share_seconds=0.0)
         if streams is None:
             raise NotThere(f"table: there is no Delta table at {self.table!r}.")
         return streams

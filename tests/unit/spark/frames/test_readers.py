@@ -12,9 +12,9 @@ from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import RowsNotWritable
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.spark.crew.crew import SparkReaders
-from airflow_lakestream.spark.frames.crew import FrameReaders
 from airflow_lakestream.spark.frames.function import load_function
+from airflow_lakestream.spark.frames.readers import FrameReaders
+from airflow_lakestream.spark.readers import SparkReaders
 
 PLAN = Plan(TopicState(TopicIdentity("t", "i", "c"), {}), RangeSet.of("t", 0, 0, 9))
 
@@ -27,8 +27,8 @@ def test_a_careful_landing_with_a_function_is_read_by_executors_all_the_same(arg
     job = build_job(config, {"bootstrap.servers": "b"}, None, run_id="r")  # type: ignore[arg-type]  # nothing is opened
     careful = replace(job, careful=True)
     common = None, config, {}, "here"
-    crew = FrameReaders(*common, function=load_function(name, argument))  # type: ignore[arg-type]  # no Spark is needed
-    assert crew.can_read(careful, PLAN)
+    readers = FrameReaders(*common, function=load_function(name, argument))  # type: ignore[arg-type]  # no Spark is needed
+    assert readers.can_read(careful, PLAN)
     assert not SparkReaders(*common).can_read(careful, PLAN)  # type: ignore[arg-type]  # as above
     # Rows of a function's are no records that could be rejected: there is nothing to try.
     with pytest.raises(RowsNotWritable):

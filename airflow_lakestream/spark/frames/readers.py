@@ -34,7 +34,6 @@ from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.spark.causes import cause_of
-from airflow_lakestream.spark.crew.crew import SparkReaders
 from airflow_lakestream.spark.frames.function import (
     FrameFunction,
     TransformFailed,
@@ -54,6 +53,7 @@ from airflow_lakestream.spark.frames.tasks import (
     joined,
     offsets_of,
 )
+from airflow_lakestream.spark.readers import SparkReaders
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.sink import WrappedSharedSink
 from airflow_lakestream.tables.transformed import TransformNote
