@@ -21,6 +21,9 @@ from airflow_lakestream.transform.bounds import ProcessBounds
 from airflow_lakestream.transform.messages import send
 from airflow_lakestream.transform.process import BoundedProcess, Exceeded, Message, SqlFailed
 
+log = logging.getLogger(__name__)
+
+
 # Together with the interpreter, its libraries and the data read: half a GiB.
 BOUNDS = ProcessBounds(memory_limit="256MB", threads=2, reserve=256 * 2**20)
 # Processor seconds for a check, in addition to one second for each MiB of the files.
@@ -121,8 +124,6 @@ class CheckProcess(BoundedProcess):
             raise InvalidArgument(*answer["invalid"])
         return answer
 
-
-log = logging.getLogger(__name__)
 
 # Wall-clock seconds for the search for rows to blame in a landing.
 SEARCH = 60.0

@@ -33,6 +33,9 @@ from airflow_lakestream.driver.supervisor import (
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.kafka.groups import KafkaGroups
 
+log = logging.getLogger(__name__)
+
+
 # Settings that a connector keeps for its whole life: its ledger, branch and offsets depend on them.
 _KEPT = (
     "connector.class",
@@ -242,8 +245,6 @@ class ConnectorSetup:
             *(state for state in ConnectorState if state not in (ConnectorState.STOPPED, ConnectorState.PAUSED))
         )
 
-
-log = logging.getLogger(__name__)
 
 _NOTHING: dict[str, Any] = {}
 

@@ -25,6 +25,9 @@ from airflow_lakestream.driver.supervisor import (
 )
 from airflow_lakestream.kafka.damage import JavaDamage
 
+log = logging.getLogger(__name__)
+
+
 # The forms of Iceberg's sink, of Connect's own messages, and of most other sinks.
 _PLACES = (
     re.compile(
@@ -229,8 +232,6 @@ def _moved(look: ConnectorLook, memory: ConnectorMemory) -> ConnectorMemory:
         return replace(memory, mark=mark, moves=memory.moves + 1)
     return memory
 
-
-log = logging.getLogger(__name__)
 
 _WARNED = -1.0
 

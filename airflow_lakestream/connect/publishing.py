@@ -45,6 +45,9 @@ from airflow_lakestream.kafka.source import KafkaSource, StartAt
 from airflow_lakestream.run.publication import DecodingProof, KafkaLogView
 from airflow_lakestream.tables.design import TableDesign
 
+log = logging.getLogger(__name__)
+
+
 # Iceberg's AvroEncoderUtil: these two bytes, the schema with two bytes of length, then plain Avro.
 _MAGIC = b"\xc2\x01"
 
@@ -225,8 +228,6 @@ class ConnectPositions:
     def _key(self) -> str:
         return f"kafka.connect.offsets.{self._sink.control_topic}.{self._sink.group}"
 
-
-log = logging.getLogger(__name__)
 
 _JSON = "org.apache.kafka.connect.json.JsonConverter"
 

@@ -28,6 +28,9 @@ from airflow_lakestream.decode.values.outcome import Indices, Misfit, SchemaRefu
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import schema_text
 
+log = logging.getLogger(__name__)
+
+
 # Inner fields by name: a mapping, a list of several mappings, or another value for no fields.
 Fields = Mapping[str, Any]
 
@@ -333,8 +336,6 @@ def _records(column: pa.Array) -> list[pa.Array]:
         column = column.flatten()
     return [column] if t.is_struct(column.type) else []
 
-
-log = logging.getLogger(__name__)
 
 # Records whose kinds of values are counted, spread over the first batch: 10,000 wide ones would take a second.
 _SAMPLE = 1_000

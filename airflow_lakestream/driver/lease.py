@@ -28,6 +28,8 @@ from airflow_lakestream.driver.lease_record import (
 )
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
+log = logging.getLogger(__name__)
+
 
 def exit_code_of(work: Callable[[], None], what: str) -> int:
     """Do a program's work; return 0, or 1 after an error, with the reason in the last line of the log.
@@ -68,8 +70,6 @@ def raise_on_sigterm() -> Callable[[], object]:
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     raise DriverTerminated
 
-
-log = logging.getLogger(__name__)
 
 _BEATS_PER_TTL = 6
 _NAME, _STOP = "lease-", "stop.json"

@@ -49,6 +49,9 @@ from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, ranges_of
 from airflow_lakestream.tables.schema.columns import METADATA_PREFIX
 from airflow_lakestream.tables.schema.types import schema_text
 
+log = logging.getLogger(__name__)
+
+
 # A publication has checked the share already; the records left to the extract may all be bad.
 _ANY = RejectLimit(share=1.0)
 
@@ -201,8 +204,6 @@ def columns_of(catalog: Catalog, table: str) -> str:
         return ""
     return schema_text(Schema(*(one for one in schema.fields if not one.name.startswith(METADATA_PREFIX))))
 
-
-log = logging.getLogger(__name__)
 
 # Number of first records from which the extract makes the columns.
 _FIRST = 10_000

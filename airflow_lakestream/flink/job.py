@@ -31,6 +31,9 @@ from airflow_lakestream.flink.rest import (
 )
 from airflow_lakestream.spark.lake_settings import ICEBERG_VERSION
 
+log = logging.getLogger(__name__)
+
+
 _PAGE = "docs/flink.md has the jars."
 # By the pattern of a message: the argument that needs the dependency, the problem, and the remedy.
 _LACKING = (
@@ -76,8 +79,6 @@ def find_missing_dependency(causes: Sequence[str]) -> InvalidArgument | None:
                 return InvalidArgument(argument, problem.format(match[1].rstrip("])}")), remedy)
     return None
 
-
-log = logging.getLogger(__name__)
 
 _NOTE = "flink-job.json"
 _ENDS_WITHIN = 120.0

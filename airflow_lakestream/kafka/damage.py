@@ -24,6 +24,9 @@ from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_
 from airflow_lakestream.kafka.errors import ReadFailed
 from airflow_lakestream.kafka.partition import misplaced
 
+log = logging.getLogger(__name__)
+
+
 # By librdkafka: a wrong checksum, or bytes that do not decompress. It names the batch's first offset.
 _DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
 # By the broker, which fails over the batch's header.
@@ -203,8 +206,6 @@ def _is_same(found: LogFault | None, fault: LogFault) -> bool:
     """Return whether a fault found at an offset may result from an earlier fault."""
     return found is not None and (found is SILENCE or found.first == fault.first)
 
-
-log = logging.getLogger(__name__)
 
 _WHERE = r"(?P<topic>[\w.-]+)-(?P<partition>\d+)"
 # With the batch's first offset, the offset of the request, or none.

@@ -37,6 +37,9 @@ from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, KafkaRequests, gather, no_answer
 
+log = logging.getLogger(__name__)
+
+
 MIRROR_TIMEOUT = 5.0
 # The metadata of a refused offset, followed by the log's end. Setting the offset again overwrites it.
 _REFUSED = "refused by airflow-lakestream: beyond the log's end at "
@@ -139,8 +142,6 @@ def _noted_end(tp: TopicPartition) -> int | None:
     end = str(tp.metadata or "").removeprefix(_REFUSED)
     return int(end) if end != tp.metadata and end.isdigit() else None
 
-
-log = logging.getLogger(__name__)
 
 # Producers' clocks may be this much ahead of ours.
 CLOCK_SKEW_MS = 10 * 60 * 1000

@@ -23,6 +23,8 @@ from typing import Any, Protocol
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.registry.config import RegistryConfig
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class RegisteredSchema:
@@ -87,8 +89,6 @@ def versions_of(registry: SchemaSource | None, topic: str, kind: str | None) -> 
             log.debug("Other versions of a schema are not looked at: %s", e)
     return [one for one in schemas if one.kind == kind]
 
-
-log = logging.getLogger(__name__)
 
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _MOST_BYTES = 16 << 20

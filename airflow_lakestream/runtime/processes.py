@@ -35,6 +35,9 @@ from typing import Any
 
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
+log = logging.getLogger(__name__)
+
+
 # By default it runs after every 700 new containers, and every Kafka message is one. A landing leaves only a few
 # objects in cycles per commit.
 CALM = (50_000, 20, 20)
@@ -100,8 +103,6 @@ def _leave() -> None:
             gc.set_threshold(*_before)
             gc.unfreeze()
 
-
-log = logging.getLogger(__name__)
 
 # Seconds that a child may take to end when asked; then it is killed.
 PATIENCE = 10.0

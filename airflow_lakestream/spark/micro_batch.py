@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
     from airflow_lakestream.run.job import Lake
 
+log = logging.getLogger(__name__)
+
 
 INTERVAL_S = 5.0
 
@@ -135,8 +137,6 @@ class _CountingReader:
                 self._pulse.read_one()
                 yield chunk
 
-
-log = logging.getLogger(__name__)
 
 WHERE = "the app's kafka settings"
 

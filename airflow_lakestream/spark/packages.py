@@ -26,6 +26,9 @@ from urllib.parse import urlsplit
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Terminal, Transient
 from airflow_lakestream.run.storage import FULL_DISK
 
+log = logging.getLogger(__name__)
+
+
 # Older versions can't load Spark 4's classes. Newer versions have no security manager, which Spark's Hadoop requires.
 _OLDEST, _NEWEST = 17, 21
 
@@ -63,8 +66,6 @@ def check_java(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
         raise JavaUnfit(f"{java} is version {version}, on which Spark does not run")
     return java, version
 
-
-log = logging.getLogger(__name__)
 
 # Sets the jars' folder if the default (~/.cache) is not writable.
 CACHE_VARIABLE = "AIRFLOW_LAKESTREAM_JARS"

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
+
 
 # Read by the first round if no table is known: reading these offsets again costs little.
 FIRST_OFFSETS = 20_000
@@ -133,8 +135,6 @@ class RouteDecisions(RoundDecisions):
         """
         self.fan_out.decide(brought)
 
-
-log = logging.getLogger(__name__)
 
 # One task per core makes the fewest files and connections. With more offsets than this per task, a failed task loses
 # much, and gives no sign of life for long.

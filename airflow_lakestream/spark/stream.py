@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class AppSupervision:
@@ -185,8 +187,6 @@ def _check(found: Found, modules: Mapping[str, str]) -> None:
             problem = f"airflow-lakestream is {theirs} there, and {airflow_lakestream.__version__} on the driver"
             raise ExecutorsLack(host, problem)
 
-
-log = logging.getLogger(__name__)
 
 # Seconds between two looks at a query that is to end, and between two looks at the driver's folder until then. A look
 # takes a millisecond of Python's time, and one of the JVM's.

@@ -24,6 +24,9 @@ from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.bounds import TOO_LARGE, ProcessBounds, size_of
 from airflow_lakestream.transform.messages import ROW, FailedRecord, ProcessSetup, receive, send
 
+log = logging.getLogger(__name__)
+
+
 # Takes the parent's path, since Spark imports from a zip. Python's environment variables and the current folder are
 # ignored.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from {} import main; main()"
@@ -221,8 +224,6 @@ def _forget_all() -> None:
 
 os.register_at_fork(after_in_child=_forget_all)
 
-
-log = logging.getLogger(__name__)
 
 # The number of parts into which a batch that exceeds a bound is cut.
 PARTS = 16

@@ -17,6 +17,9 @@ from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.triggers.logs import log_in_thread
 from airflow_lakestream.watching.asking import Looking, LookQuestion, Verdict
 
+log = logging.getLogger(__name__)
+
+
 # Looks mostly wait for brokers and catalogs. More threads would only open more connections at once.
 THREADS = 8
 # Seconds for which an answer is shared, from the beginning of the request; with short polls, half a poll.
@@ -119,8 +122,6 @@ def next_look(now: float, interval: float, subject: str) -> float:
     offset = zlib.crc32(subject.encode()) / 2**32 * interval
     return (math.floor((now - offset) / interval) + 1) * interval + offset
 
-
-log = logging.getLogger(__name__)
 
 # An error of the same text is logged again after this many looks.
 _LOG_AGAIN = 30

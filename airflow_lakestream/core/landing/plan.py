@@ -125,8 +125,8 @@ class BeginningGone(RangesGone):
 class DamagedBatch(LakestreamError, Terminal):
     """A damaged batch of records; `ranges` are the unreadable offsets.
 
-    `description` names the batch and the damage. If `is_unreadable_by_broker`, the broker sends nothing; only such a batch
-    is recorded as lost by `on_data_loss="record"`.
+    `description` names the batch and the damage. If `is_unreadable_by_broker`, the broker sends nothing, and only then
+    `on_data_loss="record"` records the batch as lost.
     """
 
     def __init__(

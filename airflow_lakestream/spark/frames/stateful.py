@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+log = logging.getLogger(__name__)
+
 
 # The files of a state store's versions: whole versions, and changes since the version before.
 _VERSION = re.compile(r"(\d+)(?:_[\w-]+)?\.(snapshot|zip|delta|changelog)")
@@ -195,9 +197,6 @@ def _has(versions: _Versions, version: int) -> bool:
     last_full = max((number for _, number, kind in versions if kind in _WHOLE and number <= version), default=0)
     changes = {number for _, number, kind in versions if kind not in _WHOLE}
     return all(number in changes for number in range(last_full + 1, version + 1))
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
