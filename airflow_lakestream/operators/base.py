@@ -11,7 +11,7 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_lakestream.exceptions import LakestreamError, MissingExtra, Terminal
-from airflow_lakestream.runtime.processes import pause_collection
+from airflow_lakestream.runtime.collector import pause_collection
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,11 @@ are allowed: it handles forks itself.
 
 PyArrow's client of Azure shares its connections with processes that are forked later: their answers mix, and both fail.
 A process that has used it notes so, by `forbid_forks`, and forks no more.
-
-The cyclic garbage collector is limited here, too: it walks through all objects, and so copies a child's memory.
 """
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import logging
 import os
 import pickle
@@ -27,82 +24,15 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
 from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.runtime.collector import frozen
 
 log = logging.getLogger(__name__)
-
-
-# By default it runs after every 700 new containers, and every Kafka message is one. A landing leaves only a few
-# objects in cycles per commit.
-CALM = (50_000, 20, 20)
-
-_lock = threading.Lock()
-_depth = 0
-_before = gc.get_threshold()
-
-
-@contextmanager
-def frozen() -> Iterator[None]:
-    """Hide existing objects from the collector; afterwards the objects are in the oldest generation, unexamined."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-@contextmanager
-def pause_collection() -> Iterator[None]:
-    """Switch the collector off, and prevent a catch-up afterwards: for code with many objects and no garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        # Frozen and unfrozen, the new objects are in the oldest generation: no young collection catches up.
-        with frozen():
-            if was_enabled:
-                gc.enable()
-
-
-@contextmanager
-def calm_collector() -> Iterator[None]:
-    """Let the collector run rarely, and only over new objects; may be entered repeatedly and from any thread.
-
-    Measured in an Airflow task: landing 2,000,000 raw records took 5.4 s of CPU time with the collector's defaults,
-    and 4.4 to 4.7 s with this.
-    """
-    _enter()
-    try:
-        yield
-    finally:
-        _leave()
-
-
-def _enter() -> None:
-    global _depth, _before  # one collector per process, so one counter
-    with _lock:
-        if _depth == 0:
-            _before = gc.get_threshold()
-            gc.freeze()
-            gc.set_threshold(*CALM)
-        _depth += 1
-
-
-def _leave() -> None:
-    global _depth  # as above
-    with _lock:
-        _depth -= 1
-        if _depth == 0:
-            gc.set_threshold(*_before)
-            gc.unfreeze()
-
 
 # Seconds that a child may take to end when asked; then it is killed.
 PATIENCE = 10.0
