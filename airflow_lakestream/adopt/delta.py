@@ -14,12 +14,12 @@ from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import CannotReplace, HeadMoved
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.log import Action, info_of, read_commit
+from airflow_lakestream.delta.files import read_parts
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.replace.takeout import live_files
+from airflow_lakestream.delta.protocol import Action, info_of, read_commit
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.delta.write.files import read_parts
+from airflow_lakestream.delta.takeout import live_files
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.positions import PositionColumns
 

@@ -20,7 +20,7 @@ from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.positions import PositionColumns
 

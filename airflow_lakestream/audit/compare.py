@@ -170,7 +170,7 @@ class PartitionAudit:
         return RangeSet(OffsetRange(*key, start, end) for start, end in segments.where(both))
 
 
-def compare(facts: PartitionFacts) -> PartitionAudit:
+def judge_partition(facts: PartitionFacts) -> PartitionAudit:
     """Compare a partition's ledgers, Kafka records and rows; return the verdict.
 
     Offsets are compared in windows, for bounded memory.

@@ -23,11 +23,11 @@ from airflow_lakestream.core.names import check_location
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.routing import refuse_mirror
 from airflow_lakestream.delta import ledger_store
+from airflow_lakestream.delta.files import Add, read_file
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.reject_table import DeltaMainLedgers
-from airflow_lakestream.delta.replace.takeout import bounds_of, live_files
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.delta.write.files import Add, read_file
+from airflow_lakestream.delta.takeout import bounds_of, live_files
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES, TOPIC, is_hit
 from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from airflow_lakestream.audit.books import TableLedgers
-from airflow_lakestream.audit.compare import ImpossibleRows, PartitionFacts, compare
+from airflow_lakestream.audit.compare import ImpossibleRows, PartitionFacts, judge_partition
 from airflow_lakestream.audit.result import AuditResult, CountComparison, rejected_count
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles
 from airflow_lakestream.audit.tally import OffsetTally
@@ -41,7 +41,7 @@ def _without_rows_before(result: AuditResult, ledgers: TableLedgers, files: Tabl
     A file is another tool's if all its rows are below the offset at which the group began. Notes go to the result.
     """
     fates = [(file, _fate(file, ledgers)) for file in files.data]
-    if rows := sum(file.rows for file, fate in fates if fate is RowFate.BESIDE):
+    if rows := sum(file.rows for file, fate in fates if fate is RowFate.OUTSIDE):
         result.notes.append(f"{rows} rows are below where the group began: another tool's, not judged.")
     mixed = {file.path for file, fate in fates if fate is None}
     if mixed:
@@ -49,7 +49,7 @@ def _without_rows_before(result: AuditResult, ledgers: TableLedgers, files: Tabl
             f"{sum(file.rows for file, fate in fates if fate is None)} rows are in files that may have some below "
             "where the group began: how many of them were landed was not counted; --full does."
         )
-    return TableFiles([file for file, fate in fates if fate is not RowFate.BESIDE]), mixed
+    return TableFiles([file for file, fate in fates if fate is not RowFate.OUTSIDE]), mixed
 
 
 def _fate(file: FileFacts, ledgers: TableLedgers) -> RowFate | None:
@@ -156,7 +156,7 @@ def _check_bounds(result: AuditResult, ledgers: TableLedgers, files: TableFiles,
     for key in sorted({*certain, *ledgers.partitions(topics)}):
         if key[0] in topics:
             facts = PartitionFacts(*key, allowed=ledgers.allowed(key), rows=certain.get(key, OffsetTally()))
-            result.partitions.append(replace(compare(ledgers.complete(facts)), impossible=impossible.get(key)))
+            result.partitions.append(replace(judge_partition(ledgers.complete(facts)), impossible=impossible.get(key)))
 
 
 def _take(rows: OffsetTally, file: FileFacts, partition: int, bounds: Interval) -> None:

@@ -14,13 +14,20 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from airflow_lakestream.audit.adopted import AdoptedRows, adopted_lines
 from airflow_lakestream.audit.books import TableLedgers
-from airflow_lakestream.audit.compare import PartitionAudit, PartitionFacts, compare
+from airflow_lakestream.audit.compare import PartitionAudit, PartitionFacts, judge_partition
 from airflow_lakestream.audit.log import LogRecords, read_log
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult, CountComparison, UnplacedCounts, rejected_count
-from airflow_lakestream.audit.rows import NoPositions, RowPositions, UnreadableRows, count_rejected, count_rows
+from airflow_lakestream.audit.rows import (
+    AdoptedRows,
+    NoPositions,
+    RowPositions,
+    UnreadableRows,
+    adopted_lines,
+    count_rejected,
+    count_rows,
+)
 from airflow_lakestream.audit.statistics import LostFile, SizeOf, TableFiles, table_files, take_out_lost
 from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.names import BESIDE, check_table_name, check_topic
@@ -34,7 +41,7 @@ from airflow_lakestream.iceberg.upkeep.narrow_bounds import wrong_bounds
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.positions import PositionColumns, has_adopted
 from airflow_lakestream.tables.rejects.settlement import rejects_of
@@ -76,7 +83,7 @@ def judge_topic(
             facts.shown = log.shown.of_partition(*key)
         facts = ledgers.complete(facts)
         facts = replace(facts, adopted=facts.adopted - adopted.ranges)
-        audits.append(replace(compare(facts), impossible=impossible.get(key)))
+        audits.append(replace(judge_partition(facts), impossible=impossible.get(key)))
     if topic in ledgers.topics:
         audits = _count(result, ledgers, adopted, topic, audits)
     result.note_rows_before(topic, audits)

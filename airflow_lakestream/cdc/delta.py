@@ -23,16 +23,15 @@ from airflow_lakestream.cdc.stops import column_became_wider
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles
-from airflow_lakestream.delta.commit.guard import DeltaTarget, check_fit, check_ledger
-from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.commit.protocol import check_removable
+from airflow_lakestream.delta import handover
+from airflow_lakestream.delta.columns import conform, delta_fields
+from airflow_lakestream.delta.committing import DeltaTarget, check_fit, check_ledger
+from airflow_lakestream.delta.files import Add, without_committed
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.replace.takeout import remove_action
+from airflow_lakestream.delta.protocol import Action, check_removable
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import DeltaTableAccess
-from airflow_lakestream.delta.write import handover
-from airflow_lakestream.delta.write.columns import conform, delta_fields
-from airflow_lakestream.delta.write.files import Add, without_committed
+from airflow_lakestream.delta.takeout import remove_action
 from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
 
 

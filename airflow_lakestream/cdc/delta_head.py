@@ -12,19 +12,19 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types as arrow
 
-from airflow_lakestream.delta.commit.protocol import check_removable
+from airflow_lakestream.delta.columns import conform
+from airflow_lakestream.delta.files import Add, read_parts, write_files
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.replace.takeout import live_files
+from airflow_lakestream.delta.protocol import check_removable
 from airflow_lakestream.delta.storage import DeltaTableAccess
-from airflow_lakestream.delta.write.columns import conform
-from airflow_lakestream.delta.write.files import Add, read_parts, write_files
+from airflow_lakestream.delta.takeout import live_files
 
 
 @dataclass(frozen=True)
 class DeltaHead:
     """`cdc.merge.head.MirrorHead` of a Delta table at a version, with the columns `schema` after the commit.
 
-    :param order: the sort order of rows in new files, see `delta.write.layout.check_order`.
+    :param order: the sort order of rows in new files, see `delta.columns.check_order`.
     :param made: a list that gets the files written in this process.
     :param folder: the folder for new files, within the table's location.
     """

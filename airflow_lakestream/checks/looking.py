@@ -23,8 +23,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.stores.folders import RangedFile
 from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.engine import error_text
-from airflow_lakestream.transform.json_macros import MACROS
-from airflow_lakestream.transform.sandbox import open_database, parse, unparse
+from airflow_lakestream.transform.sandbox import MACROS, open_database, parse, unparse
 
 _SCHEME = "landing"
 # Most bytes that the task hands over at once.

@@ -129,8 +129,9 @@ def _tool(
     storage_conn: str | None,
     connect_conn: str,
 ) -> ToolPosition:
-    from airflow_lakestream.adopt.sources import connect_sink, flink_savepoint, group, spark_checkpoint
-    from airflow_lakestream.adopt.sources.given_ranges import GivenRanges, OwnRows
+
+    from airflow_lakestream.adopt import tools
+    from airflow_lakestream.adopt.claim import GivenRanges, OwnRows
     from airflow_lakestream.kafka.groups import KafkaGroups
 
     match origin:
@@ -139,16 +140,16 @@ def _tool(
         case PositionSource.RANGES:
             return GivenRanges(names)
         case PositionSource.GROUP:
-            return group.GroupPosition(KafkaGroups(kafka.configuration, kafka.where), names[0])
+            return tools.GroupPosition(KafkaGroups(kafka.configuration, kafka.where), names[0])
         case PositionSource.SPARK_CHECKPOINT:
-            return spark_checkpoint.SparkCheckpoint(names[0], filled, open_store_properties(storage_conn))
+            return tools.SparkCheckpoint(names[0], filled, open_store_properties(storage_conn))
         case PositionSource.CONNECT:
-            sink = connect_sink.SinkConnector(
+            sink = tools.SinkConnector(
                 open_connect(connect_conn), KafkaGroups(kafka.configuration, kafka.where), names[0]
             )
-            return connect_sink.ConnectSinkPosition(sink, filled)
+            return tools.ConnectSinkPosition(sink, filled)
         case PositionSource.FLINK_SAVEPOINT:
-            return flink_savepoint.FlinkSavepoint(names[0], filled, open_store_properties(storage_conn))
+            return tools.FlinkSavepoint(names[0], filled, open_store_properties(storage_conn))
 
 
 def _lines(found: AdoptionResult) -> Iterator[str]:
@@ -201,7 +202,7 @@ def hand_over(
     """
     with aside():
         from airflow_lakestream.adopt.hand_over import GroupTarget, LedgerHandover, PositionTarget
-        from airflow_lakestream.adopt.sources.connect_sink import ConnectorTarget, SinkConnector
+        from airflow_lakestream.adopt.tools import ConnectorTarget, SinkConnector
         from airflow_lakestream.kafka.groups import KafkaGroups
 
         kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)

@@ -42,7 +42,7 @@ from airflow_lakestream.cli.status import status
 from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
-from airflow_lakestream.lakes.formats import LakeCapability
+from airflow_lakestream.lakes import LakeCapability
 
 if TYPE_CHECKING:
     from airflow_lakestream.onramp.dag_file import DagFile

@@ -25,7 +25,7 @@ from airflow_lakestream.cli.connections import (
 from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.audit.result import AuditResult

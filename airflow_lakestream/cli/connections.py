@@ -17,7 +17,7 @@ import typer
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.settings import problem_of
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.registry.config import is_client_setting
 from airflow_lakestream.runtime.collector import pause_collection
 

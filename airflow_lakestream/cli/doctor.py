@@ -20,7 +20,7 @@ from airflow_lakestream.cli.connections import (
     open_store_properties,
 )
 from airflow_lakestream.cli.preview import Servers, open_servers, without_logs
-from airflow_lakestream.lakes.formats import DEFAULT, LakeCapability, lake_of
+from airflow_lakestream.lakes import DEFAULT, LakeCapability, lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.onramp.doctor.finding import DoctorFinding

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyiceberg.table
     from pyiceberg.catalog import Catalog
 
-    from airflow_lakestream.audit.rebuild import RebuiltEntry
+    from airflow_lakestream.audit.log import RebuiltEntry
     from airflow_lakestream.audit.result import AuditResult
 
 
@@ -179,7 +179,7 @@ def forget(
         return
     of_iceberg(table)
     with aside():
-        from airflow_lakestream.adopt.sources.given_ranges import parse_ranges
+        from airflow_lakestream.adopt.claim import parse_ranges
         from airflow_lakestream.audit.run import Audit, load
         from airflow_lakestream.iceberg import fitness, ledger_store
         from airflow_lakestream.iceberg.upkeep import ledger_edit
@@ -217,7 +217,7 @@ def _from_rows(
     row is left to account for; and the errors of Kafka.
     """
     from airflow_lakestream.audit.books import groups_of
-    from airflow_lakestream.audit.rebuild import CannotRebuild, rebuild_topic
+    from airflow_lakestream.audit.log import CannotRebuild, rebuild_topic
     from airflow_lakestream.audit.rows import count_rows
     from airflow_lakestream.audit.run import load
     from airflow_lakestream.core.lineage import UndecidedLedger

@@ -21,7 +21,7 @@ from airflow_lakestream.cli.connections import (
 )
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.pipelines.compiled import CompiledPipeline, SinkLanding
@@ -107,7 +107,7 @@ def _planned(compiled: CompiledPipeline, landing: SinkLanding) -> tuple[dict[str
 def render(file: File, engine: Engine = None) -> None:
     """Print the DAG of a pipeline as Python."""
     with aside():
-        from airflow_lakestream.pipelines.python import python_of
+        from airflow_lakestream.pipelines.operator import python_of
 
         compiled = read(file, engine)
     typer.echo(python_of(compiled), nl=False)
@@ -181,7 +181,7 @@ def read(file: Path, engine: str | None = None) -> CompiledPipeline:
 
 @cache
 def _lookup() -> Any:
-    from airflow_lakestream.pipelines.variables import looked_up
+    from airflow_lakestream.pipelines.reading import looked_up
 
     return cache(looked_up(*open_variables()))
 

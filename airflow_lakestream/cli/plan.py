@@ -26,7 +26,7 @@ from airflow_lakestream.cli.decoding import one_of
 from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.core.policies import OnDataLoss, StartOffset
 from airflow_lakestream.core.printable import counted
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.core.landing.job import LandingJob

@@ -28,7 +28,7 @@ from airflow_lakestream.cli.connections import (
 )
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

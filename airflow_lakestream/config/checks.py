@@ -11,7 +11,7 @@ from airflow_lakestream.core.checks import LandingChecks, RowChecker, RowCountCh
 from airflow_lakestream.core.policies import SchemaEvolution, is_given, is_literal
 from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 
 KINDS = ("sql", "not_null", "unique", "row_count", "freshness")
 COUNTS = ("min", "max", "min_of_week", "max_of_week")

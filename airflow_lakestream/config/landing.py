@@ -44,7 +44,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.fan_out.admission import FanOut
 from airflow_lakestream.iceberg.fitness import check_properties
 from airflow_lakestream.kafka.source import StartAt
-from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_named
+from airflow_lakestream.lakes import LakeCapability, LakeFormat, lake_named
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_timed_schema, with_rescued
 

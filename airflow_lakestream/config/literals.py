@@ -15,7 +15,7 @@ from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.core.policies import OF_INPUT, is_given, is_literal
 from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import LakeCapability, lake_named, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_named, lake_of
 
 _TEMPLATE = re.compile(r"\{[{%#].*?(?:[}%#]\}|$)", re.DOTALL)
 

@@ -32,7 +32,7 @@ from airflow_lakestream.core.policies import (
 from airflow_lakestream.core.routing import check_mirror_name
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import LakeCapability
+from airflow_lakestream.lakes import LakeCapability
 from airflow_lakestream.tables.design import TableDesign
 
 

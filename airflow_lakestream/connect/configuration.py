@@ -1,4 +1,4 @@
-"""A connector's configuration in Connect's form, without literal secrets, and without misspelt keys."""
+"""A connector's configuration without literal secrets and misspelt keys, and completed for Iceberg's sink."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import difflib
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from airflow_lakestream.core.names import is_own_branch
 from airflow_lakestream.core.secrecy import secrets_in
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
 
@@ -110,3 +112,191 @@ def check_errors(errors: Mapping[str, Collection[str]], config: Mapping[str, str
     )
     if problems:
         raise ConfigRefused(f"Connect refuses {problems[:1000]}")
+
+
+_PREFIX = "iceberg."
+# Prefixes of settings that the sink passes to the catalog, to Hadoop, to its Kafka clients, and to tables.
+HANDED_ON = (
+    "iceberg.catalog.",
+    "iceberg.hadoop.",
+    "iceberg.kafka.",
+    "iceberg.tables.auto-create-props.",
+    "iceberg.tables.write-props.",
+)
+_OF_A_TABLE = ("id-columns", "partition-by")
+POSITION_TRANSFORM = "lakestreamPosition"
+_INSERT_FIELD = "org.apache.kafka.connect.transforms.InsertField$Value"
+_COLUMNS = {
+    "topic.field": "_kafka_topic",
+    "partition.field": "_kafka_partition",
+    "offset.field": "_kafka_offset",
+    "timestamp.field": "_kafka_timestamp",
+}
+# The columns without which a row has no place in the ledger.
+POSITIONS = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
+_COMMIT_INTERVAL = "iceberg.control.commit.interval-ms"
+_COMMIT_TIMEOUT = "iceberg.control.commit.timeout-ms"
+SESSION = "iceberg.kafka.session.timeout.ms"
+_USUAL_SESSION_MS = 45_000
+# Brokers take no lower value; a coordinator polls its control topic once in each of the worker's flush intervals.
+_LEAST_SESSION_MS = 6_000
+_REFUSED = {
+    "topics.regex": "A ledger belongs to one topic: give topics, and one connector to each.",
+    "iceberg.tables.route-field": "The sink drops records that match no table: the ledger would not know.",
+    "iceberg.tables.dynamic-enabled": "The sink drops records that match no table without a trace.",
+    "iceberg.tables.auto-create-enabled": "Let an extract make the table: it knows the columns of positions.",
+    "iceberg.connect.group-id": "The sink's own group, connect-<name>, is the one whose offsets are set.",
+    "iceberg.coordinator.transactional.suffix": "It is the sink's own.",
+    "errors.tolerance": 'Skipped records would be lost: leave it at "none".',
+    "transforms.lakestreamPosition.type": "That name is taken.",
+}
+# The first keeps records of a partition that is added later, the second leaves out records of aborted transactions.
+_CONSUMER = {
+    "consumer.override.auto.offset.reset": "earliest",
+    "consumer.override.isolation.level": "read_committed",
+}
+_OFF = ("", "false", "none")
+
+
+@dataclass(frozen=True)
+class IcebergConnector:
+    """A sink's complete configuration, with derived names."""
+
+    connector: str
+    config: Mapping[str, str]
+    topic: str
+    table: str
+    branch: str
+    control_topic: str
+
+    @property
+    def group(self) -> str:
+        """The consumer group of the sink's tasks.
+
+        The sink commits these offsets before the table, so the table may have less.
+        """
+        return f"connect-{self.connector}"
+
+    @property
+    def coordinator_group(self) -> str:
+        """The consumer group of the coordinator, for reading the control topic."""
+        return f"{self.group}-coord"
+
+    @property
+    def commit_bound(self) -> float:
+        """Seconds for two rounds of commits: a sink with records to take makes progress within this time."""
+        interval, timeout = (int(self.config[name]) / 1000 for name in (_COMMIT_INTERVAL, _COMMIT_TIMEOUT))
+        return 2 * (interval + timeout)
+
+
+def session_of(config: Mapping[str, str]) -> float:
+    """Return the session time-out of a sink's coordinator, in seconds; without a setting Kafka's default."""
+    return int(config.get(SESSION, _USUAL_SESSION_MS)) / 1000
+
+
+def complete_config(
+    connector: str, given: Mapping[str, str], catalog: str, publish_interval: float
+) -> IcebergConnector:
+    """Return Iceberg's sink with its complete configuration. Raises ConfigRefused.
+
+    The sink gets a branch and a control topic of its own, named after the connector. A transformation, added as the
+    last, puts each record's topic, partition, offset and timestamp into its row: the ledger needs the record of a row.
+    Raises ConfigRefused for settings that do not go with a ledger.
+
+    :param connector: the connector's name.
+    :param given: the user's configuration, which wins over the defaults, also for branch and control topic.
+    :param catalog: the id of Airflow's connection, as the catalog's name. A SQL catalog keeps its name with each table,
+        so that the sink finds our tables only under the same name.
+    :param publish_interval: seconds between two publications; the sink commits at the same interval by default.
+    """
+    _refuse(given)
+    branch = f"lakestream-{re.sub('[^A-Za-z0-9_-]', '-', connector)}"
+    control = f"lakestream-control-{re.sub('[^A-Za-z0-9._-]', '-', connector)}"
+    config = {
+        "connector.class": ICEBERG_SINK,
+        "iceberg.catalog": catalog,
+        "iceberg.tables.default-commit-branch": branch,
+        "iceberg.control.topic": control,
+        _COMMIT_INTERVAL: str(int(publish_interval * 1000)),
+        _COMMIT_TIMEOUT: "30000",
+        **_CONSUMER,
+        **given,
+    }
+    config |= _with_positions(given)
+    _check(config, catalog)
+    return IcebergConnector(
+        connector,
+        config,
+        _single_value(config, "topics", "A ledger belongs to one topic: give one connector to each."),
+        _single_value(config, "iceberg.tables", "Each table has a ledger of its own: give one connector to each."),
+        config["iceberg.tables.default-commit-branch"],
+        config["iceberg.control.topic"],
+    )
+
+
+def _with_positions(given: Mapping[str, str]) -> dict[str, str]:
+    names = [name.strip() for name in given.get("transforms", "").split(",") if name.strip()]
+    # Last: other transformations may replace the value by a part of it.
+    added = {f"transforms.{POSITION_TRANSFORM}.{field}": column for field, column in _COLUMNS.items()}
+    return {
+        "transforms": ",".join([*names, POSITION_TRANSFORM]),
+        f"transforms.{POSITION_TRANSFORM}.type": _INSERT_FIELD,
+        **added,
+    }
+
+
+def _refuse(given: Mapping[str, str]) -> None:
+    for name, reason in _REFUSED.items():
+        if given.get(name, "").strip().lower() not in _OFF:
+            raise ConfigRefused(f"{name} does not go with a ledger.", reason)
+    for name, value in given.items():
+        if name.startswith("transforms.") and name.endswith(".type"):
+            _check_transform(name, value)
+        if name.startswith("iceberg.table.") and not name.endswith(_OF_A_TABLE):
+            raise ConfigRefused(f"{name} does not go with a ledger.", "All of a connector's records go to one branch.")
+
+
+def _check_transform(name: str, value: str) -> None:
+    if value.endswith("KafkaMetadataTransform"):
+        remedy = "Leave it out: the columns of positions are added by InsertField."
+        raise ConfigRefused(f"{name}: KafkaMetadataTransform mixes up the columns of two connectors.", remedy)
+    if re.search(r"(RegexRouter|TimestampRouter|ByLogicalTableRouter|ExtractTopic\$?\w*)$", value):
+        raise ConfigRefused(f"{name}: {value} renames topics; the ledger knows them by their names in Kafka.")
+    if re.search(r"\.Filter$", value):
+        # A filtered record could not be distinguished from a lost record.
+        raise ConfigRefused(
+            f"{name}: a filter leaves out records, which the ledger would count as lost.", "Filter in the readers."
+        )
+
+
+def _check(config: Mapping[str, str], catalog: str) -> None:
+    if config["connector.class"] != ICEBERG_SINK:
+        remedy = 'Give kind="sink" to a connector of another class; it is supervised without a ledger.'
+        raise ConfigRefused(f"connector.class is {config['connector.class']}, not {ICEBERG_SINK}.", remedy)
+    kind = f"{config.get('iceberg.catalog.type', '')} {config.get('iceberg.catalog.catalog-impl', '')}".lower()
+    if "jdbc" in kind and config["iceberg.catalog"] != catalog:
+        problem = f"iceberg.catalog is {config['iceberg.catalog']!r}, and a SQL catalog keeps its name with each table."
+        raise ConfigRefused(problem, f"It has to be the id of the Airflow connection, {catalog!r}.")
+    if not any(name.startswith("iceberg.catalog.") for name in config):
+        raise ConfigRefused("iceberg.catalog.* are missing.", "The workers need them to reach the catalog.")
+    if not is_own_branch(branch := config["iceberg.tables.default-commit-branch"]):
+        problem = f"iceberg.tables.default-commit-branch is {branch!r}."
+        raise ConfigRefused(problem, "The sink has a branch of its own, which is published: leave it out.")
+    for name, needed in _CONSUMER.items():
+        if config[name] != needed:
+            raise ConfigRefused(f"{name} is {config[name]}, not {needed}.", "A ledger needs it so: leave it out.")
+    for name, least in ((_COMMIT_INTERVAL, 1), (_COMMIT_TIMEOUT, 1), (SESSION, _LEAST_SESSION_MS)):
+        _check_number(config, name, least)
+
+
+def _check_number(config: Mapping[str, str], name: str, least: int) -> None:
+    value = config.get(name)
+    if value is not None and (not value.isdigit() or int(value) < least):
+        raise ConfigRefused(f"{name} is {value!r}.", f"It takes milliseconds, {least} or more.")
+
+
+def _single_value(config: Mapping[str, str], name: str, remedy: str) -> str:
+    names = [one.strip() for one in config.get(name, "").split(",") if one.strip()]
+    if len(names) != 1:
+        raise ConfigRefused(f"{name} is missing." if not names else f"{name} has {len(names)}.", remedy)
+    return names[0]

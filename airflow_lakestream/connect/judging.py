@@ -1,18 +1,92 @@
-"""Judgement of a look at a connector. Pure functions, without requests.
+"""The watch over a connector: looks, and the judgement of a look by pure functions, without requests.
 
 A connector is judged by its tasks: its own state stays RUNNING while task after task fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus
-from airflow_lakestream.connect.traces import TraceRecord, cause_of, culprit_of
+from airflow_lakestream.connect.client import ConnectorState, ConnectorStatus
 from airflow_lakestream.core.publishing.refusals import BY_THE_EXTRACT
-from airflow_lakestream.driver.supervisor import DriverSight, DriverState
+from airflow_lakestream.driver.progress import DriverProgress
+from airflow_lakestream.driver.supervisor import (
+    DriverLook,
+    DriverSight,
+    DriverState,
+    SupervisionHistory,
+    SupervisionLimits,
+    decide,
+)
+from airflow_lakestream.kafka.damage import JavaDamage
+
+log = logging.getLogger(__name__)
+
+
+# The forms of Iceberg's sink, of Connect's own messages, and of most other sinks.
+_PLACES = (
+    re.compile(
+        r"topic:? '?(?P<topic>[\w.-]+)'?, partition:?,? '?(?P<partition>\d+)'?,?"
+        r"(?: and| at)? offset:? '?(?P<offset>\d+)"
+    ),
+    re.compile(
+        r"topic '(?P<topic>[\w.-]+)',? (?:in )?partition (?P<partition>\d+),? (?:and|at) offset (?P<offset>\d+)"
+    ),
+    re.compile(r"\b(?P<topic>[\w.-]+)-(?P<partition>\d+)(?:@| at offset )(?P<offset>\d+)"),
+)
+_NESTED = re.compile(r"^Caused by: ", re.MULTILINE)
+# Connect's message if a converter or a transformation failed at a record.
+_OF_A_RECORD = "Tolerance exceeded in error handler"
+# A converter that can't reach its schema registry fails at any record.
+_PASSING = re.compile(
+    r"RestClientException|IOException|ConnectException: Connection|Socket|Timeout|Retriable|UnknownHost"
+)
+
+
+@dataclass(frozen=True, order=True)
+class TraceRecord:
+    """A record at which a task failed: with the place, or with the error if the trace has no place."""
+
+    topic: str = ""
+    partition: int = -1
+    offset: int = -1
+    error: str = ""
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the record's place is known."""
+        return self.offset >= 0
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] offset {self.offset}" if self.is_placed else self.error
+
+
+def culprit_of(trace: str) -> TraceRecord | None:
+    """Return the record at which a task failed; None if the trace blames no record.
+
+    A damaged batch, and an error that may pass, such as a registry without an answer, blame no record. If the trace has
+    no place, the result has the error alone.
+    """
+    if (damage := JavaDamage.of(trace)) is not None and damage.topic:
+        return None
+    for place in _PLACES:
+        if match := place.search(trace):
+            return TraceRecord(match["topic"], int(match["partition"]), int(match["offset"]))
+    if _OF_A_RECORD in trace and not _PASSING.search(trace):
+        return TraceRecord(error=cause_of(trace))
+    return None
+
+
+def cause_of(trace: str) -> str:
+    """Return the innermost error of a trace, in a single line."""
+    innermost = _NESTED.split(trace)[-1].strip()
+    return innermost.splitlines()[0].strip()[:300] if innermost else ""
+
 
 # Tasks that name the same record this often, each time after a restart, fail at the record for good.
 _TRACES = 2
@@ -157,3 +231,60 @@ def _moved(look: ConnectorLook, memory: ConnectorMemory) -> ConnectorMemory:
     if is_idle or mark != memory.mark:
         return replace(memory, mark=mark, moves=memory.moves + 1)
     return memory
+
+
+_WARNED = -1.0
+
+
+class ConnectorWatch:
+    """The watch over a connector.
+
+    :param observe: see `ConnectorObserver.look`.
+    :param history: history of earlier looks, perhaps of another process; likewise `memory`.
+    :param session: seconds for which an ended coordinator stays in its group.
+    """
+
+    def __init__(
+        self,
+        observe: Callable[[], ConnectorLook],
+        limits: SupervisionLimits,
+        history: SupervisionHistory,
+        memory: ConnectorMemory,
+        session: float,
+    ) -> None:
+        self._observe = observe
+        self._limits = limits
+        self.history = history
+        self.memory = memory
+        self._session = session
+        self.last_look = ConnectorLook()
+
+    def look(self) -> DriverLook:
+        """Look at the connector, judge the look, and return the decision.
+
+        History and memory are updated. More than one coordinator, for longer than two sessions, is logged once.
+        """
+        now = time.time()
+        self.last_look = self._observe()
+        sight, self.memory = judge(self.last_look, self.memory)
+        since = self.memory.crowded_since
+        if self.last_look.coordinators <= 1:
+            self.memory = replace(self.memory, crowded_since=0.0)
+        elif not since:
+            # A restarted coordinator leaves its old member in the group until that member's session is over.
+            self.memory = replace(self.memory, crowded_since=now)
+        elif 0 < since < now - 2 * self._session:
+            self.memory = replace(self.memory, crowded_since=_WARNED)
+            log.warning(
+                "%s coordinators of the sink are at work at once: a worker did not answer for a while, and another one "
+                "took over. Rows that both commit are found when the branch is published.",
+                self.last_look.coordinators,
+            )
+        decision = decide(self.history, self._limits, sight, now)
+        self.history = decision.history
+        return DriverLook(decision, sight, None, DriverProgress(doing=sight.doing), ())
+
+    def is_due(self, publish_interval: float) -> bool:
+        """Return whether the sink has an unpublished commit, and the interval between publications is over."""
+        is_new = bool(self.last_look.commits) and self.last_look.commits != self.memory.published
+        return is_new and time.time() - self.memory.published_at >= publish_interval

@@ -8,18 +8,22 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from itertools import islice
 
-from airflow_lakestream.connect.client import ConnectClient, ConnectUnknown, NoSuchConnector
+from airflow_lakestream.connect.client import (
+    ConnectClient,
+    ConnectorState,
+    ConnectorStatus,
+    ConnectUnknown,
+    NoSuchConnector,
+)
 from airflow_lakestream.connect.connector import ConnectorSpec, HeadUnknown
-from airflow_lakestream.connect.judging import ConnectorLook
-from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus
-from airflow_lakestream.connect.traces import culprit_of
+from airflow_lakestream.connect.judging import ConnectorLook, culprit_of
 from airflow_lakestream.core.landing.plan import DamagedBatch
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.header_ids import VALUE, named_by_header
 from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.kafka.damage import MOST_LOOKED_AT, JavaDamage, find_damage, first_offsets
 from airflow_lakestream.kafka.errors import KafkaUnavailable
 from airflow_lakestream.kafka.groups import KafkaGroups
-from airflow_lakestream.kafka.java import MOST_LOOKED_AT, JavaDamage, find_damage, first_offsets
 from airflow_lakestream.kafka.watch import KafkaWatch
 
 log = logging.getLogger(__name__)

@@ -22,9 +22,8 @@ from airflow_lakestream.core.policies import check_delimiter as check_delimiter
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.bulk import NotInBulk
 from airflow_lakestream.decode.json.document import Json, parse_document
-from airflow_lakestream.decode.json.finer import scalars_for
 from airflow_lakestream.decode.json.scalars import OddRows, from_literals, from_texts, mask_of, without
-from airflow_lakestream.decode.json.values import field_coercer
+from airflow_lakestream.decode.json.values import field_coercer, scalars_for
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.framed import chunks
 from airflow_lakestream.decode.lanes.lanes import Mask

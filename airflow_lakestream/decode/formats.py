@@ -25,19 +25,17 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, EventNaming, flattened
-from airflow_lakestream.decode.connect.leaving_out import NOTE, UnavailablePolicy
-from airflow_lakestream.decode.connect.unavailable import ValuePlaceholder
+from airflow_lakestream.decode.connect.unavailable import NOTE, UnavailablePolicy, ValuePlaceholder
 from airflow_lakestream.decode.header_ids import KEY, VALUE, without_bare
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.keys import KEY_COLUMN, ColumnDecoder, KeyedDecoder
 from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, PayloadSettings, SchemaText, uses_registry
+from airflow_lakestream.decode.other_names import RenamedDecoder
 from airflow_lakestream.decode.registered import SchemaFinder
-from airflow_lakestream.decode.renamed import RenamedDecoder
 from airflow_lakestream.decode.timed import TimedDecoder
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
-from airflow_lakestream.registry.client import RegistryClient
-from airflow_lakestream.registry.schemas import versions_of
+from airflow_lakestream.registry.client import RegistryClient, versions_of
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ import pyarrow.types as t
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.document import parse_document
-from airflow_lakestream.decode.json.finer import scalars_for
 from airflow_lakestream.decode.json.scalars import without
-from airflow_lakestream.decode.json.values import field_coercer
+from airflow_lakestream.decode.json.values import field_coercer, scalars_for
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, good_mask
 from airflow_lakestream.exceptions import InvalidArgument

@@ -34,20 +34,17 @@ from airflow_lakestream.decode.connect.debezium import IMAGES, KNOWN_MEMBERS
 from airflow_lakestream.decode.connect.decoder import ConnectJsonDecoder, columns_of_connect, key_type
 from airflow_lakestream.decode.csv import CsvDecoder
 from airflow_lakestream.decode.json import schema as json_schema
-from airflow_lakestream.decode.json import schema_columns
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.growing import GrowingJsonDecoder, MissingFields, SharedJsonDecoder, grow_by
 from airflow_lakestream.decode.json.infer import infer_schema
 from airflow_lakestream.decode.keys import KEY_COLUMN, BytesKeyDecoder, ColumnDecoder, JsonKeyDecoder, RecordKeyDecoder
-from airflow_lakestream.decode.other_names import held_names_of_avro, held_names_of_protobuf
+from airflow_lakestream.decode.other_names import NewNames, held_names_of_avro, held_names_of_protobuf
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
-from airflow_lakestream.decode.renamed import NewNames
 from airflow_lakestream.decode.timed import EXACT, Sources, TimeColumns
-from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.client import RegisteredSchema, RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.registry.schemas import RegisteredSchema
 from airflow_lakestream.tables.schema.time_sources import Path
 
 # Formats whose numbers are text: a number may have a fraction, even in an integer column.
@@ -310,7 +307,7 @@ FORMATS: Mapping[str, FormatRow] = {
     ValueFormat.JSON_SCHEMA: FormatRow(
         decoder=lambda payload, schema:
             json_schema.JsonSchemaDecoder(schema, payload.unknown_fields, payload.documents),
-        kind="JSON", schema_columns=lambda found: schema_columns.arrow_schema(found.text, found.references),
+        kind="JSON", schema_columns=lambda found: json_schema.arrow_schema(found.text, found.references),
         keeps_unknown=True, envelopes=(ValueEnvelope.DEBEZIUM,),
     ),
     ValueFormat.AVRO: FormatRow(

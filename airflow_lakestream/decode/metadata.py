@@ -1,9 +1,10 @@
-"""Metadata columns: the Kafka record of each row."""
+"""Columns from the record itself: metadata columns of each row, and the values for the name of the row's table."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,15 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.core.names import METADATA_NAMES as METADATA_NAMES
 from airflow_lakestream.core.records import RawBatch, RecordPart
-from airflow_lakestream.decode.values.outcome import BadRow
+from airflow_lakestream.core.routing import (
+    ROUTE_COLUMNS,
+    SEPARATOR,
+    NamePlaceholder,
+    PlaceholderOrigin,
+    TableTemplate,
+    Unroutable,
+)
+from airflow_lakestream.decode.values.outcome import BadRow, quoted
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.tables.schema.value_ranges import MAX_MILLIS, MIN_MILLIS
 
@@ -116,3 +125,128 @@ _COLUMNS: dict[str, tuple[pa.Field, Callable[[RawBatch], pa.Array]]] = {
 }
 # The metadata column of each part.
 PART_FIELDS = {part: _COLUMNS[part.name.lower()][0] for part in RecordPart}
+
+
+# From routes and the rows' columns to the reasons against some of the routes.
+Refusals = Callable[[Sequence[str], pa.Schema], Mapping[str, str]]
+_PARTS = {PlaceholderOrigin.KEY: RecordPart.KEY, PlaceholderOrigin.HEADER: RecordPart.HEADERS}
+
+
+@dataclass(frozen=True)
+class RecordRouter:
+    """Finder of routes: a route is a record's values for the placeholders in the template of the table's name.
+
+    `refusals` gets each route of a batch once, and returns the reasons against some of the routes.
+    """
+
+    template: TableTemplate
+    refusals: Refusals
+
+    @property
+    def parts(self) -> frozenset[RecordPart]:
+        """The parts of records by which rows are routed."""
+        return frozenset(_PARTS[p.origin] for p in self.template.by_record if p.origin in _PARTS)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse a payload without the fields for routing, or of types unfit for tables. Raises InvalidArgument."""
+        for placeholder in self.template.by_record:
+            if placeholder.origin is not PlaceholderOrigin.FIELD:
+                continue
+            if placeholder.name not in schema.names:
+                columns = ", ".join(schema.names)
+                raise InvalidArgument(
+                    "table",
+                    f"{self.template.text!r}: the schema has no column {placeholder.name!r}; it has {columns}.",
+                    "Route by one of those, or add the column to the schema.",
+                )
+            kind = schema.field(placeholder.name).type
+            if not _names_tables(kind):
+                raise InvalidArgument(
+                    "table",
+                    f"{self.template.text!r}: the column {placeholder.name!r} is {kind}, by which no table is named.",
+                    "Route by a string, an integer, a boolean, a decimal or a date.",
+                )
+
+    def routes(self, batch: RawBatch, rows: pa.Table) -> tuple[pa.Array, Sequence[BadRow]]:
+        """Return the route of each row, and the records without a possible route as bad rows.
+
+        The route of such a record is null. A route is impossible if a value is missing or can't be part of a table's
+        name, or if `refusals` has a reason.
+        """
+        bad: dict[int, str] = {}
+        parts = [self._values(placeholder, batch, rows, bad) for placeholder in self.template.by_record]
+        encoded = pc.dictionary_encode(parts[0] if len(parts) == 1 else _joined(parts))
+        routes = encoded.dictionary.to_pylist()
+        problems = {route: problem for route in routes if (problem := self._problem(route)) is not None}
+        problems |= self.refusals([route for route in routes if route not in problems], rows.schema)
+        if problems:
+            # For all rows at once: producers can invent a route for each record.
+            refused = pa.array([route in problems for route in routes]).take(encoded.indices)
+            for index in np.flatnonzero(refused.fill_null(False)):
+                bad.setdefault(int(index), problems[routes[encoded.indices[int(index)].as_py()]])
+            encoded = pc.if_else(refused, pa.scalar(None, encoded.type), encoded)
+        return encoded, [BadRow(index, bad[index]) for index in sorted(bad)]
+
+    def _problem(self, route: str) -> str | None:
+        # Returns the reason against a route, or None. The separator is a control character that no name may have.
+        values = route.split(SEPARATOR)
+        try:
+            if len(values) != len(self.template.by_record):
+                raise Unroutable("holds a control character")
+            self.template.table(values)
+        except Unroutable as e:
+            pairs = zip(self.template.by_record, values, strict=False)
+            return f"its {' and '.join(f'{p} {quoted(v)}' for p, v in pairs)} {e}"
+        return None
+
+    def _values(self, placeholder: NamePlaceholder, batch: RawBatch, rows: pa.Table, bad: dict[int, str]) -> pa.Array:
+        """Return the values for a placeholder as texts, null for a record without a value; `bad` gets the reasons."""
+        if placeholder.origin is PlaceholderOrigin.FIELD:
+            values = rows[placeholder.name].combine_chunks().cast(pa.string())
+            # A column of text takes documents as their text.
+            nested = pc.match_substring_regex(values, r"^\s*[\[{]")
+            for index in np.flatnonzero(nested.fill_null(False)):
+                text = quoted(values[int(index)].as_py())
+                bad.setdefault(int(index), f"its {placeholder} is {text}, not a single value")
+            values = pc.if_else(nested, pa.scalar(None, pa.string()), values)
+        else:
+            raw = batch.keys if placeholder.origin is PlaceholderOrigin.KEY else batch.headers
+            if raw is None:
+                raise AssertionError(f"the records were read without what {placeholder} routes by")
+            values = _text(
+                raw if placeholder.origin is PlaceholderOrigin.KEY else last_header(raw, placeholder.name),
+                placeholder,
+                bad,
+            )
+        for index in np.flatnonzero(values.is_null()):
+            bad.setdefault(int(index), f"it has no {placeholder} to route by")
+        return values
+
+
+def route_columns(batch: RawBatch, routes: pa.Array) -> list[tuple[str, pa.Array]]:
+    """Return route, partition and offset of each row, with the names of these columns."""
+    return list(zip(ROUTE_COLUMNS, [routes, *metadata_columns(batch, ("partition", "offset"))], strict=True))
+
+
+def _joined(parts: Sequence[pa.Array]) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, SEPARATOR)
+
+
+def _names_tables(kind: pa.DataType) -> bool:
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean)
+    return any(check(kind) for check in (*checks, pa.types.is_decimal, pa.types.is_date))
+
+
+def _text(raw: pa.Array, placeholder: NamePlaceholder, bad: dict[int, str]) -> pa.Array:
+    # Returns the bytes as text, null for invalid UTF-8; `bad` gets the reasons.
+    try:
+        return raw.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts: list[str | None] = []
+        for index, value in enumerate(raw.to_pylist()):
+            try:
+                texts.append(None if value is None else value.decode())
+            except UnicodeDecodeError:
+                bad.setdefault(index, f"its {placeholder} {value[:80]!r} is not UTF-8 text")
+                texts.append(None)
+        return pa.array(texts, pa.string())

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from airflow_lakestream.decode.avro.fingerprint import fingerprint
+from airflow_lakestream.decode.avro.schema import fingerprint
 from airflow_lakestream.decode.known_formats import FORMATS, SchemaText
-from airflow_lakestream.decode.lanes.confluent import HEADER
+from airflow_lakestream.decode.lanes.framed import HEADER
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.registry.client import RegistryClient
-from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
+from airflow_lakestream.registry.client import RegisteredSchema, RegistryClient, SchemaNotFound
 
 log = logging.getLogger(__name__)
 

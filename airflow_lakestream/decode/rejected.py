@@ -1,16 +1,31 @@
-"""Raw records without a row, for the reject table: everything for another try, and the reason."""
+"""Records without a row: everything for another try, the reason, and a summary for people.
+
+The summary has reasons by kind, examples, and likely causes: guesses from the first bytes, and from the fields, of some
+bad records. Settings of the run may not fit the topic.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
+from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRecords, ReasonKind, kind_of
+from airflow_lakestream.core.policies import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.records import RawBatch, RecordPart
+from airflow_lakestream.decode.formats import PayloadFormats
+from airflow_lakestream.decode.header_ids import KEY, VALUE
+from airflow_lakestream.decode.json.document import parse_object
+from airflow_lakestream.decode.keys import KEY_COLUMN
+from airflow_lakestream.decode.known_formats import FORMATS
+from airflow_lakestream.decode.lanes.framed import HEADER
 from airflow_lakestream.decode.metadata import NO_TIMESTAMP, bad_timestamps, metadata_columns, metadata_schema
-from airflow_lakestream.decode.values.outcome import BadRow, pick
+from airflow_lakestream.decode.registered import SINGLE_OBJECT, is_framed
+from airflow_lakestream.decode.values.outcome import BadRow, Misfit, near_name, pick, shorten
 
 _RECORD = ("topic", "partition", "offset", "timestamp", "key", "headers")
 REJECTED_PARTS = RecordPart.of(_RECORD)
@@ -78,3 +93,158 @@ def _of_earlier_version(micros: int | None, error: str) -> int:
         return micros // 1000
     match = _BAD_TIMESTAMP.search(error)
     return int(match[1]) if match else NO_TIMESTAMP
+
+
+# Of each batch this number of bad records is examined, except values longer than this.
+_LOOKED_AT = 50
+_LONGEST = 64 * 1024
+_MOST_NAMES = 8
+_LONGEST_NAME = 40
+_EXCERPT = 80
+
+
+@dataclass(frozen=True)
+class CauseFinder:
+    """Finder of likely causes of bad records, by the payload's settings.
+
+    :param payload: settings of keys and values.
+    :param columns: the columns of decoded values, or None if values are not decoded.
+    """
+
+    payload: PayloadFormats
+    columns: pa.Schema | None
+
+    def of(self, batch: RawBatch, bad: Sequence[StageFailure]) -> BadRecords:
+        """Return the summary of the bad records of a batch; a cause is looked for in the first of these only."""
+        found = [self._cause(batch.values[one.row.index].as_py(), one) for one in self._short(batch, bad)]
+        causes = Counter(cause or "" for cause in found)
+        return BadRecords(len(bad), _most_frequent(batch, bad), dict(causes))
+
+    def _short(self, batch: RawBatch, bad: Sequence[StageFailure]) -> Iterator[StageFailure]:
+        # The first bad records, except records with a long value.
+        for one in bad[:_LOOKED_AT]:
+            value = batch.values[one.row.index]
+            if not value.is_valid or value.as_buffer().size <= _LONGEST:
+                yield one
+
+    def _cause(self, value: bytes | None, bad: StageFailure) -> str | None:
+        # Returns a likely cause, from the reason, the stage and the first bytes of the value, or None.
+        if value is None:
+            return 'the values are null (tombstones): tombstones="skip" only counts such records'
+        if bad.stage != "decode" or self.columns is None:
+            return None
+        for side in (KEY, VALUE):
+            if f"__{side}_schema_id, which is not read" in bad.row.reason:
+                return f"the {side}s are written without the ids of their schemas, which are in headers"
+        if bad.row.reason.startswith("the key: "):
+            return f'the keys do not have the format of key_format="{self.payload.key_format}"'
+        if not self.payload.row.is_text and _is_json(value):
+            return f'the values look like JSON, and format="{self.payload.format}" was given: try format="json"'
+        if self.payload.row.kind is not None:
+            return self._of_registered(value, bad) or self._of_document(value[HEADER:])
+        if self.payload.format == ValueFormat.JSON:
+            return _not_json(value) or self._of_document(value)
+        return None
+
+    def _of_registered(self, value: bytes, bad: StageFailure) -> str | None:
+        # For formats with schemas in a registry: returns a likely cause, or None.
+        given, reason = f'format="{self.payload.format}"', bad.row.reason
+        if value.startswith(SINGLE_OBJECT) and "writer_schemas" not in self.payload.row.options:
+            return f'the values look like Avro\'s single-object encoding, and {given} was given: try format="avro"'
+        if not is_framed(value) and bad.row.schema_id is None:
+            return (
+                "the values do not begin with a zero byte and the id of a schema, as a registry's serializers write "
+                f"them, and {given} was given"
+            )
+        for name, row in FORMATS.items():
+            if f"is of type {row.kind}, not " in reason:
+                return f"the records were written, by the registry, as {name}, and {given} was given"
+        inner = value[HEADER:]
+        no_document = self.payload.format == ValueFormat.JSON_SCHEMA and not _is_json(inner)
+        if no_document or reason.startswith("message indexes: "):
+            formats = '"json_schema"' if _is_json(inner) else '"avro"' if not no_document else '"avro" or "protobuf"'
+            return (
+                f"the values begin with the id of a schema, and {given} does not fit what follows: try format={formats}"
+            )
+        if "names match exactly" in reason:
+            return "the writer's schema has a required column under a name that differs in case"
+        if "is not in the registry" in reason:
+            return "the registry does not know the schemas that the records name; schema_registry may be the wrong one"
+        return None
+
+    def _of_document(self, value: bytes) -> str | None:
+        """Return a likely cause by the members of a JSON object, or None for another value or without a cause."""
+        if not _is_json(value):
+            return None
+        try:
+            document = parse_object(value)
+        except Misfit:
+            return None
+        envelope = self.payload.envelope
+        inner = document.get("payload") if set(document) == {"schema", "payload"} else document
+        is_event = isinstance(inner, dict) and "op" in inner and ("before" in inner or "after" in inner)
+        if envelope is None and is_event:
+            return 'the values are change events of Debezium: try envelope="debezium"'
+        if envelope is None and inner is not document:
+            return 'the values are Kafka Connect\'s JSON, with the schema next to the row: try envelope="connect"'
+        if envelope == ValueEnvelope.DEBEZIUM and not is_event:
+            return 'the values are not change events of Debezium, and envelope="debezium" was given'
+        return self._missing(inner) if isinstance(inner, dict) and not is_event else None
+
+    def _missing(self, document: Mapping[str, Any]) -> str | None:
+        """Return a cause about a required column without a field in the document, or None if all have fields."""
+        assert self.columns is not None
+        required = [field.name for field in self.columns if not field.nullable and field.name != KEY_COLUMN]
+        lacking = [name for name in required if name not in document]
+        if not lacking:
+            return None
+        for name in lacking:
+            if (near := near_name(name, document)) is not None:
+                return f"the values have a field {_name(near)} for the column {_name(name)}: names match exactly"
+        names = ", ".join(map(_name, sorted(document)[:_MOST_NAMES])) or "none"
+        return f"the values have no field {_name(lacking[0])}, which is required; their fields are {names}"
+
+
+def _most_frequent(batch: RawBatch, bad: Sequence[StageFailure]) -> tuple[ReasonKind, ...]:
+    # Returns the most frequent kinds of reasons, each with the number of its records and some examples.
+    kinds: dict[str, str] = {}
+    found: dict[tuple[str, str], list[StageFailure]] = {}
+    for one in bad:
+        reason = one.row.reason
+        kinds[reason] = kind = kinds.get(reason) or kind_of(reason)
+        found.setdefault((one.stage, kind), []).append(one)
+    most = sorted(found.items(), key=lambda item: -len(item[1]))[:MOST_KINDS]
+    return tuple(
+        ReasonKind(*key, len(same), tuple(_example(batch, one) for one in same[:MOST_EXAMPLES])) for key, same in most
+    )
+
+
+def _example(batch: RawBatch, bad: StageFailure) -> str:
+    value = batch.values[bad.row.index].as_py()
+    # Four bytes are one character at most.
+    text = "null" if value is None else repr(value[: 4 * _EXCERPT].decode(errors="backslashreplace"))
+    at = f"{batch.topic}[{batch.partition}] offset {batch.offsets[bad.row.index]}"
+    return f"{at}: {bad.row.reason} (value {shorten(text, _EXCERPT)})"
+
+
+def _not_json(value: bytes) -> str | None:
+    # Returns a likely cause why the value is not JSON, or None if it looks like JSON.
+    if is_framed(value):
+        inner = '"json_schema"' if _is_json(value[HEADER:]) else '"avro" or "protobuf"'
+        return (
+            "the values begin with a zero byte and the id of a schema, as a registry's serializers write them, and "
+            f'format="json" was given: try format={inner}, with schema_registry'
+        )
+    if value.startswith(SINGLE_OBJECT):
+        return 'the values look like Avro\'s single-object encoding: try format="avro", with writer_schemas'
+    if not _is_json(value):
+        return 'the values do not begin as a JSON object does, and format="json" was given'
+    return None
+
+
+def _is_json(value: bytes) -> bool:
+    return value.lstrip()[:1] in (b"{", b"[")
+
+
+def _name(text: str) -> str:
+    return repr(shorten(text, _LONGEST_NAME))

@@ -20,17 +20,21 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import OnError, Tombstones, ValueEnvelope
 from airflow_lakestream.core.ports import RecordDecoder, Trial
 from airflow_lakestream.core.records import DecodedBatch, RawBatch, RecordPart
-from airflow_lakestream.decode.column_watch import ColumnWatch, filled_columns
+from airflow_lakestream.decode.column_watch import ColumnWatch, filled_columns, log_guessed_columns
 from airflow_lakestream.decode.connect.debezium_own import own_record
 from airflow_lakestream.decode.formats import PayloadFormats
-from airflow_lakestream.decode.guessed_columns import log_guessed_columns
 from airflow_lakestream.decode.header_ids import bad_rows
-from airflow_lakestream.decode.metadata import PART_FIELDS, bad_timestamps, metadata_columns, metadata_schema
-from airflow_lakestream.decode.rejected import REJECTED_PARTS, StageFailure, rejected_rows
-from airflow_lakestream.decode.routing import RecordRouter, route_columns
-from airflow_lakestream.decode.source_types import SourceTypes
-from airflow_lakestream.decode.suspects import CauseFinder
+from airflow_lakestream.decode.metadata import (
+    PART_FIELDS,
+    RecordRouter,
+    bad_timestamps,
+    metadata_columns,
+    metadata_schema,
+    route_columns,
+)
+from airflow_lakestream.decode.rejected import REJECTED_PARTS, CauseFinder, StageFailure, rejected_rows
 from airflow_lakestream.decode.values.outcome import BadRow, Indices, all_but, pick
+from airflow_lakestream.decode.writer_schemas import SourceTypes
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.tables.schema.value_ranges import out_of_range
 

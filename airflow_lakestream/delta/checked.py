@@ -17,10 +17,10 @@ from airflow_lakestream.core.checks import ChecksFailed, RowChecker, StagedRows
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.log import info_of, read_commit
+from airflow_lakestream.delta.files import open_file, path_of
+from airflow_lakestream.delta.protocol import info_of, read_commit
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaTableAccess
-from airflow_lakestream.delta.write.files import open_file, path_of
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.examiner import LandingExaminer, brings_any
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema

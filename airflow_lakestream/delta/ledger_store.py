@@ -15,8 +15,8 @@ from typing import Any
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.lineage import LedgerReading
-from airflow_lakestream.delta.commit.log import info_of, read_commit
 from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.protocol import info_of, read_commit
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 log = logging.getLogger(__name__)

@@ -15,13 +15,13 @@ from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.ports import SharedSink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.guard import check_fit
-from airflow_lakestream.delta.commit.log import Action
+from airflow_lakestream.delta.committing import check_fit
+from airflow_lakestream.delta.files import Add, delete_files, read_file, without_committed
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.replace.takeout import live_files, may_hold, remove_action
+from airflow_lakestream.delta.protocol import Action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import DeltaTableAccess
-from airflow_lakestream.delta.write.files import Add, delete_files, read_file, without_committed
+from airflow_lakestream.delta.takeout import live_files, may_hold, remove_action
 from airflow_lakestream.tables.rejects import sink
 from airflow_lakestream.tables.rejects.book import RejectTableSink
 from airflow_lakestream.tables.rejects.settlement import (

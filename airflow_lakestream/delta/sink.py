@@ -1,6 +1,6 @@
 """Sink of a Delta table: rows become Parquet files, and a landing commits files and ledger together.
 
-The compare-and-set is Delta's own, one file for each version. Read `committing` and `guard` with this.
+The compare-and-set is Delta's own, one file for each version. Read `committing` with this.
 """
 
 from __future__ import annotations
@@ -21,17 +21,24 @@ from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.core.routing import MIRROR, refuse_mirror
-from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.committing import DeltaCommitter, look_after
-from airflow_lakestream.delta.commit.guard import DeltaTarget, check_fit, check_ledger, landing_actions
-from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.commit.protocol import check_writable
-from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.replace.takeout import DeltaReplacement, Finder, adds_of, bounds_of
-from airflow_lakestream.delta.storage import DeltaStorage, DeltaTableAccess, check_place
-from airflow_lakestream.delta.write import handover
-from airflow_lakestream.delta.write.columns import delta_fields, merged, narrow_integers
-from airflow_lakestream.delta.write.files import (
+from airflow_lakestream.delta import handover, ledger_store
+from airflow_lakestream.delta.columns import (
+    check_layout,
+    check_order,
+    check_partitions,
+    delta_fields,
+    merged,
+    narrow_integers,
+)
+from airflow_lakestream.delta.committing import (
+    DeltaCommitter,
+    DeltaTarget,
+    check_fit,
+    check_ledger,
+    landing_actions,
+    look_after,
+)
+from airflow_lakestream.delta.files import (
     Add,
     as_columns,
     delete_files,
@@ -41,7 +48,10 @@ from airflow_lakestream.delta.write.files import (
     unwritable,
     write_files,
 )
-from airflow_lakestream.delta.write.layout import check_layout, check_order, check_partitions
+from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.protocol import Action, check_writable
+from airflow_lakestream.delta.storage import DeltaStorage, DeltaTableAccess, check_place
+from airflow_lakestream.delta.takeout import DeltaReplacement, Finder, adds_of, bounds_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.design import TableDesign

@@ -19,8 +19,8 @@ from deltalake.exceptions import TableNotFoundError
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore
 
-from airflow_lakestream.delta.commit.protocol import unreadable
 from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.protocol import unreadable
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.stores.object_store import PlaceNotWritable, check_folder, open_store
 from airflow_lakestream.tables.row_buffer import is_of_rows

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.lease_record import ProcessIdentity
 from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.exceptions import LakestreamError, Transient
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from airflow_lakestream.driver.backend import DriverHandle, SubmitFailed
 from airflow_lakestream.driver.driver_folder import CONFIG_FILE, delete_secrets
 from airflow_lakestream.driver.lease import read_lease, request_stop
-from airflow_lakestream.driver.lease_record import LeaseState
-from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.lease_record import LeaseState, ProcessIdentity
 from airflow_lakestream.driver.supervisor import BackendState, OnKill
 
 log = logging.getLogger(__name__)

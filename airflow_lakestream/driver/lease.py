@@ -9,20 +9,67 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 from airflow_lakestream.driver.driver_folder import DriverFolder
-from airflow_lakestream.driver.lease_record import TTL_SECONDS, DriverOutcome, LeaseDamaged, LeaseRecord, LeaseState
-from airflow_lakestream.driver.process_identity import ProcessIdentity
-from airflow_lakestream.driver.program import raise_on_sigterm
+from airflow_lakestream.driver.lease_record import (
+    TTL_SECONDS,
+    DriverOutcome,
+    LeaseDamaged,
+    LeaseRecord,
+    LeaseState,
+    ProcessIdentity,
+)
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 log = logging.getLogger(__name__)
+
+
+def exit_code_of(work: Callable[[], None], what: str) -> int:
+    """Do a program's work; return 0, or 1 after an error, with the reason in the last line of the log.
+
+    :param what: the program, for the log, such as `The app`.
+    """
+    try:
+        work()
+    except LakestreamError as e:
+        log.error("%s: %s", type(e).__name__, " ".join(str(e).split()))
+        return 1
+    except Exception as e:
+        # After any error the last line has the reason: people and supervisors read it there. The trace comes first.
+        log.exception("%s failed.", what)
+        log.error("%s: %s", type(e).__name__, next(iter(str(e).splitlines()), ""))
+        return 1
+    return 0
+
+
+class DriverTerminated(LakestreamError, Transient):
+    """Error of a driver ended by its cluster or machine."""
+
+    def __init__(self) -> None:
+        super().__init__("ended by SIGTERM, as from a pod that is deleted. Its commits stay landed.")
+
+
+def raise_on_sigterm() -> Callable[[], object]:
+    """Let SIGTERM raise DriverTerminated in the main thread from now on; return a function for undoing.
+
+    Called in another thread, it does nothing: only the main thread receives signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    before = signal.signal(signal.SIGTERM, _terminated)
+    return lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise DriverTerminated
+
 
 _BEATS_PER_TTL = 6
 _NAME, _STOP = "lease-", "stop.json"

@@ -19,17 +19,16 @@ from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.formats.known import check_format
-from airflow_lakestream.flink.formats.reading import json_reading, raw_reading
-from airflow_lakestream.flink.formats.types import type_of
+from airflow_lakestream.flink.formats.reading import json_reading, raw_reading, type_of
 from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.statements import METADATA
 from airflow_lakestream.kafka.source import StartAt
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
-from airflow_lakestream.transform.raw_input import RAW_SCHEMA
 from airflow_lakestream.transform.to_flink.translate import translated
+from airflow_lakestream.transform.transform import RAW_SCHEMA
 
 APP = "flink_sql"
 

@@ -7,20 +7,20 @@ choose, so that the next driver finds the job, even if the driver that submitted
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from airflow_lakestream.core.landing.plan import BEHIND_DAMAGE, DamagedBatch
 from airflow_lakestream.driver.driver_folder import DriverFolder
-from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.checkpoints import CheckpointFolder
 from airflow_lakestream.flink.job_config import JobConfig
-from airflow_lakestream.flink.lacking import find_missing_dependency
 from airflow_lakestream.flink.rest import (
     FlinkAddress,
     FlinkJobState,
@@ -29,8 +29,56 @@ from airflow_lakestream.flink.rest import (
     JobManager,
     SqlSession,
 )
+from airflow_lakestream.spark.lake_settings import ICEBERG_VERSION
 
 log = logging.getLogger(__name__)
+
+
+_PAGE = "docs/flink.md has the jars."
+# By the pattern of a message: the argument that needs the dependency, the problem, and the remedy.
+_LACKING = (
+    (
+        r"Could not find a file system implementation for scheme '(s3a?)'",
+        "checkpoint_location",
+        "Flink has no file system for {0}://.",
+        "Put flink-s3-fs-hadoop, of Flink's version, into a folder of its own below `plugins` of each of its "
+        "processes, and the store's endpoint and keys into Flink's configuration.",
+    ),
+    (
+        r"Could not find a file system implementation for scheme '(\w+)'",
+        "checkpoint_location",
+        "Flink has no file system for {0}://.",
+        "Give Flink the plugin of that store, or choose a location that Flink supports.",
+    ),
+    (
+        r"(?:NoClassDefFoundError|ClassNotFoundException): (software[./]amazon\S+)",
+        "iceberg_conn_id",
+        "its tables are in S3, and Flink lacks the S3 client ({0}).",
+        f"Put iceberg-aws-bundle:{ICEBERG_VERSION} on the class path of each of Flink's processes.",
+    ),
+    (
+        r"(?:NoClassDefFoundError|ClassNotFoundException): (org[./]apache[./](?:hadoop[./]hive|thrift)\S+)",
+        "iceberg_conn_id",
+        "its catalog is Hive's metastore, and Flink lacks the metastore's client ({0}).",
+        f"Put the client on the class path of each of Flink's processes. {_PAGE}",
+    ),
+    (
+        r"No suitable driver found for jdbc:(\w+):",
+        "iceberg_conn_id",
+        "its catalog is in a database, and Flink lacks the JDBC driver of {0}.",
+        "Put the driver on the class path of each of Flink's processes.",
+    ),
+)
+
+
+def find_missing_dependency(causes: Sequence[str]) -> InvalidArgument | None:
+    """Return the error for a missing dependency; None if the causes name no missing dependency."""
+    for pattern, argument, problem, remedy in _LACKING:
+        for cause in causes:
+            if match := re.search(pattern, cause):
+                return InvalidArgument(argument, problem.format(match[1].rstrip("])}")), remedy)
+    return None
+
 
 _NOTE = "flink-job.json"
 _ENDS_WITHIN = 120.0

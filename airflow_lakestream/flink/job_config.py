@@ -15,7 +15,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.rest import FlinkAddress
 from airflow_lakestream.spark.configuration import AppSettings, read_object
-from airflow_lakestream.spark.settings.catalog import identity_of
+from airflow_lakestream.spark.lake_settings import identity_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,8 @@ from abc import ABC, abstractmethod
 from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.driver.progress import ProgressLog
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.flink.job import JobEnded, JobSeries, JobSpoilt
+from airflow_lakestream.flink.job import JobEnded, JobSeries, JobSpoilt, find_missing_dependency
 from airflow_lakestream.flink.job_config import JobConfig
-from airflow_lakestream.flink.lacking import find_missing_dependency
 from airflow_lakestream.flink.rest import FlinkJobState, FlinkUnreachable
 
 log = logging.getLogger(__name__)

@@ -17,14 +17,12 @@ from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.formats.avro import AvroEncodings, WayRefused, ways_of
-from airflow_lakestream.flink.formats.avro_reader import avro_reading
+from airflow_lakestream.flink.formats.avro import AvroEncodings, WayRefused, avro_reading, ways_of
 from airflow_lakestream.flink.formats.proof import JobFormat
 from airflow_lakestream.flink.formats.reading import FormatReading, json_reading, raw_reading, text_reading
 from airflow_lakestream.flink.job import JobSeries
 from airflow_lakestream.flink.rest import FlinkRefused, SqlSession
-from airflow_lakestream.registry.client import RegistryClient
-from airflow_lakestream.registry.schemas import SchemaNotFound
+from airflow_lakestream.registry.client import RegistryClient, SchemaNotFound
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import argparse
 import logging
 import sys
 
-from airflow_lakestream.driver.lease import HeldLease
-from airflow_lakestream.driver.program import exit_code_of
+from airflow_lakestream.driver.lease import HeldLease, exit_code_of
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.extract_stream import ExtractStream
 from airflow_lakestream.flink.job_stream import JobStream

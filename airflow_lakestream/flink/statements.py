@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from airflow_lakestream.flink.formats.reading import FormatReading
-from airflow_lakestream.flink.formats.types import quoted
-from airflow_lakestream.spark.settings.catalog import catalog_options, check_name
-from airflow_lakestream.spark.settings.kafka import NAMES_A_CLASS, kafka_options
+from airflow_lakestream.flink.formats.reading import FormatReading, quoted
+from airflow_lakestream.spark.kafka_settings import NAMES_A_CLASS, kafka_options
+from airflow_lakestream.spark.lake_settings import catalog_options, check_name
 
 # Flink's jar of SQL's connector keeps Kafka's client, and the classes that log in, below this name.
 _SHADED = "org.apache.flink.kafka.shaded."

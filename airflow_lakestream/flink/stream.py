@@ -40,7 +40,7 @@ from airflow_lakestream.flink.rest import FlinkJobState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fitness import load_table
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
-from airflow_lakestream.kafka.java import JavaDamage, find_damage, first_offsets
+from airflow_lakestream.kafka.damage import JavaDamage, find_damage, first_offsets
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
 from airflow_lakestream.registry.client import RegistryClient

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, conf
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, conf, mask_secret
 
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -121,3 +121,30 @@ def _check_extra(argument: str, connection: Any, remedy: str) -> None:
     if extra is not None and not isinstance(extra, dict):
         problem = f"the extra of connection {connection.conn_id!r} is a {_KINDS[type(extra)]}, not an object."
         raise InvalidArgument(argument, problem, remedy)
+
+
+_DATABASE_FIELDS = {
+    "host": "hostname",
+    "port": "port",
+    "login": "username",
+    "password": "password",
+    "schema": "database-name",
+}
+_DATABASE_REMEDY = (
+    "Add one with host, port, login, password, and the database's name in the field schema (or database)."
+)
+
+
+def connector_options(conn_id: str) -> dict[str, str]:
+    """Return the options of a Flink CDC connector for the database, secrets included.
+
+    Airflow masks the password from here on. Raises InvalidArgument if the connection or one of its fields is missing.
+    """
+    connection = connection_of("database_conn_id", conn_id, _DATABASE_REMEDY)
+    if connection.password:
+        mask_secret(connection.password)
+    if lacking := [field for field in _DATABASE_FIELDS if not getattr(connection, field)]:
+        raise InvalidArgument(
+            "database_conn_id", f"connection {conn_id!r} has no {' and no '.join(lacking)}.", _DATABASE_REMEDY
+        )
+    return {option: str(getattr(connection, field)) for field, option in _DATABASE_FIELDS.items()}

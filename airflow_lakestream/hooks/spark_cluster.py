@@ -2,21 +2,292 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
+import shutil
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-from airflow.providers.common.compat.sdk import AirflowException
+from airflow.providers.common.compat.sdk import AirflowException, redact
 
+from airflow_lakestream.core.secrecy import MASKED, secrets_in
 from airflow_lakestream.driver.backend import DriverBackend, DriverHandle, SubmitFailed
 from airflow_lakestream.driver.detached import DetachedBackend, DetachedJob
-from airflow_lakestream.driver.driver_folder import delete_secrets
+from airflow_lakestream.driver.driver_folder import CONFIG_FILE, delete_secrets
+from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.driver.supervisor import BackendState
-from airflow_lakestream.exceptions import install_command
-from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
-from airflow_lakestream.hooks.spark_submission import DriverSubmission
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, install_command
+from airflow_lakestream.hooks.kubernetes import KubernetesNamespace, problems_of, settings_of_airflow
+from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, DriverSubmission, SecretPlace, SparkHook
+
+log = logging.getLogger(__name__)
+
+_POD_NAME = "spark.kubernetes.driver.pod.name"
+_UPLOADS = "spark.kubernetes.file.upload.path"
+_CONTEXT = "spark.kubernetes.context"
+# Folder of the secret in a pod, and the file in it with settings for the pod's JVM.
+_MOUNTED = "/etc/lakestream"
+_SETTINGS_FILE = "jvm.args"
+# Label of all pods and secrets of a stream.
+_LABEL = "lakestream-stream"
+# Settings that become variables of a pod, and the settings that read the variables from a secret instead.
+_VARIABLES = {
+    "spark.kubernetes.driverEnv.": "spark.kubernetes.driver.secretKeyRef.",
+    "spark.executorEnv.": "spark.kubernetes.executor.secretKeyRef.",
+}
+_OF_JVM = "JDK_JAVA_OPTIONS"
+_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+_SHOWN = ("spark.executor.extraJavaOptions", "spark.executor.defaultJavaOptions")
+_NEEDED = {
+    "pods": ("create", "get", "list", "delete"),
+    "services": ("create", "patch"),
+    "configmaps": ("create", "patch"),
+    "secrets": ("create", "list", "patch", "delete"),
+}
+_OF_PHASES = {
+    "Pending": BackendState.RUNNING,
+    "Running": BackendState.RUNNING,
+    "Succeeded": BackendState.FINISHED,
+    "Failed": BackendState.FAILED,
+}
+_GRACE_S = 1
+_GONE_WITHIN_S = 60.0
+_TAIL_LINES = 30
+
+
+class KubernetesBackend:
+    """Driver pods. A missing pod is a failure here, though a success for the official operator.
+
+    Raises InvalidArgument if the cluster can't be asked from here.
+    """
+
+    def __init__(self, hook: SparkHook) -> None:
+        if _POD_NAME in hook.settings:
+            raise InvalidArgument("conf", f"{_POD_NAME} is set.", "Leave it out: each launch has a name of its own.")
+        self._hook = hook
+        self._cluster = KubernetesNamespace(hook.master, hook.namespace)
+        self._drop: SecretPlace = _PodSecret(self._cluster)
+        self._owning: set[str] = set()
+
+    def planned(self, job: DriverSubmission) -> DriverHandle:
+        """Return the handle of the pod to be created by `launch`."""
+        return DriverHandle(BackendKind.KUBERNETES, f"{self._cluster.namespace}:{self._name(job)}", is_planned=True)
+
+    def launch(self, job: DriverSubmission) -> DriverHandle:
+        """Submit; return when the pod is created. Raises SubmitFailed, ClusterAway, ClusterRefuses, InvalidArgument.
+
+        Leftovers of the stream's earlier drivers are deleted first: at a launch no earlier driver works any more.
+        """
+        handle = replace(self.planned(job), is_planned=False)
+        self._check_uploads(job)
+        self._cluster.check_rights(_NEEDED)
+        for leftover in self._of_stream(job.stream):
+            log.info("Deleting leftovers of an earlier driver: %s", leftover)
+            self._remove(leftover)
+        name = self._name(job)
+        try:
+            submit(self._hook, self._drop.put(self._named(job, name)), self._kubeconfig())
+        # Also if the task is killed: without a pod no owner would delete the secret.
+        except BaseException:
+            with suppress(LakestreamError):
+                self._remove(name)
+            raise
+        self.works(handle)
+        return handle
+
+    def state(self, handle: DriverHandle) -> BackendState:
+        """Ask for the pod.
+
+        Returns UNKNOWN if the API does not answer, or if a submit may still create the pod; VANISHED if the pod is
+        gone.
+        """
+        name = _pod(handle)
+        try:
+            pod = self._cluster.pod(name)
+        except LakestreamError as e:
+            log.warning("%s", e)
+            return BackendState.UNKNOWN
+        if pod is None:
+            may_come = handle.is_planned and name not in self._owning
+            return BackendState.UNKNOWN if may_come else BackendState.VANISHED
+        return _OF_PHASES.get(pod.status.phase or "Pending", BackendState.UNKNOWN)
+
+    def kill(self, handle: DriverHandle) -> None:
+        """Delete the pod with all owned objects, and wait for the end. Raises ClusterAway, ClusterRefuses."""
+        self._remove(_pod(handle))
+
+    def log_tail(self, handle: DriverHandle) -> list[str]:
+        """Return the pod's problems as Kubernetes reports them, and the last lines of the driver's log.
+
+        If there are neither, or if Kubernetes does not answer, return the kubectl command that shows the log.
+        """
+        name, lines = _pod(handle), list[str]()
+        with suppress(LakestreamError):
+            pod = self._cluster.pod(name)
+            lines += problems_of(pod) if pod is not None else [f"There is no pod {name} any more."]
+            lines += self._cluster.log(name, _TAIL_LINES)
+        return lines or [f"The driver's log: kubectl logs -n {self._cluster.namespace} {name}"]
+
+    def works(self, handle: DriverHandle) -> None:
+        """Make the pod the owner of the secret, unless this process has done this before.
+
+        A launch calls this. The supervision calls this again, since the worker of the launch may have died before. An
+        error is only logged: the next call tries again.
+        """
+        name = _pod(handle)
+        if name in self._owning:
+            return
+        try:
+            if (pod := self._cluster.pod(name)) is not None:
+                self._cluster.give_secret(name, pod)
+                self._owning.add(name)
+        except LakestreamError as e:
+            log.warning("The secret of %s is not its pod's yet: %s", name, e)
+
+    def ended(self, handle: DriverHandle) -> None:
+        """Delete the completed pod, with all owned objects; an error is only logged."""
+        try:
+            self._remove(_pod(handle))
+        except LakestreamError as e:
+            log.warning("The pod stays until the stream's next start: %s", e)
+
+    def _name(self, job: DriverSubmission) -> str:
+        # Each launch has a folder of its own, and so a new name.
+        app = re.sub(r"[^a-z0-9]+", "-", Path(job.application).stem.lower()).strip("-")[:24] or "app"
+        return f"lakestream-{app}-{fingerprint_of({'launch': str(job.folder)})[:10]}-driver"
+
+    def _named(self, job: DriverSubmission, name: str) -> DriverSubmission:
+        made = {_POD_NAME: name, f"spark.kubernetes.driver.label.{_LABEL}": _stream(job.stream)}
+        if uploads := job.settings.get(_UPLOADS):
+            # A folder for each launch, deleted with the launch's pod.
+            made[_UPLOADS] = f"{uploads.rstrip('/')}/{name}"
+        if context := settings_of_airflow().get("cluster_context"):
+            made[_CONTEXT] = job.settings.get(_CONTEXT, context)
+        return replace(job, settings={**job.settings, **made})
+
+    def _check_uploads(self, job: DriverSubmission) -> None:
+        local = [path for path in (job.application, *job.py_files) if not re.match(r"\w+:", path)]
+        if not local or _UPLOADS in job.settings or _UPLOADS in self._hook.given_properties or self._hook.has_defaults:
+            return
+        raise InvalidArgument(
+            "conf",
+            f"{_UPLOADS} is missing, by which Spark hands {Path(local[0]).name} to the driver.",
+            "Set it to a folder of a store that worker and pods share; no secret is put there.",
+        )
+
+    def _kubeconfig(self) -> Mapping[str, str]:
+        """Return the variables for `spark-submit` to use Airflow's kubeconfig file."""
+        file = settings_of_airflow().get("config_file")
+        return {"KUBECONFIG": file} if file else {}
+
+    def _of_stream(self, stream: str) -> Iterator[str]:
+        label = f"{_LABEL}={_stream(stream)}"
+        yield from sorted({*self._cluster.pods(label), *self._cluster.secrets(label)})
+
+    def _remove(self, name: str) -> None:
+        """Delete a pod with the owned service, maps and secret, and the uploads in a local folder; await the end.
+
+        After _GONE_WITHIN_S the wait is given up, with a warning.
+        """
+        self._cluster.delete_pod(name, _GRACE_S)
+        self._drop.forget(name)
+        place = urlsplit(self._hook.settings.get(_UPLOADS, ""))
+        if place.path and place.scheme in ("", "file"):
+            shutil.rmtree(Path(unquote(place.path), name), ignore_errors=True)
+        deadline = time.monotonic() + _GONE_WITHIN_S
+        while (pod := self._cluster.pod(name)) is not None:
+            if time.monotonic() > deadline or _is_overdue(pod):
+                log.warning("Pod %s was to be gone within %g s: its node may be away.", name, _GONE_WITHIN_S)
+                return
+            time.sleep(0.2)  # between two looks; a watch would not report more
+
+
+class _PodSecret:
+    """A secret for each launch, with the pod's name: configuration, variables, and secret settings."""
+
+    def __init__(self, cluster: KubernetesNamespace) -> None:
+        self._cluster = cluster
+
+    def put(self, submission: DriverSubmission) -> DriverSubmission:
+        """Create the secret. Return the submission without the secret parts, and with the path of the secret.
+
+        The secret has the configuration, the variables of driver and executors, and the secret settings, which the
+        pod's JVM reads from a file. Raises InvalidArgument for a secret setting that Spark would show, ClusterAway,
+        ClusterRefuses.
+        """
+        named = submission.with_environment("spark.kubernetes.driverEnv.")
+        name, content = named.settings[_POD_NAME], {CONFIG_FILE: json.dumps(named.config.content)}
+        settings = {f"spark.kubernetes.driver.secrets.{name}": _MOUNTED}
+        hidden = {}
+        for key, value in named.settings.items():
+            prefix = next((prefix for prefix in _VARIABLES if key.startswith(prefix)), None)
+            if prefix is not None:
+                variable = key.removeprefix(prefix)
+                part = f"{'driver' if 'driverEnv' in prefix else 'executor'}.{variable}"
+                content[part] = value
+                settings[_VARIABLES[prefix] + variable] = f"{name}:{part}"
+            elif _is_secret(key, value):
+                _refuse_shown(key)
+                hidden[key] = value
+            else:
+                settings[key] = value
+        if hidden:
+            content[_SETTINGS_FILE] = "\n".join(_jvm_argument(key, value) for key, value in hidden.items())
+            part = f"driver.{_OF_JVM}"
+            content[part] = f"{content.get(part, '')} @{_MOUNTED}/{_SETTINGS_FILE}".strip()
+            settings[f"spark.kubernetes.driver.secretKeyRef.{_OF_JVM}"] = f"{name}:{part}"
+        self._cluster.create_secret(name, content, {_LABEL: _stream(submission.stream)})
+        return replace(named, settings=settings, seen_at=f"{_MOUNTED}/{CONFIG_FILE}")
+
+    def forget(self, name: str) -> None:
+        """Delete the secret of a launch."""
+        self._cluster.delete_secret(name)
+
+
+def _is_secret(key: str, value: str) -> bool:
+    """Return whether only the driver may see a setting: by name, by form, or since Airflow masks the value."""
+    if key.startswith("spark.kubernetes."):
+        # These are for the submission, and some contain only names of secrets.
+        return False
+    return bool(MASKED.search(key)) or any(secrets_in({key: value}, assigned=True)) or redact(value) != value
+
+
+def _refuse_shown(key: str) -> None:
+    if key in _SHOWN:
+        problem = f"{key} holds a secret, and Spark would write it into the pods of its executors."
+        raise InvalidArgument("conf", problem, "Hand it over in a variable: spark.executorEnv.NAME.")
+
+
+def _jvm_argument(key: str, value: str) -> str:
+    """Return a setting as a line in a file of the JVM's arguments."""
+    if key in _JAVA_OPTIONS:
+        return value
+    text = f"-D{key}={value}".replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{text}"'
+
+
+def _is_overdue(pod: Any) -> bool:
+    """Return whether a pod's deletion is long overdue, since an earlier caller has waited already."""
+    to_end = pod.metadata.deletion_timestamp
+    return to_end is not None and time.time() - to_end.timestamp() > _GONE_WITHIN_S
+
+
+def _pod(handle: DriverHandle) -> str:
+    return handle.job_id.partition(":")[2]
+
+
+def _stream(location: str) -> str:
+    """Return a label's value for a stream: a URI is too long for a label."""
+    return fingerprint_of({"location": location})
+
 
 _INSTALL = f"Install it on the worker ({install_command('spark')}), or put Spark's bin folder on its PATH."
 _OF_YARN = {"SUCCEEDED": BackendState.FINISHED, "FAILED": BackendState.FAILED}
@@ -102,8 +373,6 @@ def backend_of(hook: SparkHook) -> DriverBackend:
     if hook.kind is BackendKind.YARN:
         return YarnBackend(hook)
     if hook.kind is BackendKind.KUBERNETES:
-        from airflow_lakestream.hooks.spark_kubernetes import KubernetesBackend
-
         return KubernetesBackend(hook)
     return DetachedSpark(hook)
 

@@ -27,7 +27,7 @@ from airflow_lakestream.iceberg.ledger_store import head_of, name_of
 from airflow_lakestream.iceberg.write.files import check_file_format
 from airflow_lakestream.iceberg.write.layout import check_fields, check_names
 from airflow_lakestream.runtime.processes import forbid_forks
-from airflow_lakestream.stores import azure, hdfs
+from airflow_lakestream.stores import cloud_options, hdfs
 from airflow_lakestream.stores.object_store import PlaceNotWritable, check_folder
 
 # PyIceberg's modules of catalogs without a working `commit_table`.
@@ -159,7 +159,7 @@ def check_store(table: Table) -> None:
             continue
         try:
             # Azure's client was checked above.
-            _ = urlsplit(place).scheme in azure.SCHEMES or table.io.new_output(place)
+            _ = urlsplit(place).scheme in cloud_options.AZURE_SCHEMES or table.io.new_output(place)
         except (ValueError, ImportError) as e:
             raise PlaceNotWritable(name_of(table), place, e) from e
 
@@ -174,7 +174,7 @@ def _check_client(table: Table) -> None:
             f'Set "py-io-impl": "{HdfsFileIO.__module__}.{HdfsFileIO.__name__}" in the extra, and install '
             f"the extra hdfs: {install_command('hdfs')}.",
         )
-    if place.scheme not in azure.SCHEMES:
+    if place.scheme not in cloud_options.AZURE_SCHEMES:
         return
     problem = ""
     if isinstance(table.io, PyArrowFileIO):

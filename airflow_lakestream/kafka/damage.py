@@ -1,19 +1,31 @@
-"""Damage of a partition's log: recognized among errors, and measured offset by offset."""
+"""Damage of a partition's log: recognized among errors, our own or of Kafka's Java client, and measured by offset.
+
+The texts of the Java client are of Kafka 3.9 to 4.x, with the classes' packages as they are or as shaded by a jar.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
+import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from airflow_lakestream.core.landing.plan import DamagedBatch
+from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicState
+from airflow_lakestream.core.ports import RecordReader
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
 from airflow_lakestream.kafka.errors import ReadFailed
-from airflow_lakestream.kafka.order import misplaced
+from airflow_lakestream.kafka.partition import misplaced
+
+log = logging.getLogger(__name__)
+
 
 # By librdkafka: a wrong checksum, or bytes that do not decompress. It names the batch's first offset.
 _DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
@@ -34,12 +46,12 @@ class LogFault:
     """The damage of the log at an offset.
 
     :param first: the first offset of the damaged batch; None if unknown.
-    :param is_refused: the broker itself can't read the batch.
+    :param is_unreadable_by_broker: the broker itself can't read the batch.
     """
 
     problem: str
     first: int | None = None
-    is_refused: bool = False
+    is_unreadable_by_broker: bool = False
 
     @classmethod
     def of(cls, error: KafkaError, offset: int) -> LogFault | None:
@@ -47,7 +59,7 @@ class LogFault:
         if error.code() in _DAMAGED or "MagicByte" in error.str():
             return cls(error.str(), first=offset)
         if error.code() in _REFUSED:
-            return cls(error.str(), is_refused=True)
+            return cls(error.str(), is_unreadable_by_broker=True)
         return None
 
 
@@ -61,7 +73,7 @@ def read_error(topic: str, partition: int, offset: int, error: KafkaError) -> La
     The extent of the damage is not measured: the error names a single offset.
     """
     fault = LogFault.of(error, offset)
-    if fault is None or fault.is_refused:
+    if fault is None or fault.is_unreadable_by_broker:
         return ReadFailed(topic, partition, offset, error.str())
     return DamagedBatch(topic, partition, offset, offset + 1, error.str())
 
@@ -134,7 +146,9 @@ class LogProbe:
         behind = self.fault(topic, partition, good)
         if not _is_same(last, fault) or _is_same(behind, fault):
             return None
-        return DamagedBatch(topic, partition, first, good, fault.problem, is_refused=fault.is_refused)
+        return DamagedBatch(
+            topic, partition, first, good, fault.problem, is_unreadable_by_broker=fault.is_unreadable_by_broker
+        )
 
     def disorder(self, topic: str, partition: int, position: int, end: int) -> DamagedBatch | None:
         """Return the error for a batch at foreign offsets, met behind a position.
@@ -191,3 +205,81 @@ class LogProbe:
 def _is_same(found: LogFault | None, fault: LogFault) -> bool:
     """Return whether a fault found at an offset may result from an earlier fault."""
     return found is not None and (found is SILENCE or found.first == fault.first)
+
+
+_WHERE = r"(?P<topic>[\w.-]+)-(?P<partition>\d+)"
+# With the batch's first offset, the offset of the request, or none.
+_PLACES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"Record(?: batch)? for partition {_WHERE} at offset (?P<offset>\d+) is invalid",
+        rf"Encountered corrupt message when fetching offset (?P<offset>\d+) for topic-partition {_WHERE}",
+        rf"Failed to make progress reading messages at {_WHERE}=(?P<offset>\d+)",
+        rf"Received exception when fetching the next record from {_WHERE}\. If needed",
+    )
+)
+# Without a place: of a batch whose head makes no sense.
+_DAMAGED_FOR_JAVA = re.compile(
+    r"CorruptRecordException|InvalidRecordException|Record is corrupt|Record size .* is less than the minimum"
+    r"|Invalid magic found in record|Failed to decompress record stream"
+)
+
+
+# A client has read no more than some thousand records beyond its last known position.
+MOST_LOOKED_AT = 100_000
+_ENDLESS = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class JavaDamage:
+    """A damaged batch by an error's text: the place, as far as known, and the error's line."""
+
+    line: str
+    topic: str = ""
+    partition: int = -1
+    offset: int = -1
+
+    @classmethod
+    def of(cls, error: str) -> JavaDamage | None:
+        """Return the damage that an error's text or a trace reports; None for an error without damage.
+
+        The place is only known if the text names it.
+        """
+        for place in _PLACES:
+            if match := place.search(error):
+                groups = match.groupdict()
+                line, offset = _line(error, match.start()), int(groups.get("offset", -1))
+                return cls(line, groups["topic"], int(groups["partition"]), offset)
+        match = _DAMAGED_FOR_JAVA.search(error)
+        return None if match is None else cls(_line(error, match.start()))
+
+    def within(self, ranges: RangeSet) -> RangeSet:
+        """Return the part of the ranges with the damage, as far as the place is known."""
+        if not self.topic:
+            return ranges
+        return ranges & RangeSet.of(self.topic, self.partition, max(self.offset, 0), _ENDLESS)
+
+
+def first_offsets(ranges: RangeSet) -> RangeSet:
+    """Return the first MOST_LOOKED_AT offsets of each range."""
+    return RangeSet(replace(r, until_offset=min(r.until_offset, r.from_offset + MOST_LOOKED_AT)) for r in ranges)
+
+
+def find_damage(reader: RecordReader, state: TopicState, ranges: RangeSet) -> DamagedBatch | None:
+    """Read ranges of a topic up to the first damaged batch, and return it; None if no damage was found.
+
+    Another error ends the search with a warning, and None.
+    """
+    try:
+        with closing(reader.read(Plan(state, ranges), threading.Event())) as chunks:
+            for _ in chunks:
+                pass
+    except DamagedBatch as damaged:
+        return damaged
+    except LakestreamError as e:
+        log.warning("The damaged batch was not looked for to the end: %s", e)
+    return None
+
+
+def _line(text: str, at: int) -> str:
+    return text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0].removeprefix("Caused by: ").strip()[:300]

@@ -29,8 +29,15 @@ from openlineage.client.generated.symlinks_dataset import Identifier, SymlinksDa
 
 from airflow_lakestream.core.landing.report import triples
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.lineage.facts import LineageColumn, LineageFacts, TableOutput, TablePlace, TopicRead
-from airflow_lakestream.lineage.names import kafka_namespace, of_location
+from airflow_lakestream.lineage.facts import (
+    LineageColumn,
+    LineageFacts,
+    TableOutput,
+    TablePlace,
+    TopicRead,
+    kafka_namespace,
+    of_location,
+)
 
 # OpenLineage's servers would refuse an event with thousands of tables: only the tables with most rows are in it.
 MOST_TABLES = 100

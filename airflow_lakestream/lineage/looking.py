@@ -1,4 +1,4 @@
-"""Looks at a table after a commit: location, columns, and files of the commit."""
+"""Facts of a run in the worker or of a driver's stream, by looks at a table after a commit: place, columns, files."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from airflow_lakestream.core.landing.job import CommittedLanding
+from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.lakes.formats import lake_of
-from airflow_lakestream.lineage.facts import CatalogName, LineageColumn, TablePlace
-from airflow_lakestream.lineage.names import of_catalog
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.routing import is_pattern
+from airflow_lakestream.driver.progress import DriverProgress
+from airflow_lakestream.lakes import lake_of
+from airflow_lakestream.lineage.facts import CatalogName, LineageColumn, LineageFacts, TablePlace, of_catalog
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import IcebergType
 
     from airflow_lakestream.delta.storage import DeltaStorage
+
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +86,7 @@ def look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> Commit
 
 def look_at_delta(storage: DeltaStorage, table: str, snapshots: Sequence[str]) -> CommitFacts | None:
     """Look at commits of a Delta table."""
-    from airflow_lakestream.delta.commit.log import read_commit
+    from airflow_lakestream.delta.protocol import read_commit
     from airflow_lakestream.delta.storage import location
 
     head = storage.open(table)
@@ -111,3 +116,123 @@ def _column(name: str, kind: IcebergType) -> LineageColumn:
     if isinstance(kind, StructType):
         return LineageColumn(name, "struct", tuple(_column(one.name, one.field_type) for one in kind.fields))
     return LineageColumn(name, str(kind))
+
+
+def add_batches(
+    facts: LineageFacts, progress: DriverProgress, before: Mapping[str, Any], names: Mapping[str, Any]
+) -> None:
+    """Add a driver's landings since `before` to the facts.
+
+    The counts of a topic are known only if the batches read a single topic, and the snapshots of a table only if they
+    wrote a single table.
+
+    :param before: earlier sums, in the form of `DriverProgress.sums`.
+    :param names: `topic` and `table`, if known; used if the driver reports no rows by table or no ranges.
+    """
+    since = progress.since(before)
+    ranges: dict[str, list[OffsetRange]] = {}
+    for topic, partition, begin, end in since["landed"]:
+        ranges.setdefault(topic, []).append(OffsetRange(topic, partition, begin, end))
+    if not ranges and names.get("topic") and not is_pattern(str(names["topic"])):
+        facts.topic(str(names["topic"]))
+    for topic, landed in ranges.items():
+        read = facts.topic(topic)
+        read.ranges = RangeSet(landed)
+        read.counts = _counts(since) if len(ranges) == 1 else None
+    for table, rows in _rows(since, names).items():
+        facts.table(table).rows = rows
+    if len(facts.tables) == 1:
+        _add_snapshots(facts, progress, since["batches"])
+
+
+def look_at_tables(facts: LineageFacts, lake: Any) -> None:
+    """Add place, size and files to the facts' tables, by a look at each table.
+
+    Tables chosen by records have no snapshots here, and so neither size nor files.
+    """
+    for table, written in facts.tables.items():
+        commit = look(lake, table, written.snapshots)
+        if commit is None:
+            continue
+        written.place = commit.place
+        if written.knows_all:
+            written.size, written.files = commit.size, commit.files
+
+
+def _add_snapshots(facts: LineageFacts, progress: DriverProgress, batches: int) -> None:
+    [written] = facts.tables.values()
+    last_batches = progress.last[-batches:] if batches else ()
+    with_rows = (batch for batch in last_batches if batch.rows_in)
+    written.snapshots = list(dict.fromkeys(snapshot for batch in with_rows for snapshot in batch.snapshot_ids))
+    # The progress keeps only the last batches.
+    written.knows_all = len(last_batches) == batches
+
+
+def _counts(since: Mapping[str, Any]) -> Counts:
+    not_written = {name: since[name] for name in ("rejected", "skipped", "filtered")}
+    # A function may make more rows than records came, or fewer.
+    written = max(0, since["rows_in"] - sum(not_written.values()))
+    return Counts(read=written + sum(not_written.values()), written=written, **not_written)
+
+
+def _rows(since: Mapping[str, Any], names: Mapping[str, Any]) -> Mapping[str, int]:
+    if since["tables"]:
+        return {str(table): int(rows) for table, rows in since["tables"].items()}
+    table = str(names.get("table") or "")
+    # A table chosen by records or topics is not known before it has rows.
+    return {table: since["rows_out"]} if table and "{" not in table else {}
+
+
+class FactsKeeper:
+    """Collects the facts of each commit of a try. Commits of earlier tries are left out: these emitted their own facts.
+
+    :param lake: the catalog or store of the run's tables.
+    """
+
+    def __init__(self, facts: LineageFacts, lake: Any) -> None:
+        self.facts = facts
+        self._lake = lake
+        self._committed: set[str] = set()
+
+    def __call__(self, done: CommittedLanding) -> None:
+        """Add the facts of a commit: offsets and counts of topics, rows and files of tables."""
+        landing, snapshot = done.landing, str(done.snapshot_id)
+        self.facts.landings.append(landing.landing_id)
+        self._committed.add(snapshot)
+        for identity, entry in landing.topics.items():
+            read = self.facts.topic(identity.topic)
+            read.counts = (read.counts or Counts()) + entry.counts
+            read.ranges |= entry.landed | entry.replaced
+            read.lost |= entry.lost
+        commit = look(self._lake, done.table, [snapshot])
+        # The commit of a home table has the rows of the tables that records chose.
+        if commit is not None and commit.rows:
+            self._take_targets(commit)
+            return
+        written = self.facts.table(done.table)
+        if commit is None:
+            written.add(landing.rows, None, None, snapshot)
+            return
+        written.add(landing.rows, commit.size, commit.files, snapshot)
+        written.place = commit.place
+
+    def ended(self, topics: Iterable[str], tables: Mapping[str, int], snapshots: Iterable[str]) -> None:
+        """Note topics, tables and snapshots of the whole run, also of a run without new records.
+
+        :param tables: the run's rows by table; only the names are used here.
+        :param snapshots: the snapshots of all tries; those not committed by this try become `recovered`.
+        """
+        new = {name for name in tables if name not in self.facts.tables}
+        self.facts.knows(topics, {name: _place(look(self._lake, name)) for name in sorted(new)})
+        self.facts.recovered = [one for one in snapshots if one not in self._committed]
+
+    def _take_targets(self, home: CommitFacts) -> None:
+        """Add the rows of tables chosen by records: only the home table's commit has the rows of each table."""
+        for name, rows in home.rows.items():
+            written = self.facts.table(name)
+            written.add(rows, None, None, None)
+            written.place = written.place or _place(look(self._lake, name))
+
+
+def _place(commit: CommitFacts | None) -> TablePlace | None:
+    return None if commit is None else commit.place

@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import DEFAULT, LakeFormat, lake_of
+from airflow_lakestream.lakes import DEFAULT, LakeFormat, lake_of
 from airflow_lakestream.onramp.schedules import schedule_problem
 from airflow_lakestream.tables.schema.columns import to_timed_schema
 from airflow_lakestream.tables.schema.types import schema_text

@@ -19,9 +19,8 @@ from airflow_lakestream.decode.json.infer import infer_schema
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.client import RegistryClient, SchemaNotFound
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.registry.schemas import SchemaNotFound
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import schema_text
 

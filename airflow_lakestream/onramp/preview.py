@@ -25,9 +25,8 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument, Lakestream
 from airflow_lakestream.onramp.guess import FormatGuess, document_of_texts, guess_format
 from airflow_lakestream.onramp.samples import MOST_BYTES, SampledTopic, TopicSample
 from airflow_lakestream.onramp.shown import json_ready
-from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.client import RegistryClient, RegistryRefused, RegistryUnavailable
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.registry.schemas import RegistryRefused, RegistryUnavailable
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema, to_timed_schema, with_metadata
 from airflow_lakestream.tables.schema.types import schema_text
 

@@ -17,7 +17,7 @@ from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.core.policies import ValueFormat
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import DEFAULT, LAKES
+from airflow_lakestream.lakes import DEFAULT, LAKES
 from airflow_lakestream.operators.sql_template import check_written_out
 from airflow_lakestream.registry.config import refuse_secrets
 

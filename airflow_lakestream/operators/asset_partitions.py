@@ -15,7 +15,7 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.core.names import state_key
 from airflow_lakestream.core.policies import is_template
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, UnknownValue
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.outlets import table_asset
@@ -24,7 +24,7 @@ from airflow_lakestream.operators.rendering import TextRendering
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.watching.partitions.emission import EmittedPartitions
+    from airflow_lakestream.watching.partition_emission import EmittedPartitions
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
         with late_imports():
             from airflow_lakestream.hooks.places import AirflowPlaces
             from airflow_lakestream.watching.asking import run_now
-            from airflow_lakestream.watching.partitions.look import PartitionsLook
+            from airflow_lakestream.watching.partitions import PartitionsLook
 
         with airflow_errors():
             look = PartitionsLook(**self._arguments())
@@ -147,7 +147,7 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
 
         The state of the second asset keeps the newest emission that a run has found: earlier events are not read again.
         """
-        from airflow_lakestream.watching.partitions.emission import EmittedPartitions
+        from airflow_lakestream.watching.partition_emission import EmittedPartitions
 
         _, book = self.outlets
         store, key = context["asset_state_store"][book], state_key(f"{_OURS}/{name}")

@@ -12,7 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperat
 from airflow_lakestream.config.decoding import DECODING
 from airflow_lakestream.core.policies import OnDataLoss, TableFormat, Tombstones, choose, is_given, landing_tombstones
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.operators.arguments import extras_of, set_arguments, takes_decoding, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
 from airflow_lakestream.operators.sql_template import SqlRendering
@@ -97,7 +97,7 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         with late_imports():
             from airflow_lakestream.audit.result import AuditVerdict
             from airflow_lakestream.hooks.kafka import KafkaHook
-            from airflow_lakestream.hooks.lake import open_tables
+            from airflow_lakestream.hooks.places import open_tables
             from airflow_lakestream.hooks.registry import registry_of
             from airflow_lakestream.run.repair import TableRepair
 

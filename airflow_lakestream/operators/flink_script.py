@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _script(argument: str, value: object) -> None:
-    from airflow_lakestream.flink.script.text import FlinkScript
+    from airflow_lakestream.flink.script.config import FlinkScript
 
     # Airflow reads a file when the task is rendered.
     if not str(value).endswith(".sql"):
@@ -26,7 +26,7 @@ def _script(argument: str, value: object) -> None:
 
 
 def _jar(argument: str, value: object) -> None:
-    from airflow_lakestream.flink.script.jar import check_jar
+    from airflow_lakestream.flink.script.config import check_jar
 
     check_jar(str(value))
 

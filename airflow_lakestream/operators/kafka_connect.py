@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 # No import of PyIceberg, Arrow or Kafka's client at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import positive_seconds, proven_share
 from airflow_lakestream.config.literals import Check
-from airflow_lakestream.connect.configuration import as_text, refuse_literal_secrets
+from airflow_lakestream.connect.configuration import as_text, complete_config, refuse_literal_secrets
 from airflow_lakestream.connect.connector import ConnectorKind, OnKillConnector
-from airflow_lakestream.connect.iceberg_sink import complete_config
 from airflow_lakestream.core.policies import choose, is_given, is_literal, seconds
 from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionLimits
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
@@ -178,8 +177,8 @@ class KafkaConnectOperator(SupervisedOperator):
         ConnectorFailed is final. Otherwise the error is the damage at which the connector stops, if known, or else
         ConnectorGaveUp, which Airflow retries.
         """
+        from airflow_lakestream.connect.connector import ConnectorFailed, ConnectorGaveUp
         from airflow_lakestream.connect.driving import ConnectorSupervision
-        from airflow_lakestream.connect.failures import ConnectorFailed, ConnectorGaveUp
 
         if decision.terminal:
             return ConnectorFailed(location, decision.reason)

@@ -81,7 +81,7 @@ class _SharedRunOperator(KafkaExtractOperator):
         self._link(context)
         with late_imports():
             from airflow_lakestream.hooks.kafka import KafkaHook
-            from airflow_lakestream.hooks.lake import open_lake
+            from airflow_lakestream.hooks.places import open_lake
             from airflow_lakestream.run.job import build_job
 
         keep_freed_memory()
@@ -142,7 +142,7 @@ class ReadShareOperator(_SharedRunOperator):
 
         A piece has offsets, counts and the metadata of files.
         """
-        from airflow_lakestream.core.landing.story import counts_text
+        from airflow_lakestream.core.landing.run_log import counts_text
         from airflow_lakestream.core.sharing.parallel import folder_of, read_share
         from airflow_lakestream.core.sharing.pieces import PlanShare
         from airflow_lakestream.run.storage import storage_errors_named

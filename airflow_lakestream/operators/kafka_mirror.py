@@ -24,7 +24,7 @@ from airflow_lakestream.core.policies import (
 from airflow_lakestream.core.routing import TableTemplate, check_mirror_name
 
 # No import of PyIceberg, Arrow or pandas at the top: Airflow parses DAG files again every half minute.
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.operators.arguments import documented, set_arguments, templated
 from airflow_lakestream.operators.landing import LandingOperator
 from airflow_lakestream.operators.rendering import TextRendering

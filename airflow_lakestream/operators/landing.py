@@ -15,7 +15,7 @@ from airflow_lakestream.core.policies import OnEmpty, choose
 from airflow_lakestream.core.routing import NoTopicMatches, is_pattern
 
 # No import of PyIceberg, Arrow or pandas at the top: Airflow parses DAG files again every half minute.
-from airflow_lakestream.lakes.formats import LakeCapability
+from airflow_lakestream.lakes import LakeCapability
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run, push_pages
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
 from airflow_lakestream.operators.arguments import extras_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from airflow_lakestream.core.landing.job import CommittedLanding
     from airflow_lakestream.hooks.kafka import KafkaHook
-    from airflow_lakestream.lineage.keeping import FactsKeeper
+    from airflow_lakestream.lineage.looking import FactsKeeper
     from airflow_lakestream.run.job import ExtractConfig, Lake
     from airflow_lakestream.run.topics import RunReport
 
@@ -81,7 +81,7 @@ class LandingOperator(BaseOperator, LineageReporting):
         self._link(context)
         with late_imports():
             from airflow_lakestream.hooks.kafka import KafkaHook
-            from airflow_lakestream.hooks.lake import open_lake
+            from airflow_lakestream.hooks.places import open_lake
             from airflow_lakestream.run.processes import reader_processes
             from airflow_lakestream.run.topics import land_run
 
@@ -140,9 +140,8 @@ class LandingOperator(BaseOperator, LineageReporting):
         if not is_lineage_enabled():
             return meter
         from airflow_lakestream.lineage.columns import columns_of
-        from airflow_lakestream.lineage.facts import LineageFacts
-        from airflow_lakestream.lineage.keeping import FactsKeeper
-        from airflow_lakestream.lineage.names import brokers_of
+        from airflow_lakestream.lineage.facts import LineageFacts, brokers_of
+        from airflow_lakestream.lineage.looking import FactsKeeper
 
         self._facts = LineageFacts(
             brokers_of(kafka),

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import Asset, AssetAlias
 
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 
 
 def emit_to_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, Any]) -> None:

@@ -80,9 +80,9 @@ class LakestreamReplayOperator(SqlRendering, BaseOperator):
         with late_imports():
             from airflow_lakestream.core.landing.report import counts_to_dict
             from airflow_lakestream.hooks.kafka import KafkaHook
-            from airflow_lakestream.hooks.lake import open_tables
+            from airflow_lakestream.hooks.places import open_tables
             from airflow_lakestream.hooks.registry import registry_of
-            from airflow_lakestream.lakes.formats import lake_of
+            from airflow_lakestream.lakes import lake_of
             from airflow_lakestream.run.replay import RejectReplay, RejectSelection
             from airflow_lakestream.run.summary import figures
 

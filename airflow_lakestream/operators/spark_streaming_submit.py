@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_lakestream.core.policies import is_given
 
 # No import of PyIceberg, Arrow or the Spark provider at the top: Airflow parses DAG files again every half minute.
-from airflow_lakestream.lakes.formats import lake_of_app
+from airflow_lakestream.lakes import lake_of_app
 from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.base import need_extras
 from airflow_lakestream.operators.rendering import annotations_of

@@ -10,10 +10,10 @@ from airflow_lakestream.config.literals import refuse_templates, templates_in
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import is_literal
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import LAKES
+from airflow_lakestream.lakes import LAKES
 from airflow_lakestream.pipelines.compiled import CompiledPipeline, CompiledSensor, SinkLanding
-from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
 from airflow_lakestream.pipelines.operator import SENSORS
+from airflow_lakestream.pipelines.yaml_file import FileProblem, PipelineError
 from airflow_lakestream.registry.config import is_address
 
 # Any interval: the run has its own.
@@ -128,7 +128,7 @@ def _check_columns(landing: SinkLanding, config: ExtractConfig) -> None:
 # Raises InvalidArgument. A sensor with templates is left to the run.
 def _check_sensor(sensor: CompiledSensor) -> None:
     # Imported here, since it imports PyIceberg's tables, and most files have no sensors.
-    from airflow_lakestream.watching.checks import make_check
+    from airflow_lakestream.watching.asking import make_check
 
     known = SENSORS[sensor.kind]
     arguments = {name: value for name, value in sensor.arguments.items() if name not in known.of_airflow}

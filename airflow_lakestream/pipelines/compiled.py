@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from airflow_lakestream.exceptions import LakestreamError
-from airflow_lakestream.pipelines.errors import FileProblem
-from airflow_lakestream.pipelines.yaml_file import Place
+from airflow_lakestream.pipelines.yaml_file import FileProblem, Place
 
 NEVER = "never"
 # The key of `FileArguments.places` for a part of the file as a whole.

@@ -11,14 +11,13 @@ from pydantic import BaseModel, ValidationError
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.policies import TableFormat, ValueFormat
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.pipelines.arguments import ArgumentCollector, plain, seconds_at
 from airflow_lakestream.pipelines.compiled import MIRROR_MODES, CompiledPipeline, FileArguments, SinkLanding
-from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
 from airflow_lakestream.pipelines.flow import RecordFlow, check_flow, record_flows
 from airflow_lakestream.pipelines.model import Pipeline, PipelineSink
+from airflow_lakestream.pipelines.part import ArgumentCollector, plain, seconds_at
 from airflow_lakestream.pipelines.rules import OF_LANDING, contradictions
 from airflow_lakestream.pipelines.waiting import compiled_sensors, freshness_after
-from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
+from airflow_lakestream.pipelines.yaml_file import FileProblem, Path, PipelineError, YamlDocument
 
 # Formats whose schemas a registry may have.
 _OF_REGISTRIES: tuple[str, ...] = (ValueFormat.AVRO, ValueFormat.PROTOBUF, ValueFormat.JSON_SCHEMA)

@@ -21,10 +21,10 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.variables import airflow_variables
 from airflow_lakestream.pipelines.compiled import CompiledPipeline, FileArguments
-from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
 from airflow_lakestream.pipelines.folder import BrokenFile, PipelineFolder, read_folder
 from airflow_lakestream.pipelines.operator import calls_of
-from airflow_lakestream.pipelines.variables import looked_up
+from airflow_lakestream.pipelines.reading import looked_up
+from airflow_lakestream.pipelines.yaml_file import FileProblem, PipelineError
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_lakestream.core.policies import OF_INPUT
-from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.model import Pipeline, PipelineSink, Source, Transformation
-from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
+from airflow_lakestream.pipelines.yaml_file import FileProblem, Path, YamlDocument
 
 _PATH: Path = ("transformations",)
 

@@ -21,12 +21,11 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.onramp.schedules import schedule_problem
 from airflow_lakestream.pipelines.compiled import MIRROR_MODES, SCHEDULES
-from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.flow import RecordFlow
 from airflow_lakestream.pipelines.model import Pipeline
 from airflow_lakestream.pipelines.part import NAME, RENAMED
 from airflow_lakestream.pipelines.waiting import check_sensors
-from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
+from airflow_lakestream.pipelines.yaml_file import FileProblem, Path, YamlDocument
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 def flink_problems(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     """Yield the problems of a flow's SQL for Flink. A statement with templates yields none: its run checks it."""
     # Imported here, since DuckDB takes a tenth of a second to import, and unchanged files are not compiled again.
-    from airflow_lakestream.transform.raw_input import RAW_SCHEMA
-    from airflow_lakestream.transform.to_flink.part import NotCommon
+    from airflow_lakestream.transform.to_flink.functions import NotCommon
     from airflow_lakestream.transform.to_flink.translate import translated
+    from airflow_lakestream.transform.transform import RAW_SCHEMA
 
     sql = str(flow.statement)
     if is_template(OF_INPUT.sub("", sql)):

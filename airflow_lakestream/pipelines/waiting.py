@@ -7,13 +7,11 @@ from typing import Any
 
 from airflow_lakestream.core.policies import TableFormat, seconds
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.pipelines.arguments import ArgumentCollector, seconds_at
 from airflow_lakestream.pipelines.compiled import SCHEDULES, CompiledSensor, SinkLanding, with_suffix
-from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.flow import RecordFlow
-from airflow_lakestream.pipelines.model import Pipeline
-from airflow_lakestream.pipelines.sensors import AnySensor, Freshness, Lag
-from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
+from airflow_lakestream.pipelines.model import AnySensor, Freshness, Lag, Pipeline
+from airflow_lakestream.pipelines.part import ArgumentCollector, seconds_at
+from airflow_lakestream.pipelines.yaml_file import FileProblem, Path, YamlDocument
 
 _AT: Path = ("orchestration", "sensors")
 _SUBJECTS = ("table", "checkpoint_location", "group_id")

@@ -17,8 +17,8 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.policies import OnDataLoss, OnError, choose
 from airflow_lakestream.core.ports import RejectStore, Sink
+from airflow_lakestream.decode.metadata import RecordRouter
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
-from airflow_lakestream.decode.routing import RecordRouter
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.iceberg.fan_out.admission import FanOut
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink

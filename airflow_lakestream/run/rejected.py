@@ -13,7 +13,7 @@ from airflow_lakestream.audit.books import NoLedger
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 
 
 class RejectView(Protocol):

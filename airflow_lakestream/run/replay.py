@@ -30,7 +30,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import PART_FIELDS, metadata_schema
 from airflow_lakestream.decode.rejected import STAGES, timestamps_of
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient, UnknownValue
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.run.job import Lake, build_job
 from airflow_lakestream.run.rejected import open_rejected
 from airflow_lakestream.tables.coordinates import OFFSET, PARTITION

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 
 # Messages of Arrow, object_store and SQLite.
 FULL_DISK = ("No space left on device", "disk is full")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.report import counts_to_dict
-from airflow_lakestream.core.landing.story import period_text, stale_text
+from airflow_lakestream.core.landing.run_log import period_text, stale_text
 from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.core.policies import ModeName
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.run.job import ExtractConfig

@@ -34,7 +34,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.fan_out.books import NamingTopic
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.kafka.topics import list_topics
+from airflow_lakestream.kafka.cluster import list_topics
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.run import job as extract
 from airflow_lakestream.run.storage import storage_errors_named

@@ -165,8 +165,7 @@ class LookSensor(TextRendering, BaseSensorOperator):
     def _look(self, context: Context, waited: float) -> Verdict:
         with late_imports():
             from airflow_lakestream.hooks.places import AirflowPlaces
-            from airflow_lakestream.watching.asking import look_now, look_safely
-            from airflow_lakestream.watching.checks import make_check
+            from airflow_lakestream.watching.asking import look_now, look_safely, make_check
 
         with airflow_errors():
             check = make_check(self.check_name, self._arguments())

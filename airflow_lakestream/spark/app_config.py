@@ -23,7 +23,7 @@ from airflow_lakestream.config.settings import refusal_of
 from airflow_lakestream.core.policies import ModeName, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.settings import problem_of
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of_app
+from airflow_lakestream.lakes import LakeCapability, lake_of_app
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.apps import KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, MIRROR_APPS, check_app
 from airflow_lakestream.spark.configuration import AppSettings, read_object, write_object

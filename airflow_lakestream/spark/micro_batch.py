@@ -9,9 +9,11 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import load_catalog
@@ -24,22 +26,22 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.job import LandingJob, entry_of
 from airflow_lakestream.core.landing.modes import RunMode
-from airflow_lakestream.core.landing.plan import TopicState, first_hole
+from airflow_lakestream.core.landing.plan import Plan, TopicState, first_hole
 from airflow_lakestream.core.ledger import LandingEngine, TopicEntry, union
+from airflow_lakestream.core.ports import RecordChunk, RecordReader
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.core.routing import is_pattern
+from airflow_lakestream.driver.progress import ProgressLog
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.source import KafkaSource
-from airflow_lakestream.lakes.formats import LakeCapability
+from airflow_lakestream.lakes import LakeCapability
 from airflow_lakestream.run.topics import RunReport, job_of, land_run, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint
-from airflow_lakestream.spark.crew.crew import SparkReaders
-from airflow_lakestream.spark.crew.mirror import MirrorReaders
-from airflow_lakestream.spark.frames.crew import FrameReaders
 from airflow_lakestream.spark.frames.function import FrameFunction, load_function
-from airflow_lakestream.spark.pulse import ProgressReporter
-from airflow_lakestream.spark.settings.kafka import for_executors, kafka_options
+from airflow_lakestream.spark.frames.readers import FrameReaders
+from airflow_lakestream.spark.kafka_settings import for_executors, kafka_options
+from airflow_lakestream.spark.readers import MirrorReaders, SparkReaders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +51,92 @@ if TYPE_CHECKING:
     from airflow_lakestream.run.job import Lake
 
 log = logging.getLogger(__name__)
+
+
+INTERVAL_S = 5.0
+
+
+class ProgressReporter:
+    """Regular looks at the driver, with a report if the driver has done something since the last look.
+
+    Progress is: a Spark task ended, a stage began, or the driver itself read a batch of records. Only progress is a
+    sign of life; so a hanging batch is distinguished from a long batch.
+
+    :param is_idle: whether a query waits for records, which counts as a sign of life.
+    """
+
+    def __init__(
+        self, spark: SparkSession, progress: ProgressLog, is_idle: Callable[[], bool], interval: float = INTERVAL_S
+    ) -> None:
+        self._tracker = spark.sparkContext.statusTracker()
+        self._progress = progress
+        self._is_idle = is_idle
+        self._interval = interval
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._report_regularly, name="lakestream-pulse", daemon=True)
+        self._what = "starting"
+        self._chunks = 0
+        self._seen: tuple[object, ...] = ()
+
+    def __enter__(self) -> ProgressReporter:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def begin(self, work: str) -> None:
+        """Report the start of a step, for example "batch 7"."""
+        self._what = work
+        self._progress.alive(f"{work} has begun")
+
+    def count(self, reader: RecordReader) -> RecordReader:
+        """Return a reader with a count of batches of records, for reads by the driver itself, without Spark tasks."""
+        return _CountingReader(reader, self)
+
+    def read_one(self) -> None:
+        """Count a batch of records."""
+        self._chunks += 1
+
+    def look(self) -> None:
+        """Look once; report if the driver has done something, or waits for records."""
+        if self._is_idle():
+            self._progress.alive()
+            return
+        stages = [(s, info) for s in self._tracker.getActiveStageIds() if (info := self._tracker.getStageInfo(s))]
+        progress = (self._chunks, *((stage, info.numCompletedTasks) for stage, info in stages))
+        if progress == self._seen:
+            return
+        self._seen = progress
+        activities = [
+            f"{info.numCompletedTasks} of {info.numTasks} tasks of stage {stage} are done" for stage, info in stages
+        ]
+        if self._chunks:
+            activities.append(f"the driver has read {self._chunks} chunks")
+        self._progress.alive(f"{self._what}: {', '.join(activities) or 'between two stages'}")
+
+    def _report_regularly(self) -> None:
+        while not self._ended.wait(self._interval):
+            try:
+                self.look()
+            except Exception as e:  # noqa: BLE001  # a store away for a moment; the landing reports Spark's errors
+                log.warning("No sign of life could be given: %s: %s", type(e).__name__, e)
+
+
+class _CountingReader:
+    def __init__(self, reader: RecordReader, pulse: ProgressReporter) -> None:
+        self._reader = reader
+        self._pulse = pulse
+
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
+        with closing(self._reader.read(plan, cancelled)) as chunks:
+            for chunk in chunks:
+                self._pulse.read_one()
+                yield chunk
+
 
 WHERE = "the app's kafka settings"
 
@@ -86,7 +174,7 @@ class MicroBatches:
         return kafka_options(self.config.kafka)
 
     @cached_property
-    def crew(self) -> SparkReaders:
+    def readers(self) -> SparkReaders:
         """The remote readers: of mirrors, of frames, or of records."""
         common = self.spark, self.extract, for_executors(self.config.kafka), WHERE
         if isinstance(self.extract, MirrorConfig):
@@ -162,7 +250,7 @@ class MicroBatches:
 
         def prepare(job: LandingJob) -> LandingJob:
             reader = job.reader if self.pulse is None else self.pulse.count(job.reader)
-            changed = replace(job, crew=self.crew, engine=LandingEngine.SPARK, within=within, reader=reader)
+            changed = replace(job, readers=self.readers, engine=LandingEngine.SPARK, within=within, reader=reader)
             jobs.append(replace(changed, mode=mode or job.mode))
             return jobs[-1]
 
@@ -179,7 +267,7 @@ class MicroBatches:
             # With a regex each topic has the run id `run_id/topic`: see `land_run`. A skipped topic has no report.
             topic = job.run_id.removeprefix(f"{run_id}/") if is_pattern(self.extract.topic) else self.extract.topic
             one = report.reports.get(topic)
-            self.crew.clean_up(job, repeated=one is not None and one.recovered > 0)
+            self.readers.clean_up(job, repeated=one is not None and one.recovered > 0)
         return report
 
     def starting_offsets(self) -> str:

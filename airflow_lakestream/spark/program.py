@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from airflow_lakestream.driver.program import exit_code_of
+from airflow_lakestream.driver.lease import exit_code_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.session import open_session
 

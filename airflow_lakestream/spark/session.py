@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.spark import lake_settings
 from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.connect import check_settings, check_variables
+from airflow_lakestream.spark.configuration import check_settings, check_variables
+from airflow_lakestream.spark.kafka_settings import REDACTED
 from airflow_lakestream.spark.packages import cut_jars, kafka_packages, resolve
-from airflow_lakestream.spark.settings import s3a
-from airflow_lakestream.spark.settings.kafka import REDACTED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,13 +35,13 @@ def open_session(config: AppConfig) -> SparkSession:
     Raises SparkLacks if the session lacks either.
     """
     settings = {"spark.sql.redaction.options.regex": REDACTED, **config.spark}
-    on_s3 = s3a.is_on_s3a(config.checkpoint_location)
-    packages = [*(kafka_packages() if config.is_query else ()), *(s3a.packages() if on_s3 else ())]
-    spark = start_session(config.app, settings, packages, s3a.left_out() if on_s3 else ())
+    on_s3 = lake_settings.is_on_s3a(config.checkpoint_location)
+    packages = [*(kafka_packages() if config.is_query else ()), *(lake_settings.s3a_packages() if on_s3 else ())]
+    spark = start_session(config.app, settings, packages, lake_settings.s3a_left_out() if on_s3 else ())
     if config.is_query:
         check_class(spark, _KAFKA_SOURCE, "Spark has no Kafka source.", kafka_packages(spark.version))
     if on_s3:
-        check_class(spark, s3a.FILE_SYSTEM, "Spark has no client of S3.", s3a.packages())
+        check_class(spark, lake_settings.S3A_FILE_SYSTEM, "Spark has no client of S3.", lake_settings.s3a_packages())
     return spark
 
 

@@ -8,34 +8,185 @@ A function of the stream is an exception: Spark has its state, and a batch is as
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import airflow_lakestream
 from airflow_lakestream.config.frames import FrameConfig
+from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.core.routing import is_pattern
-from airflow_lakestream.driver.progress import ProgressLog
+from airflow_lakestream.decode.known_formats import FORMATS
+from airflow_lakestream.driver.progress import BatchProgress, ProgressLog
+from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.run.progress import batch_progress
+from airflow_lakestream.run.summary import last_line
 from airflow_lakestream.run.topics import RunReport, topics_of
 from airflow_lakestream.runtime.collector import calm_collector
+from airflow_lakestream.spark import lake_settings
 from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.at_once import land_at_once
 from airflow_lakestream.spark.causes import query_failed
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint, read_checkpoint
-from airflow_lakestream.spark.inputs import take_lease
-from airflow_lakestream.spark.lease import Lease
-from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, function_of
-from airflow_lakestream.spark.pulse import ProgressReporter
-from airflow_lakestream.spark.requirements import check_executors, modules_for
-from airflow_lakestream.spark.settings import s3a
-from airflow_lakestream.spark.stateful.batches import StatefulBatches
+from airflow_lakestream.spark.frames.stateful import StatefulBatches
+from airflow_lakestream.spark.lease import Lease, take_lease
+from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, ProgressReporter, function_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AppSupervision:
+    """Progress, signs of life and lease of a working app; without supervision all fields are None."""
+
+    progress: ProgressLog | None = None
+    pulse: ProgressReporter | None = None
+    lease: Lease | None = None
+
+    def report(self, done: BatchProgress) -> None:
+        """Report a finished piece of work."""
+        if self.progress is not None:
+            self.progress.report(done)
+
+    def begin(self, work: str) -> None:
+        """Report the start of a step."""
+        if self.pulse is not None:
+            self.pulse.begin(work)
+
+    def is_over(self) -> bool:
+        """Return whether the app was asked to end after the current step; False without a lease. Raises LeaseLost."""
+        if self.lease is None:
+            return False
+        self.lease.check()
+        return self.lease.stop_requested()
+
+
+@contextmanager
+def supervised(
+    spark: SparkSession,
+    work: str,
+    take: Callable[[str], Lease],
+    location: str | None,
+    properties: Mapping[str, str] | None = None,
+) -> Iterator[AppSupervision]:
+    """Hold a lease and give signs of life while an app works; without a location, do neither.
+
+    :param work: the work, in words.
+    :param take: takes the lease of a location.
+    :param location: path or URI; lease and progress are in `<location>.lakestream`.
+    :param properties: the catalog's, for a location in its object store.
+
+    Raises the errors of `take`.
+    """
+    if location is None:
+        yield AppSupervision()
+        return
+    with take(location) as lease:
+        progress = ProgressLog(location, properties)
+        with ProgressReporter(spark, progress, is_idle=lambda: False) as pulse:
+            pulse.begin(work)
+            yield AppSupervision(progress, pulse, lease)
+
+
+def land_at_once(config: AppConfig, spark: SparkSession) -> None:
+    """Land an interval or ranges, in a single snapshot.
+
+    A lease is held if the configuration has a `lease_location`. Raises the errors of a landing, LeaseHeld, OtherInputs.
+    """
+
+    def take(location: str) -> Lease:
+        return take_lease(config, spark, location)
+
+    work = f"landing {config.landing['mode']}"
+    with supervised(spark, work, take, config.lease_location, config.store_properties) as supervision:
+        started = time.monotonic()
+        report = MicroBatches(config, spark, pulse=supervision.pulse).land(config.run_id or uuid.uuid4().hex)
+        supervision.report(batch_progress(0, report, time.monotonic() - started))
+    log.info("%s", last_line(report, config.extract))
+
+
+PACKAGE = "airflow_lakestream"
+# Modules, each with its distribution.
+_MODULES = {
+    PACKAGE: "airflow-lakestream",
+    "pyarrow": "pyarrow",
+    "pyiceberg": "pyiceberg",
+    "confluent_kafka": "confluent-kafka",
+    "numpy": "numpy",
+    "duckdb": "duckdb",
+}
+
+# By host: module versions by name; None if missing.
+Found = Mapping[str, Mapping[str, str | None]]
+
+
+class ExecutorsLack(LakestreamError, Terminal):
+    """Error of packages that are missing on executors, or have the wrong version."""
+
+    def __init__(self, host: str, problem: str) -> None:
+        super().__init__(
+            f"executors on {host}: {problem}. Install it there (PYSPARK_PYTHON names the Python they run), or send the "
+            "package by --py-files: docs/spark.md."
+        )
+
+
+def modules_for(config: ExtractConfig) -> dict[str, str]:
+    """Return the modules imported by executors for a landing, each with the name of the distribution."""
+    formats = [FORMATS[str(name)] for name in (config.format, config.key_format) if is_given(name)]
+    of_formats = {name: needed for row in formats for name, needed in row.modules.items()}
+    return _MODULES | dict(config.lake.modules) | of_formats
+
+
+def check_executors(spark: SparkSession, modules: Mapping[str, str]) -> None:
+    """Raise ExecutorsLack for the first host without a module, or with another version of our package.
+
+    Executors in the driver's process have the driver's modules. Others are asked, as many as the cluster offers.
+    """
+    context = spark.sparkContext
+    if str(context.master).startswith("local"):
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        _check({"this machine": dict.fromkeys(missing)}, modules)
+        return
+    count = context.defaultParallelism
+    _check(dict(context.parallelize(range(count), count).map(_look(list(modules))).collect()), modules)
+
+
+def _look(names: Sequence[str]) -> Callable[[Any], tuple[str, dict[str, str | None]]]:
+    # A nested function is sent as code: a function of our package could not be loaded if the package is missing.
+    def look(_: Any) -> tuple[str, dict[str, str | None]]:
+        import importlib
+        import socket
+
+        versions: dict[str, str | None] = {}
+        for name in names:
+            try:
+                versions[name] = str(getattr(importlib.import_module(name), "__version__", ""))
+            except ImportError:
+                versions[name] = None
+        return socket.gethostname(), versions
+
+    return look
+
+
+def _check(found: Found, modules: Mapping[str, str]) -> None:
+    for host, versions in found.items():
+        if missing := [modules[name] for name, version in versions.items() if version is None]:
+            raise ExecutorsLack(host, f"{', '.join(missing)} is missing")
+        theirs = versions.get(PACKAGE, airflow_lakestream.__version__)
+        if theirs != airflow_lakestream.__version__:
+            problem = f"airflow-lakestream is {theirs} there, and {airflow_lakestream.__version__} on the driver"
+            raise ExecutorsLack(host, problem)
+
 
 # Seconds between two looks at a query that is to end, and between two looks at the driver's folder until then. A look
 # takes a millisecond of Python's time, and one of the JVM's.
@@ -186,7 +337,7 @@ def stream(config: AppConfig, spark: SparkSession) -> None:
     Raises LeaseHeld, OtherInputs, ForeignCheckpoint, and the errors of `LandingQuery.run`.
     """
     assert config.checkpoint_location is not None, "a query has one"
-    s3a.configure(spark, config.checkpoint_location, config.store_properties)
+    lake_settings.configure_s3a(spark, config.checkpoint_location, config.store_properties)
     with take_lease(config, spark, config.checkpoint_location) as lease:
         LandingQuery(config, spark, lease).run()
 

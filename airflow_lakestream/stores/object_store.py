@@ -13,11 +13,11 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.stores import azure, gcs
-from airflow_lakestream.stores.given_options import given_options
+from airflow_lakestream.stores import cloud_options
+from airflow_lakestream.stores.cloud_options import given_options
 
 _S3 = ("s3", "s3a", "s3n")
-SCHEMES = (*_S3, *gcs.SCHEMES, *azure.SCHEMES)
+SCHEMES = (*_S3, *cloud_options.GCS_SCHEMES, *cloud_options.AZURE_SCHEMES)
 # Options of delta-rs for the HTTP client; the rest are for the store. Each may have its store's prefix.
 _CLIENT = (
     *(
@@ -76,12 +76,12 @@ def open_location(location: str, properties: Mapping[str, Any]) -> Any:
 
     scheme, _, rest = location.partition(":")
     try:
-        if scheme in azure.SCHEMES:
-            return open_store(azure.url_of(location), azure.options_of(location, properties))
+        if scheme in cloud_options.AZURE_SCHEMES:
+            return open_store(cloud_options.azure_url(location), cloud_options.azure_options(location, properties))
         # Hadoop does not take a location as a URL, and decodes nothing in it.
         path = quote(rest.strip("/"))
-        if scheme in gcs.SCHEMES:
-            return open_store(f"gs://{path}", gcs.options_of(properties))
+        if scheme in cloud_options.GCS_SCHEMES:
+            return open_store(f"gs://{path}", cloud_options.gcs_options(properties))
         return open_store(f"s3://{path}", options_of(properties))
     except BaseError as e:
         # Further lines are for debugging obstore.

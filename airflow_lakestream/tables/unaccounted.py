@@ -116,7 +116,10 @@ def _by_rows(rows: pa.Table, asked: ForeignRowQuery) -> Iterator[tuple[RowFate, 
         mine = of_topic.filter(pc.equal(of_topic[PARTITION], partition))[OFFSET].cast(pa.int64())
         mine = mine.filter(pc.invert(is_within(mine, asked.accounted(partition))))
         wanted = is_within(mine, asked.in_the_way(partition))
-        for fate, some in ((RowFate.IN_THE_WAY, mine.filter(wanted)), (RowFate.BESIDE, mine.filter(pc.invert(wanted)))):
+        for fate, some in (
+            (RowFate.IN_THE_WAY, mine.filter(wanted)),
+            (RowFate.OUTSIDE, mine.filter(pc.invert(wanted))),
+        ):
             if len(some):
                 ends = pc.min_max(some)
                 yield fate, RowBounds((partition, partition), (ends["min"].as_py(), ends["max"].as_py()), len(some))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_lakestream.transform.outcome import FailedRecord, Transformed
+from airflow_lakestream.transform.messages import FailedRecord, Transformed
 from airflow_lakestream.transform.transform import SqlTransform
 
 __all__ = ["FailedRecord", "SqlTransform", "Transformed"]

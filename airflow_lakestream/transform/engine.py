@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.row_buffer import no_rows
-from airflow_lakestream.transform.outcome import HIDDEN, ROW
+from airflow_lakestream.transform.messages import HIDDEN, ROW
 from airflow_lakestream.transform.rewrite import BAD, SUSPECT, NotTraceable, StatementRewriter
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
 from airflow_lakestream.transform.statement import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import duckdb
 
-from airflow_lakestream.transform.outcome import HIDDEN, ROW
+from airflow_lakestream.transform.messages import HIDDEN, ROW
 from airflow_lakestream.transform.sandbox import parse
 from airflow_lakestream.transform.sift import LOOKED_UP, VALUE, FailureRemover, in_order
 from airflow_lakestream.transform.statement import INPUT, Node, arguments_of, constant, ctes, expressions

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_lakestream.core.policies import OF_INPUT
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.transform.outcome import HIDDEN
+from airflow_lakestream.transform.messages import HIDDEN
 from airflow_lakestream.transform.sandbox import AGGREGATE, BARE_FUNCTIONS, CHANGING, TABLE_FUNCTION, is_word
 
 Node = dict[str, Any]

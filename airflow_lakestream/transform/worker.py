@@ -23,8 +23,7 @@ from airflow_lakestream.transform.child import (
     memory_error_text,
 )
 from airflow_lakestream.transform.engine import StatementEngine, StatementPlan, error_text
-from airflow_lakestream.transform.messages import ProcessSetup, send
-from airflow_lakestream.transform.outcome import ROW, FailedRecord
+from airflow_lakestream.transform.messages import ROW, FailedRecord, ProcessSetup, send
 
 # For this many bad records of a batch DuckDB's own message is fetched, by one run each, which costs as much as
 # thousands of good records; for more records only the place is given.

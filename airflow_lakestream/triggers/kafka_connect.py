@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from airflow_lakestream.connect.configuration import session_of
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector
 from airflow_lakestream.connect.driving import stop_connector
-from airflow_lakestream.connect.iceberg_sink import session_of
-from airflow_lakestream.connect.judging import ConnectorMemory
+from airflow_lakestream.connect.judging import ConnectorMemory, ConnectorWatch
 from airflow_lakestream.connect.observer import ConnectorObserver
 from airflow_lakestream.connect.publishing import head_of
-from airflow_lakestream.connect.watch import ConnectorWatch
 from airflow_lakestream.driver.supervisor import DriverLook, SupervisionHistory
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook

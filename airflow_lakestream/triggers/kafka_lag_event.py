@@ -97,8 +97,8 @@ class KafkaLagEventTrigger(BaseEventTrigger):
     def _open(self) -> tuple[Any, Any, Any, Any]:
         # Imported late, neither in a DAG's parser nor in the triggerer's loop: PyIceberg and librdkafka.
         from airflow_lakestream.hooks.places import AirflowPlaces
-        from airflow_lakestream.triggers.patience import WatcherLooks
-        from airflow_lakestream.watching.lag.level import LevelAlarm, LevelWatch
+        from airflow_lakestream.triggers.shared_looks import WatcherLooks
+        from airflow_lakestream.watching.lag.check import LevelAlarm, LevelWatch
 
         source = {name: getattr(self, name) for name in _OF_SOURCE}
         watch = LevelWatch(**source, min_records=self.min_records, min_wait=self.min_wait)

@@ -12,7 +12,7 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.core.names import check_group, state_key
 from airflow_lakestream.core.policies import choose, is_given, is_template
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, LakestreamError
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.triggers.landing_cursor import AssetCursors, CursorStart, StreamSubscription
 
 if AIRFLOW_V_3_3_PLUS:

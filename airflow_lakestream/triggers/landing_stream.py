@@ -79,8 +79,8 @@ class LandingProducer(SharedStreamProducer):
     def _open(self) -> tuple[Any, Any, Any]:
         # Imported late, neither in a DAG's parser nor in the triggerer's loop: PyIceberg and librdkafka.
         from airflow_lakestream.hooks.places import AirflowPlaces
-        from airflow_lakestream.triggers.patience import WatcherLooks
-        from airflow_lakestream.watching.streams.watch import LandingWatch
+        from airflow_lakestream.triggers.shared_looks import WatcherLooks
+        from airflow_lakestream.watching.streams.looking import LandingWatch
 
         names = ("table", "consumer_group", "iceberg_conn_id", "storage_conn_id", "kafka_conn_id")
         patience = WatcherLooks(

@@ -18,8 +18,15 @@ from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.metrics import measure_look, tags_of
 from airflow_lakestream.triggers.logs import log_in_thread
 from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
-from airflow_lakestream.watching.asking import LookCheck, LookConnections, LookOutcome, Verdict, look_safely, verdict_of
-from airflow_lakestream.watching.checks import make_check
+from airflow_lakestream.watching.asking import (
+    LookCheck,
+    LookConnections,
+    LookOutcome,
+    Verdict,
+    look_safely,
+    make_check,
+    verdict_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +41,7 @@ class LookTrigger(BaseTrigger):
 
     A restarted triggerer loses nothing: the trigger depends only on its arguments.
 
-    :param check: a name of `watching.checks`.
+    :param check: a name of `watching.asking`.
     :param poll_interval: seconds between two looks.
     :param timeout: seconds that the sensor may wait.
     :param began: time when the task began, in seconds since the epoch; None: derived from Airflow's time-out.

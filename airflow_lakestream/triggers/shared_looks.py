@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.triggers.logs import log_in_thread
 from airflow_lakestream.watching.asking import Looking, LookQuestion, Verdict
+
+log = logging.getLogger(__name__)
+
 
 # Looks mostly wait for brokers and catalogs. More threads would only open more connections at once.
 THREADS = 8
@@ -43,15 +50,15 @@ class SharedLooks:
         """Run a look of a sensor, and return the verdict.
 
         :param interval: seconds between two looks of the sensor: an answer is shared for at most half of them, unless
-            the question has a `keep`.
+            the question has `share_seconds`.
         """
         asked: list[LookQuestion] = []
-        keep = min(SHARED_FOR, interval / 2)
+        usual_seconds = min(SHARED_FOR, interval / 2)
         try:
             asked.append(next(looking))
             while True:
                 try:
-                    answer = await self._answer(asked[-1], keep)
+                    answer = await self._answer(asked[-1], usual_seconds)
                 except Exception as e:  # noqa: BLE001  # the look decides about the error
                     self._forget(asked)
                     # All waiters get the same error object, and each would add its frames.
@@ -62,17 +69,16 @@ class SharedLooks:
             verdict: Verdict = end.value
             return verdict
 
-    async def _answer(self, ask: LookQuestion, keep: float) -> Any:
-        # `keep`: seconds for which the answer may be shared, unless the question has a `keep`.
+    async def _answer(self, ask: LookQuestion, usual_seconds: float) -> Any:
         known = self._answers.get(ask.key)
-        kept_for = keep if ask.keep is None else ask.keep
+        share_seconds = usual_seconds if ask.share_seconds is None else ask.share_seconds
         # An answer in progress is awaited, however old: a hanging broker takes one thread per question, not more.
-        if known is None or (known.future.done() and self._loop.time() - known.begun > kept_for):
-            known = self._ask(ask, kept_for)
+        if known is None or (known.future.done() and self._loop.time() - known.begun > share_seconds):
+            known = self._ask(ask, share_seconds)
         # A cancelled trigger does not cancel the answer for the other triggers.
         return await asyncio.shield(known.future)
 
-    def _ask(self, ask: LookQuestion, kept_for: float) -> _SharedAnswer:
+    def _ask(self, ask: LookQuestion, share_seconds: float) -> _SharedAnswer:
         begun = _SharedAnswer(self._loop.time(), self._loop.run_in_executor(self._pool, ask.answer))
         self._answers[ask.key] = begun
 
@@ -80,7 +86,7 @@ class SharedLooks:
             if not future.cancelled():
                 # Otherwise asyncio reports an error that nobody awaits any more.
                 future.exception()
-            self._loop.call_later(kept_for, self._drop, ask.key, begun)
+            self._loop.call_later(share_seconds, self._drop, ask.key, begun)
 
         begun.future.add_done_callback(retrieve_error)
         return begun
@@ -93,7 +99,7 @@ class SharedLooks:
         """Forget opened connections after an error: the next look opens new connections."""
         for ask in asked:
             known = self._answers.get(ask.key)
-            if ask.keep is not None and known is not None and known.future.done():
+            if ask.share_seconds is not None and known is not None and known.future.done():
                 del self._answers[ask.key]
 
 
@@ -115,3 +121,44 @@ def next_look(now: float, interval: float, subject: str) -> float:
     """
     offset = zlib.crc32(subject.encode()) / 2**32 * interval
     return (math.floor((now - offset) / interval) + 1) * interval + offset
+
+
+# An error of the same text is logged again after this many looks.
+_LOG_AGAIN = 30
+
+
+class WatcherLooks:
+    """Looks that go on after an error: a watcher has no task to fail.
+
+    :param problem: meaning of an error, for the log.
+    :param interval: seconds between two looks.
+    """
+
+    def __init__(self, problem: str, interval: float) -> None:
+        self._problem = problem
+        self._interval = interval
+        self._logged_error = ""
+        self._looks_since = 0
+
+    async def look(self, looking: Any) -> Any:
+        """Return the result of a look, or None after a logged error."""
+        try:
+            result = await shared_looks().look(looking, self._interval)
+        except Exception as e:  # noqa: BLE001  # after any error of a catalog or a client the next look may succeed
+            await self._log_error(str(e) if isinstance(e, LakestreamError) else f"{type(e).__name__}: {e}")
+            return None
+        if self._logged_error:
+            self._logged_error = ""
+            await log_in_thread(log, logging.INFO, "It works again, after: %s", self._problem)
+        return result
+
+    def pause(self, subject: str) -> float:
+        """Return the seconds until the next look at a subject."""
+        now = time.time()
+        return max(0.0, next_look(now, self._interval, subject) - now)
+
+    async def _log_error(self, text: str) -> None:
+        self._looks_since += 1
+        if text != self._logged_error or self._looks_since >= _LOG_AGAIN:
+            self._logged_error, self._looks_since = text, 0
+            await log_in_thread(log, logging.WARNING, "%s: %s", self._problem, text)

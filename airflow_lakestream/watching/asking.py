@@ -7,6 +7,7 @@ never blocked.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_lakestream.core.policies import MissingPolicy as MissingPolicy
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, UnknownValue
 from airflow_lakestream.kafka.errors import KafkaMisconfigured, KafkaRefused, TopicMissing
 from airflow_lakestream.spark.checkpoint import CheckpointDamaged
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, join_reasons
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
     from airflow_lakestream.delta.storage import DeltaStorage
+
 
 log = logging.getLogger(__name__)
 
@@ -132,13 +134,13 @@ class LookConnections(Protocol):
 class LookQuestion:
     """A question of a look. Equal questions have the same `key`; `answer` may block.
 
-    `keep`: for how many seconds the answer may be shared. None: the runner decides. 0: only looks that wait for the
-    answer at the same moment share it. After an error of a look, answers with a `keep` are forgotten early.
+    `share_seconds`: seconds for which the answer may be shared. None: the runner decides. 0: only looks that wait for
+    the answer at the same moment share it. After an error of a look, answers with `share_seconds` are forgotten early.
     """
 
     key: tuple[Hashable, ...]
     answer: Callable[[], Any]
-    keep: float | None = None
+    share_seconds: float | None = None
 
 
 # Yields questions, receives the answers, returns the result. Between two questions it only computes.
@@ -204,3 +206,22 @@ def run_now(looking: Generator[LookQuestion, Any, Any]) -> Any:
                 ask = looking.send(answer)
     except StopIteration as end:
         return end.value
+
+
+CHECKS = {
+    "checkpoint_lag": "airflow_lakestream.watching.lag.check.LagCheck",
+    "freshness": "airflow_lakestream.watching.freshness.FreshnessCheck",
+    "retention_risk": "airflow_lakestream.watching.lag.risk.RiskCheck",
+}
+
+
+def make_check(name: str, arguments: Mapping[str, Any]) -> LookCheck:
+    """Make the check with a name in `CHECKS` from a sensor's rendered arguments.
+
+    Raises UnknownValue for another name, and InvalidArgument if the arguments can't work.
+    """
+    if name not in CHECKS:
+        raise UnknownValue("check", name, CHECKS)
+    module, _, kind = CHECKS[name].rpartition(".")
+    check: LookCheck = getattr(importlib.import_module(module), kind)(**arguments)
+    return check

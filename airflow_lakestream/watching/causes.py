@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from airflow_lakestream.core.landing.story import span as span
+from airflow_lakestream.core.landing.run_log import span as span
 from airflow_lakestream.core.ranges import RangeSet, shown
 
 # At most this many ranges are named: a longer list would hide what matters.

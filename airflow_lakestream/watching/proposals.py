@@ -15,7 +15,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.asking import LookConnections, run_now
 from airflow_lakestream.watching.causes import format_ranges
-from airflow_lakestream.watching.freshness.completeness import CompletenessQuestions, Step
+from airflow_lakestream.watching.completeness import CompletenessQuestions, Step
 from airflow_lakestream.watching.source import ConsumerSource, ask_kafka
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.delta.commit.log import read_commit
+from airflow_lakestream.delta.protocol import read_commit
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.spark.app_config import AppConfig
 from dev.bench.commits import Bookkeeper

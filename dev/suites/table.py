@@ -222,9 +222,9 @@ USES = (
     ("docs/tutorial/*.md", "airflow_lakestream/cli/app.py", "their commands are those of `lakestream`"),
     ("dags/clickstream_*.py", "dags/clickstream_frames/*", "the functions of DataFrames lie in it"),
     ("airflow_lakestream/config/mirror.py", "airflow_lakestream/cdc/*.py", "a mirror's run"),
-    ("airflow_lakestream/spark/crew/mirror.py", "airflow_lakestream/cdc/*.py", "a mirror's batches"),
+    ("airflow_lakestream/spark/readers.py", "airflow_lakestream/cdc/*.py", "a mirror's batches"),
     ("airflow_lakestream/cli/pipeline.py", "airflow_lakestream/config/mirror.py", "a file may have a mirror"),
-    ("spark_apps/cdc_to_*.py", "airflow_lakestream/spark/crew/mirror.py", "a mirror's batches"),
+    ("spark_apps/cdc_to_*.py", "airflow_lakestream/spark/readers.py", "a mirror's batches"),
     ("spark_apps/cdc_to_*.py", "airflow_lakestream/config/mirror.py", "a mirror's batches"),
     ("airflow_lakestream/pipelines/operator.py", "airflow_lakestream/operators/kafka_extract*.py", "usual engines"),
     ("tests/*/test_pipelines.py", "airflow_lakestream/operators/*.py", "pipelines of each engine"),
@@ -244,19 +244,19 @@ LOADING = {
 # Imports on the way of all landings whose branch only some take: (users, globs of used files, the reason). The branch
 # counts for those that have a row in USES, or another import.
 _ALL_LANDINGS = (
-    "airflow_lakestream/lakes/formats.py",
+    "airflow_lakestream/lakes.py",
     "airflow_lakestream/pipelines/check.py",
     "airflow_lakestream/run/job.py",
     "airflow_lakestream/run/summary.py",
     "airflow_lakestream/run/topics.py",
     "airflow_lakestream/spark/app_config.py",
-    "airflow_lakestream/spark/crew/crew.py",
+    "airflow_lakestream/spark/readers.py",
     "airflow_lakestream/spark/micro_batch.py",
 )
 BRANCHES = (
     (_ALL_LANDINGS, "airflow_lakestream/cdc/*", "no mirror without a MirrorConfig"),
     (_ALL_LANDINGS, "airflow_lakestream/config/mirror.py", "they look whether they have one"),
-    (_ALL_LANDINGS, "airflow_lakestream/spark/crew/mirror.py", "no mirror without a MirrorConfig"),
+    (_ALL_LANDINGS, "airflow_lakestream/spark/readers.py", "no mirror without a MirrorConfig"),
     (("airflow_lakestream/pipelines/operator.py",), "airflow_lakestream/operators/*", "the engine that a file names"),
     (("dev/bench/lab.py",), "dev/bench/programs/*", "the row of the benchmark that is asked for"),
 )

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument, MissingExtra
-from airflow_lakestream.lakes.formats import LAKES, lake_of
+from airflow_lakestream.lakes import LAKES, lake_of
 
 PARTS = ("sink", "mirror", "rejecting", "books", "audit", "swap")
 

@@ -32,7 +32,7 @@ class CrossingMutant:
 MUTANTS = (
     CrossingMutant(
         "a name that Flink's SQL has unescaped",
-        "airflow_lakestream/flink/formats/types.py",
+        "airflow_lakestream/flink/formats/reading.py",
         'name.replace("`", "``")',
         "name",
         "units",
@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     CrossingMutant(
         "a position of Connect that is one event too far",
-        "airflow_lakestream/connect/events.py",
+        "airflow_lakestream/connect/publishing.py",
         "event.offset >= until.get(event.partition, 0)",
         "event.offset > until.get(event.partition, 0)",
         "units",
@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     CrossingMutant(
         "a commit of Delta without its ledger",
-        "airflow_lakestream/delta/commit/guard.py",
+        "airflow_lakestream/delta/committing.py",
         """
     properties = {**kept, **own}
     actions.append(head.metadata_action(properties, target.fields))
@@ -166,7 +166,7 @@ MUTANTS = (
     ),
     CrossingMutant(
         "an event of OpenLineage that counts the last commit alone",
-        "airflow_lakestream/lineage/keeping.py",
+        "airflow_lakestream/lineage/looking.py",
         "read.counts = (read.counts or Counts()) + entry.counts",
         "read.counts = Counts() + entry.counts",
         "integration",
@@ -207,7 +207,7 @@ MUTANTS = (
     ),
     CrossingMutant(
         "a checkpoint of Spark's that is taken whichever query it is of",
-        "airflow_lakestream/spark/stateful/aligning.py",
+        "airflow_lakestream/spark/frames/stateful.py",
         "if last is not None and last.query_id != checkpoint.query_id:",
         'if last is not None and last.query_id == "":',
         "spark",

@@ -63,7 +63,7 @@ MENDS = (
     ),
     CrossingMutant(
         "records that land at the offsets of others",
-        "airflow_lakestream/kafka/order.py",
+        "airflow_lakestream/kafka/partition.py",
         "all(one < other for one, other in pairwise(offsets))",
         "all(one is not other for one, other in pairwise(offsets))",
         "units",
@@ -79,7 +79,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a refusal of committed offsets that nobody remembers",
-        "airflow_lakestream/kafka/committed.py",
+        "airflow_lakestream/kafka/source.py",
         "return int(end) if end != tp.metadata and end.isdigit() else None",
         "return int(end) if end == tp.metadata and end.isdigit() else None",
         "integration",
@@ -138,7 +138,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a Delta table of which no file is tried before its records",
-        "airflow_lakestream/delta/write/files.py",
+        "airflow_lakestream/delta/files.py",
         "return shape, lambda: _write_nowhere(*shape, one_row(schema))",
         "return shape, lambda: None",
         "units",

@@ -42,7 +42,7 @@ CHANGES = {
         SLOW - {"page", "dags", "compat"},
     ),
     "a module of the page": (
-        ["airflow_lakestream/ui/page/routes.py"],
+        ["airflow_lakestream/ui/app.py"],
         {"lint", "page", "dags", "compat"},
         SLOW - {"page", "dags", "compat", "integration"},
     ),
@@ -76,7 +76,7 @@ CHANGES = {
         {"compat", "faults", "sensors", "events", "backfill", "page"},
     ),
     "a mirror on Spark": (
-        ["airflow_lakestream/spark/crew/mirror.py"],
+        ["airflow_lakestream/spark/readers.py"],
         {"mirrors"},
         {"compat", "faults", "events", "backfill", "sensors"},
     ),

@@ -98,7 +98,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a placeholder that lands as text",
-        "airflow_lakestream/decode/connect/leaving_out.py",
+        "airflow_lakestream/decode/connect/unavailable.py",
         "        mask = left_out(column, self.placeholder)\n        for row in",
         "        mask = left_out(column, self.placeholder) & (column is None)\n        for row in",
         "units",
@@ -106,7 +106,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a placeholder in the row before or after a change",
-        "airflow_lakestream/decode/connect/leaving_out.py",
+        "airflow_lakestream/decode/connect/unavailable.py",
         "                column = self._image(field.name, column, wrong)\n",
         "                pass\n",
         "units",
@@ -114,7 +114,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a mirror that knows the usual placeholder alone",
-        "airflow_lakestream/decode/connect/leaving_out.py",
+        "airflow_lakestream/decode/connect/unavailable.py",
         "        if self.placeholder == USUAL:\n            return column\n",
         "        if self.placeholder:\n            return column\n",
         "units",
@@ -170,7 +170,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a constant of JSON Schema without a type",
-        "airflow_lakestream/decode/json/schema_columns.py",
+        "airflow_lakestream/decode/json/schema.py",
         'values = [schema["const"]] if "const" in schema else _get(schema, "enum", [])',
         "values = list[Any]()",
         "units",
@@ -178,7 +178,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a null beside another type that makes no column",
-        "airflow_lakestream/decode/json/schema_columns.py",
+        "airflow_lakestream/decode/json/schema.py",
         '        values = types - {"null"}\n',
         "        values = types\n",
         "units",
@@ -194,7 +194,7 @@ MENDS = (
     ),
     CrossingMutant(
         "nanoseconds that nobody may cut",
-        "airflow_lakestream/decode/json/finer.py",
+        "airflow_lakestream/decode/json/values.py",
         "return _CUTTING if finer is TimestampsFiner.TRUNCATE else ()",
         "return ()",
         "units",

@@ -12,7 +12,7 @@ from airflow_lakestream.adopt.claim import CannotAdopt, StillRunning
 from airflow_lakestream.adopt.filled import open_filled
 from airflow_lakestream.adopt.hand_over import LedgerHandover
 from airflow_lakestream.adopt.run import AdoptionResult, TableAdoption
-from airflow_lakestream.adopt.sources.connect_sink import ConnectorTarget, ConnectSinkPosition, SinkConnector
+from airflow_lakestream.adopt.tools import ConnectorTarget, ConnectSinkPosition, SinkConnector
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.connect.client import ConnectClient, ConnectWorkers
 from airflow_lakestream.kafka.groups import KafkaGroups

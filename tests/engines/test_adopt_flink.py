@@ -11,7 +11,7 @@ import pytest
 from airflow_lakestream.adopt.claim import CannotAdopt
 from airflow_lakestream.adopt.filled import open_filled
 from airflow_lakestream.adopt.run import AdoptionResult, TableAdoption
-from airflow_lakestream.adopt.sources.flink_savepoint import FlinkSavepoint
+from airflow_lakestream.adopt.tools import FlinkSavepoint
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.flink.rest import FlinkAddress, JobManager, SqlSession
 from dev.services.flink import Flink

@@ -12,7 +12,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.connect.configuration import ConfigRefused
-from airflow_lakestream.connect.failures import ConnectorAtDamage
+from airflow_lakestream.connect.connector import ConnectorAtDamage
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.publishing.refusals import LandedAhead, PublicationRefused, RowsOnMain
 from airflow_lakestream.core.ranges import RangeSet

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.audit.result import AuditVerdict
-from airflow_lakestream.connect.events import EventType
+from airflow_lakestream.connect.publishing import EventType
 from airflow_lakestream.driver.supervisor import DriverState, SupervisorAction
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka

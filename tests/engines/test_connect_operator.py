@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.audit.result import AuditVerdict
+from airflow_lakestream.connect.client import ConnectorState
 from airflow_lakestream.connect.configuration import ConfigRefused
-from airflow_lakestream.connect.status import ConnectorState
 from airflow_lakestream.core.ledger import LandingEngine
 from airflow_lakestream.iceberg.ledger_store import landing_of, live_ancestors
 from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.flink.script.jar import digest_of
+from airflow_lakestream.flink.script.config import digest_of
 from dev.java import find_jdk
 from dev.services.flink import CURRENT, Flink, libraries
 from dev.stack import HOME

@@ -24,11 +24,10 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from airflow_lakestream.adopt.claim import CannotAdopt, StillRunning, ToolPosition
+from airflow_lakestream.adopt.claim import CannotAdopt, GivenRanges, OwnRows, StillRunning, ToolPosition
 from airflow_lakestream.adopt.hand_over import GroupTarget, HolesBelow, LedgerHandover
 from airflow_lakestream.adopt.run import AdoptionResult, TableAdoption
-from airflow_lakestream.adopt.sources.given_ranges import GivenRanges, OwnRows
-from airflow_lakestream.adopt.sources.group import GroupPosition
+from airflow_lakestream.adopt.tools import GroupPosition
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.cli.app import run as lakestream
 from airflow_lakestream.core.landing.plan import TopicReplaced

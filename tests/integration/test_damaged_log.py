@@ -64,7 +64,7 @@ def test_a_damaged_batch_is_given_up_by_a_receipt_and_the_stream_goes_on(
     with pytest.raises(DamagedBatch) as caught:
         lake.land(name, **given)
     assert caught.value.ranges == RangeSet.of(name, 0, 20, end)
-    assert caught.value.is_refused == (broken in REFUSED)
+    assert caught.value.is_unreadable_by_broker == (broken in REFUSED)
     assert lake.has_nothing()
     with pytest.raises(InvalidArgument, match=r'does not exist yet.*mode="ranges"'):
         forget(lake, name)

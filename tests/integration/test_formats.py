@@ -17,10 +17,10 @@ import pytest
 from google.protobuf import message_factory
 
 from airflow_lakestream.core.bad_records import TooManyRejected
-from airflow_lakestream.decode.avro.fingerprint import fingerprint
+from airflow_lakestream.decode.avro.schema import fingerprint
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, Transient
-from airflow_lakestream.registry.schemas import RegistryUnavailable
+from airflow_lakestream.registry.client import RegistryUnavailable
 from dev.ports import LOOPBACK, free_ports
 from dev.services.registry import Registry
 from dev.sources.flights import TOTAL, read_flights

@@ -18,7 +18,7 @@ from airflow.sdk import DAG
 
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
-from airflow_lakestream.registry.schemas import RegistryUnavailable
+from airflow_lakestream.registry.client import RegistryUnavailable
 from dev.ports import LOOPBACK
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.triggers.kafka_lag_event import KafkaLagEventTrigger
-from airflow_lakestream.triggers.patience import WatcherLooks
+from airflow_lakestream.triggers.shared_looks import WatcherLooks
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
 from tests.support.event_loop import in_loop

@@ -18,7 +18,7 @@ from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.exceptions import Terminal
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.run.replay import RejectReplay
 from dev.services.registry import Registry

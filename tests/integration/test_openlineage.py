@@ -14,7 +14,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease import request_stop
 from airflow_lakestream.driver.progress import KEPT
 from airflow_lakestream.iceberg.ledger_store import read_ledger
-from airflow_lakestream.lineage.names import kafka_namespace
+from airflow_lakestream.lineage.facts import kafka_namespace
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import KAFKA_CONNECTION, AirflowHome, Connections, Run
 from tests.support.broker import Producing, Topics, poll_until

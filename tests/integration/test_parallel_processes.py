@@ -13,7 +13,7 @@ from airflow_lakestream.core.landing.algorithm import FIRST_OFFSETS
 from airflow_lakestream.core.landing.job import Stopped
 from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.exceptions import BadRecord
-from airflow_lakestream.registry.schemas import RegistryUnavailable
+from airflow_lakestream.registry.client import RegistryUnavailable
 from airflow_lakestream.run.processes import reader_processes
 from airflow_lakestream.runtime.processes import FailedInChild, ProcessDied
 from dev.services.kafka import Kafka

@@ -21,9 +21,8 @@ from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
-from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.client import RegistryClient, SchemaNotFound
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.registry.schemas import SchemaNotFound
 from dev.services.registry import Registry
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.ledger import Counts, Landing
 from airflow_lakestream.core.lineage import JOURNAL_LENGTH
 from airflow_lakestream.core.names import REJECTED
-from airflow_lakestream.delta.commit import committing as delta_commits
+from airflow_lakestream.delta import committing as delta_commits
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from airflow_lakestream.iceberg.sink import IcebergSink

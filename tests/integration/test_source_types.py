@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.core.source_types import SourceTypeChanged
-from airflow_lakestream.decode.source_types import SourceTypes
+from airflow_lakestream.decode.writer_schemas import SourceTypes
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.run.summary import last_line
 from airflow_lakestream.run.topics import land_run

@@ -13,7 +13,7 @@ from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.hooks.kubernetes import ClusterAway, ClusterRefuses
-from airflow_lakestream.hooks.spark_submission import DriverSubmission
+from airflow_lakestream.hooks.spark import DriverSubmission
 from dev.services.kubernetes import Kubernetes
 from tests.support.broker import poll_until
 from tests.support.pods import PATIENCE, Namespace, make_namespace

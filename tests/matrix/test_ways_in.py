@@ -27,7 +27,7 @@ from airflow_lakestream.kafka.errors import (
     KafkaRefused,
 )
 from airflow_lakestream.spark.causes import cause_of
-from airflow_lakestream.spark.settings.kafka import kafka_options
+from airflow_lakestream.spark.kafka_settings import kafka_options
 from dev.services.kafka import Kafka
 from dev.stack import Stack
 from tests.support import tokens

@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.cdc.merge.hands import MergeWork
 from airflow_lakestream.core.routing import IsMirror
+from airflow_lakestream.spark import readers
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_DELTA
-from airflow_lakestream.spark.crew import mirror
-from airflow_lakestream.spark.crew.mirror import ExecutorMergePool
+from airflow_lakestream.spark.readers import ExecutorMergePool
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.broker import Producing, Topics
 from tests.support.cdc import Source
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.parametrize("lake", ["delta"]
 @pytest.fixture
 def done_by_tasks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Let executors work on the smallest files; count what other processes than the driver did, by kind of work."""
-    monkeypatch.setattr(mirror, "LEAST_BYTES", 1)
+    monkeypatch.setattr(readers, "LEAST_BYTES", 1)
     done, do = Counter[str](), ExecutorMergePool.do
 
     def told(work: MergeWork) -> MergeWork:

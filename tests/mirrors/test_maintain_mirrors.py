@@ -11,7 +11,7 @@ from airflow_lakestream.cdc.merge.memory import SUFFIX
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.upkeep.reads import ReadCounts
-from airflow_lakestream.spark.crew import mirror
+from airflow_lakestream.spark import readers
 from airflow_lakestream.spark.maintenance.work import own_session
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.broker import Producing, Topics
@@ -36,7 +36,7 @@ def test_a_mirror_and_its_memory_go_on_right_after_maintenance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Executors work on the smallest files.
-    monkeypatch.setattr(mirror, "LEAST_BYTES", 1)
+    monkeypatch.setattr(readers, "LEAST_BYTES", 1)
     name = topic(1)
     config = mirror_config(lake, name, tmp_path, merge_mode=str(mode))
 

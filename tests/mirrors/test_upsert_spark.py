@@ -13,9 +13,9 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.run.job import build_job
+from airflow_lakestream.spark import readers
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_DELTA, CDC_TO_ICEBERG
-from airflow_lakestream.spark.crew import mirror as crew
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.integration]
 def test_spark_and_the_worker_keep_the_same_table_by_key_in_turn(
     lake: Lake, topic: Topics, produce: Producing, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "LEAST_BYTES", 1)
+    monkeypatch.setattr(readers, "LEAST_BYTES", 1)
     read, chance, is_delta = topic(2), random.Random(7), isinstance(lake, DeltaLake)
     landing: dict[str, Any] = {
         "topic": read,

@@ -20,7 +20,7 @@ from tests.support.cdc import Source, change
 from tests.support.faults import InterposedSink, SmallChunks, before, passed
 from tests.support.killed_run import DEADLY, POINTS, run_until_killed
 from tests.support.mirror_lake import MirrorLake
-from tests.support.spark import InterposedCrew, SparkRun
+from tests.support.spark import InterposedReaders, SparkRun
 
 pytestmark = pytest.mark.integration
 
@@ -282,7 +282,7 @@ def test_spark_and_worker_take_over_from_each_other(
     # The worker applies a part of what Spark has read, before Spark commits.
     begin, end = end, end + len(produce(name, 0, source.changes(40)))
     batches = MicroBatches(run.config(), spark)
-    batches.crew = InterposedCrew(batches.crew, lambda: lake.land(name, max_records=20))
+    batches.readers = InterposedReaders(batches.readers, lambda: lake.land(name, max_records=20))
     assert batches.land(uuid.uuid4().hex).to_dict()["ranges"] == [[0, begin + 20, end]]
     lake.assert_is(source)
     lake.assert_whole()

@@ -14,9 +14,8 @@ from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.hooks.places import AirflowPlaces
 from airflow_lakestream.run.replay import RejectReplay
 from airflow_lakestream.tables.coordinates import iso
-from airflow_lakestream.watching.asking import LookOutcome, Verdict, look_now, look_safely
+from airflow_lakestream.watching.asking import LookOutcome, Verdict, look_now, look_safely, make_check
 from airflow_lakestream.watching.causes import StreamCause
-from airflow_lakestream.watching.checks import make_check
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
 from tests.support.lake import TABLE, Lake, events

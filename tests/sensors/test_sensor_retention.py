@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.watching.asking import LookOutcome, Verdict
 from airflow_lakestream.watching.causes import StreamCause
 from tests.support.airflow_home import Connections

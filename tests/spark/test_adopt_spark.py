@@ -14,10 +14,10 @@ from pyspark.errors import StreamingQueryException
 from airflow_lakestream.adopt.claim import CannotAdopt, StillRunning
 from airflow_lakestream.adopt.filled import open_filled
 from airflow_lakestream.adopt.run import AdoptionResult, TableAdoption
-from airflow_lakestream.adopt.sources.spark_checkpoint import SparkCheckpoint
+from airflow_lakestream.adopt.tools import SparkCheckpoint
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.spark.checkpoint import ForeignCheckpoint
-from airflow_lakestream.spark.settings.catalog import catalog_settings
+from airflow_lakestream.spark.lake_settings import catalog_settings
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DELTA, DeltaLake
 from tests.support.lake import GROUP, TABLE, Lake, events, rows_of_events

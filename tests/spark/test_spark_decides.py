@@ -17,7 +17,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.run.topics import land_run
-from airflow_lakestream.spark.crew import crew
+from airflow_lakestream.spark import readers
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import EACH_FORMAT
@@ -73,7 +73,7 @@ def test_records_that_choose_their_tables(
     tmp_path: Path, kafka: Kafka, events: str, spark: SparkSession, monkeypatch: Any, landing: dict[str, Any]
 ) -> None:
     # Two tasks, although there are few records.
-    monkeypatch.setattr(crew, "LEAST_WIDTH", 500)
+    monkeypatch.setattr(readers, "LEAST_WIDTH", 500)
     config = kafka.client_config()
     by_extract, by_spark = (Lake(tmp_path / engine, config) for engine in ("extract", "spark"))
     landing = {"table": "lake.{event}", **landing}
@@ -165,7 +165,7 @@ def test_columns_that_come_up(
     tmp_path_factory: pytest.TempPathFactory,
     schema: str | None,
 ) -> None:
-    monkeypatch.setattr(crew, "LEAST_WIDTH", 500)
+    monkeypatch.setattr(readers, "LEAST_WIDTH", 500)
     name = topic(partitions=1)
     produce(name, 0, [growing(n) for n in range(RECORDS)])
     landing = {**EVOLVE, **({} if schema is None else {"schema": schema})}

@@ -13,9 +13,9 @@ from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.write.files import list_files, referenced
 from airflow_lakestream.run.topics import RunReport
-from airflow_lakestream.spark.crew import crew
-from airflow_lakestream.spark.crew.crew import SparkReaders
+from airflow_lakestream.spark import readers
 from airflow_lakestream.spark.micro_batch import MicroBatches
+from airflow_lakestream.spark.readers import SparkReaders
 from tests.integration.test_fan_out_crashes import COMMITS, Died, acting, die, expected, found
 from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.flowing import IN_A_SOAK, flowing, kill_at_random
@@ -56,7 +56,7 @@ def assert_no_file_is_over(lake: Lake) -> None:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note how many offsets executors are asked for; two tasks read, although there are few."""
-    monkeypatch.setattr(crew, "LEAST_WIDTH", 5)
+    monkeypatch.setattr(readers, "LEAST_WIDTH", 5)
     asked, run = list[int](), SparkReaders._run
 
     def noting(self: SparkReaders, job: Any, work: Any, shares: Any) -> Any:

@@ -16,7 +16,7 @@ from airflow_lakestream.driver.supervisor import (
     SupervisorAction,
     decide,
 )
-from airflow_lakestream.spark.pulse import ProgressReporter
+from airflow_lakestream.spark.micro_batch import ProgressReporter
 from tests.support.broker import poll_until
 
 TASKS = 3

@@ -19,13 +19,13 @@ from airflow_lakestream.driver.lease import HeldLease, LeaseHeld, request_stop
 from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.spark.checkpoint import ForeignCheckpoint, read_checkpoint
-from airflow_lakestream.spark.inputs import fingerprint
+from airflow_lakestream.spark.lease import fingerprint
 from airflow_lakestream.spark.micro_batch import MicroBatches
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import Lake, assert_landed_once, events
-from tests.support.spark import InterposedCrew, SparkRun
+from tests.support.spark import InterposedReaders, SparkRun
 
 pytestmark = pytest.mark.integration
 
@@ -181,7 +181,7 @@ def test_an_extract_that_lands_between_plan_and_commit_is_respected(
     lake: Lake, run: SparkRun, name: str, spark: SparkSession
 ) -> None:
     batches = MicroBatches(run.config(), spark)
-    batches.crew = InterposedCrew(batches.crew, lambda: lake.land(name, mode="ranges", ranges=[[0, 50, 150]]))
+    batches.readers = InterposedReaders(batches.readers, lambda: lake.land(name, mode="ranges", ranges=[[0, 50, 150]]))
     report = batches.land(uuid.uuid4().hex)
     assert report.counts.written == 400
     assert_landed_once(lake, name, COUNTS)

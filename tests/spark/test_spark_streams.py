@@ -17,7 +17,7 @@ from airflow_lakestream.core.landing.modes import LandedBesideStream, StreamRepl
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.spark.frames.function import TransformRefused
-from airflow_lakestream.spark.stateful.aligning import CheckpointLost, RolledBackTooFar
+from airflow_lakestream.spark.frames.stateful import CheckpointLost, RolledBackTooFar
 from tests.support import frames, streams
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import EACH_FORMAT

@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.policies import SchemaEvolution, TableFormat
-from airflow_lakestream.delta.write import handover as of_delta
-from airflow_lakestream.delta.write.columns import delta_fields
+from airflow_lakestream.delta import handover as of_delta
+from airflow_lakestream.delta.columns import delta_fields
 from airflow_lakestream.iceberg.write import handover as of_iceberg
-from airflow_lakestream.lakes.formats import LAKES
-from airflow_lakestream.spark.frames.columns import spark_schema
-from airflow_lakestream.spark.frames.crew import counted_batches, read_by_spark
+from airflow_lakestream.lakes import LAKES
+from airflow_lakestream.spark.frames.function import spark_schema
+from airflow_lakestream.spark.frames.readers import counted_batches, read_by_spark
 from airflow_lakestream.spark.frames.tasks import StagedRowsTask
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.change import metadata_of

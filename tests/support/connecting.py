@@ -15,11 +15,10 @@ import pytest
 
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.connect.client import ConnectClient, ConnectUnknown, ConnectWorkers, NoSuchConnector
+from airflow_lakestream.connect.configuration import IcebergConnector, complete_config
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectorSupervision
-from airflow_lakestream.connect.events import ControlEvent, parse_event
-from airflow_lakestream.connect.iceberg_sink import IcebergConnector, complete_config
-from airflow_lakestream.connect.publishing import BranchPublisher
+from airflow_lakestream.connect.publishing import BranchPublisher, ControlEvent, parse_event
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.driver.supervisor import DriverLook, SupervisionDecision, SupervisionLimits, SupervisorAction
 from airflow_lakestream.kafka.groups import KafkaGroups

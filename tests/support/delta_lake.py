@@ -16,7 +16,7 @@ from obstore.store import LocalStore
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.names import REJECTED
-from airflow_lakestream.delta.commit import committing
+from airflow_lakestream.delta import committing
 from airflow_lakestream.delta.ledger_store import read_ledger
 from airflow_lakestream.delta.reject_table import DeltaMainLedgers
 from airflow_lakestream.delta.storage import DeltaStorage

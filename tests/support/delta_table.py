@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.delta.commit import committing
+from airflow_lakestream.delta import committing
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage
 from tests.support.faults import Fault, passed

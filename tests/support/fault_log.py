@@ -212,7 +212,9 @@ class ModelReader:
                 first, end, is_refused = log.damage_at(at, r.until_offset) or (r.until_offset, 0, False)
                 if first <= at:
                     end = min(end, r.until_offset)
-                    raise DamagedBatch(r.topic, r.partition, first, end, "its checksum is wrong", is_refused=is_refused)
+                    raise DamagedBatch(
+                        r.topic, r.partition, first, end, "its checksum is wrong", is_unreadable_by_broker=is_refused
+                    )
                 offsets: list[int] = []
                 until = at
                 while until < first and len(offsets) < self._records:

@@ -35,7 +35,7 @@ from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters, 
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.reject_table import counting_rows
 from airflow_lakestream.iceberg.write.files import write_data_files
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.tables.rejects.settlement import PendingLanding, pending_of, rejects_of
 from tests.support.broker import Producing, TopicOf

@@ -232,10 +232,10 @@ def ask() -> dict[str, Any]:
     said["later"] = [later.status_code, _content(later)]
     said["all later"] = client.get(ALL, headers=headers).json()["streams"]
     # Another server, which finds nothing among the newest events and runs.
-    from airflow_lakestream.ui.page import hours, newest, runs
+    from airflow_lakestream.ui.page import landings, newest
     from airflow_lakestream.ui.page.streams import StreamsPage
 
-    newest.WINDOW = runs.WINDOW = hours.RUNS = 0
+    newest.WINDOW = landings.RUNS = 0
     with create_session() as session:
         readable = manager.get_authorized_dag_ids(user=users["vera"], session=session)
         said["all by search"] = json.loads(StreamsPage().all(session, readable))["streams"]
@@ -260,7 +260,7 @@ class Written:
 
 def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield what is answered after others have written any JSON where the page reads."""
-    from airflow_lakestream.ui.page import hours
+    from airflow_lakestream.ui.page import landings
 
     paths = {ALL, "/lakestream/api/hours", PRESS.format("lands", "replay")}
     paths |= {ONE.format(name) for name in ("lands", "on_spark", "behind", "fails", "no_outlet")}
@@ -271,7 +271,7 @@ def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         written = [one for name, state in states.items() for one in _write_report(random, seed, at, name, state)]
         written += _write_looks(random, at)
         # As if a minute had passed.
-        hours._FRESH_S = -1
+        landings._FRESH_S = -1
         answers = {path: client.get(path, headers=headers) for path in sorted(paths | {one.path for one in written})}
         texts = {path: list(_naming_texts(one.json())) for path, one in answers.items() if one.status_code == 200}
         found = {one.place: any(text.startswith(one.name) for text in texts.get(one.path, ())) for one in written}

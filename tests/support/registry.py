@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
+from airflow_lakestream.registry.client import RegisteredSchema, SchemaNotFound
 from dev.services.registry import Registry
 from dev.stack import Stack
 

@@ -16,8 +16,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.watching.asking import Verdict, look_now, look_safely
-from airflow_lakestream.watching.checks import make_check
+from airflow_lakestream.watching.asking import Verdict, look_now, look_safely, make_check
 from tests.support.airflow_home import CHECKOUT, AirflowHome, Run
 from tests.support.broker import poll_until
 from tests.support.lake import Lake

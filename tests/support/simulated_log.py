@@ -16,9 +16,9 @@ from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.watch import FirstRecord, TopicRetention
 from airflow_lakestream.watching.asking import LookOutcome, Verdict
-from airflow_lakestream.watching.books import ConsumerProgress, PastCommit
 from airflow_lakestream.watching.lag.risk import RetentionRisk, TopicSettings, every_of, partition_risks, window_of
 from airflow_lakestream.watching.lag.waiting import UnreadOffsets
+from airflow_lakestream.watching.source import ConsumerProgress, PastCommit
 
 TOPIC = TopicIdentity("orders", "id", "cluster")
 # Seconds; the models are about spans of time, not about dates.

@@ -19,11 +19,11 @@ from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.sharing.pieces import SharePiece
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import app_path
-from airflow_lakestream.spark.crew.crew import SparkReaders
+from airflow_lakestream.spark.lake_settings import catalog_packages
 from airflow_lakestream.spark.maintenance.work import EXTENSIONS
 from airflow_lakestream.spark.packages import kafka_packages, resolve
+from airflow_lakestream.spark.readers import SparkReaders
 from airflow_lakestream.spark.session import open_session
-from airflow_lakestream.spark.settings.catalog import catalog_packages
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from dev.services.s3 import S3
 from dev.stack import Stack
@@ -144,19 +144,19 @@ def _config(lake: Lake, topic: str, settings: dict[str, Any], landing: dict[str,
     return AppConfig(kafka=lake.kafka, landing=landing, **{**usual, **of_app})
 
 
-class InterposedCrew:
-    """A crew that does something once it has read for the first time, before anything of it is committed."""
+class InterposedReaders:
+    """Readers that do something once they have read for the first time, before anything is committed."""
 
-    def __init__(self, crew: SparkReaders, action: Callable[[], object]) -> None:
-        self._crew = crew
+    def __init__(self, readers: SparkReaders, action: Callable[[], object]) -> None:
+        self._readers = readers
         self._action = action
         self.reads = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._crew, name)
+        return getattr(self._readers, name)
 
     def read(self, job: LandingJob, *what: Any) -> Sequence[SharePiece]:
-        pieces = self._crew.read(job, *what)
+        pieces = self._readers.read(job, *what)
         self.reads += 1
         if self.reads == 1:
             self._action()

@@ -21,8 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from airflow_lakestream.driver.lease import HeldLease
-from airflow_lakestream.driver.lease_record import TTL_SECONDS
-from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.lease_record import TTL_SECONDS, ProcessIdentity
 from airflow_lakestream.driver.progress import BatchProgress, ProgressLog
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_lakestream.driver.backend import DriverBackend
 from airflow_lakestream.driver.driver_folder import DriverConfig
-from airflow_lakestream.hooks.spark_submission import DriverSubmission
+from airflow_lakestream.hooks.spark import DriverSubmission
 
 
 @pytest.fixture

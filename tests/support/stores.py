@@ -17,14 +17,14 @@ from pyiceberg.catalog import Catalog, load_catalog
 
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.sharing import side_by_side
-from airflow_lakestream.delta.commit import committing
+from airflow_lakestream.delta import committing
 from airflow_lakestream.delta.ledger_store import read_ledger
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.driver.lease import HeldLease, LeaseHeld
 from airflow_lakestream.iceberg.hdfs import HdfsFileIO
 from airflow_lakestream.run.processes import reader_processes
 from airflow_lakestream.run.topics import land_run
-from airflow_lakestream.stores import azure
+from airflow_lakestream.stores import cloud_options
 from airflow_lakestream.stores.object_store import open_location, options_of
 from airflow_lakestream.tables import row_buffer
 from dev.stack import Stack
@@ -78,7 +78,7 @@ def _on_azure(stack: Stack) -> StorePlace:
     server = stack.up_azure()
     location, properties = f"abfss://{server.container(BUCKET)}", server.properties()
     by_pyarrow = {**properties, "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
-    return StorePlace(location, by_pyarrow, azure.options_of(location, properties))
+    return StorePlace(location, by_pyarrow, cloud_options.azure_options(location, properties))
 
 
 def _on_hdfs(stack: Stack) -> StorePlace:

@@ -28,7 +28,7 @@ from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
-from airflow_lakestream.delta.commit import committing as delta_commits
+from airflow_lakestream.delta import committing as delta_commits
 from airflow_lakestream.delta.reject_table import DeltaRejectingSink as RejectingDeltaSink
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage

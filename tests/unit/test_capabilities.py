@@ -15,8 +15,8 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.hooks.lake import open_lake
-from airflow_lakestream.lakes.formats import LAKES, LakeCapability, lake_of
+from airflow_lakestream.hooks.places import open_lake
+from airflow_lakestream.lakes import LAKES, LakeCapability, lake_of
 from airflow_lakestream.operators.asset_partitions import AssetPartitionsOperator
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.triggers import landing_event

@@ -10,10 +10,9 @@ from airflow_lakestream.config.engines import ENGINES, EngineCapability, lack_of
 from airflow_lakestream.config.setting import SettingTaker
 from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.core.routing import MIRROR, IsMirror, refuse_mirror
-from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.model import EngineName
-from airflow_lakestream.pipelines.reading import read_file
-from airflow_lakestream.pipelines.variables import looked_up
+from airflow_lakestream.pipelines.reading import looked_up, read_file
+from airflow_lakestream.pipelines.yaml_file import PipelineError
 from dev.docs_hooks import with_tables
 
 DOCS = Path(__file__).parents[2] / "docs"

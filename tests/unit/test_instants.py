@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.tables.coordinates import iso
-from airflow_lakestream.watching.freshness.check import FreshnessResult
+from airflow_lakestream.watching.freshness import FreshnessResult
 
 
 @given(st.datetimes(timezones=st.just(UTC)).map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000)))

@@ -10,12 +10,12 @@ import pytest
 
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.bad_records import BadRecords
-from airflow_lakestream.core.landing import story
+from airflow_lakestream.core.landing import run_log
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.batch import RunLimits
 from airflow_lakestream.core.landing.modes import IntervalMode
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import ReadProgress
+from airflow_lakestream.core.landing.run_log import ReadProgress
 from airflow_lakestream.core.ledger import Counts, TopicEntry
 from airflow_lakestream.core.ports import TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -157,7 +157,7 @@ def test_the_last_line_says_what_is_left_and_why(left: dict[str, Any], arguments
 
 def test_a_long_run_says_each_half_minute_how_far_it_is(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(story.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_log.time, "monotonic", lambda: now[0])
     progress = ReadProgress("orders", width=1_000_000)
     for now[0] in (110.0, 120.0, 129.9):
         progress.add(OffsetRange("orders", 0, 0, 100_000), 90_000)
@@ -171,7 +171,7 @@ def test_a_long_run_says_each_half_minute_how_far_it_is(lines: Lines, monkeypatc
 
 
 def test_bad_records_of_a_commit_are_a_warning(lines: Lines) -> None:
-    story.log_commit("lake.t", 7, Counts(5, 3, 2), BadRecords(2), RangeSet.of("orders", 0, 0, 5), 0.2)
+    run_log.log_commit("lake.t", 7, Counts(5, 3, 2), BadRecords(2), RangeSet.of("orders", 0, 0, 5), 0.2)
     assert lines.take()[0] == "Committed 3 rows, 2 rejected to lake.t in snapshot 7 (0.20 s): orders[0] [0,5)."
 
 

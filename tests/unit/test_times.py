@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from airflow_lakestream.config import arguments
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.job import ExtractConfig
-from airflow_lakestream.watching.freshness.check import FreshnessConditions
+from airflow_lakestream.watching.freshness import FreshnessConditions
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ZONES = st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))

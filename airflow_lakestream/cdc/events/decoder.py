@@ -27,11 +27,10 @@ from airflow_lakestream.core.policies import OutOfRange, ValueEnvelope
 from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, EventNaming, row_of
 from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_record
-from airflow_lakestream.decode.connect.leaving_out import UnavailablePolicy
-from airflow_lakestream.decode.connect.unavailable import ValuePlaceholder
+from airflow_lakestream.decode.connect.unavailable import UnavailablePolicy, ValuePlaceholder
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import KEY, VALUE
-from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColumn
+from airflow_lakestream.decode.json.decoder import StrictEventDecoder, WithoutColumn
 from airflow_lakestream.decode.json.document import Json
 from airflow_lakestream.decode.json.growing import grow
 from airflow_lakestream.decode.keys import ColumnDecoder
@@ -172,7 +171,7 @@ class EventPayload(PayloadFormats):
         `unknown_fields` is not used: in a mirror, each field of the row gets a column.
         """
         policy = OutOfRange(self.out_of_range)
-        return WatchingDecoder(schema, IMAGES, out_of_range=policy, finer=self.finer)
+        return StrictEventDecoder(schema, IMAGES, out_of_range=policy, finer=self.finer)
 
 
 class _EventDecoder:

@@ -16,7 +16,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.header_ids import KEY, bare, named_by_header
 from airflow_lakestream.decode.keys import KEY_COLUMN, ColumnDecoder
 from airflow_lakestream.decode.known_formats import FORMATS, uses_registry
-from airflow_lakestream.decode.lanes.confluent import HEADER
+from airflow_lakestream.decode.lanes.framed import HEADER
 from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.decode.values.outcome import good_mask, pick
 from airflow_lakestream.decode.writer_schemas import Writer, writers

@@ -13,7 +13,7 @@ from airflow_lakestream.cdc.columns import DELETED, IMAGE, OFFSET, OP, PARTITION
 from airflow_lakestream.cdc.stops import MirrorStopped, name_garbled, name_not_free
 from airflow_lakestream.decode.connect.debezium import EventNaming
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import DEFAULT, LakeFormat
+from airflow_lakestream.lakes import DEFAULT, LakeFormat
 
 # The parts of an event besides the columns of its row.
 _EVENT_PARTS = {OP: "op", SOURCE: "source", IMAGE: "before"}

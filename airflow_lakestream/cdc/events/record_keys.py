@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.decode.connect.decoder import unwrapped
-from airflow_lakestream.registry.client import RegistryClient
-from airflow_lakestream.registry.schemas import SchemaNotFound
+from airflow_lakestream.registry.client import RegistryClient, SchemaNotFound
 
 # A record without a key.
 NO_KEY = "[]"

@@ -82,7 +82,7 @@ class GuardCheck:
                 kept = True
         return kept
 
-    def is_gone(self, guards: Iterable[DeletionGuard], place: Place) -> None:
+    def note_deleted(self, guards: Iterable[DeletionGuard], place: Place) -> None:
         """Note guards of the kind `SENT` as done, for a row already marked as deleted.
 
         Only guards of a deletion at or before the row's place are noted: the deletion is a repeated one, and means the

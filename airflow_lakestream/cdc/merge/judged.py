@@ -49,7 +49,7 @@ class GuardedRowCheck:
             guards = self.batch.guards[int(at[place])]
             where = (rows[COMMIT][place].as_py(), rows[POSITION][place].as_py())
             if not live[place]:
-                self.judge.is_gone(guards, where)
+                self.judge.note_deleted(guards, where)
                 continue
             needed = {name for guard in guards for name in guard.image}
             values = self._values(head, file, int(found.hits[place]), needed) if needed else {}

@@ -27,14 +27,14 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.guard import DeltaTarget, check_fit, check_ledger
-from airflow_lakestream.delta.commit.log import Action
+from airflow_lakestream.delta.columns import delta_fields
+from airflow_lakestream.delta.committing import DeltaTarget, check_fit, check_ledger
+from airflow_lakestream.delta.files import Add, without_committed
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.replace.takeout import remove_action
+from airflow_lakestream.delta.protocol import Action
 from airflow_lakestream.delta.sink import OVERWRITE
 from airflow_lakestream.delta.storage import DeltaTableAccess
-from airflow_lakestream.delta.write.columns import delta_fields
-from airflow_lakestream.delta.write.files import Add, without_committed
+from airflow_lakestream.delta.takeout import remove_action
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
 from airflow_lakestream.tables.schema.columns import fits, to_schema
@@ -188,5 +188,5 @@ def drop(tables: DeltaTableAccess, *names: str) -> None:
                     obstore.delete(store, path)
 
 
-# Name of the sink for every table format, see `lakes.formats`.
+# Name of the sink for every table format, see `lakes`.
 swap_sink = DeltaSwapSink

@@ -200,5 +200,5 @@ def properties_of(catalog: Catalog, name: str) -> Mapping[str, str] | None:
         return None
 
 
-# Name of the sink for every table format, see `lakes.formats`.
+# Name of the sink for every table format, see `lakes`.
 swap_sink = IcebergSwapSink

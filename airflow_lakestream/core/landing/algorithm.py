@@ -40,7 +40,7 @@ from airflow_lakestream.core.landing.plan import (
 from airflow_lakestream.core.landing.refusing import refuse_doubling
 from airflow_lakestream.core.landing.replacing import replace_landed
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import (
+from airflow_lakestream.core.landing.run_log import (
     ReadProgress,
     log_commit,
     log_plan,
@@ -195,14 +195,14 @@ def _drain(job: LandingJob, table: TableState, plan: Plan, pieces: Sequence[Shar
         job.shared.adopt(piece.files)
         batch.take(piece)
     decoder = job.decoders(table.schema, None)
-    by_crew = job.crew is not None and job.crew.can_read(job, plan)
-    shared = by_crew or is_worth_sharing(job, plan)
+    is_remote = job.readers is not None and job.readers.can_read(job, plan)
+    shared = is_remote or is_worth_sharing(job, plan)
     if decoder is None and shared:
         decoder = _use_foreseen_columns(job, plan) or _read_first(job, batch, report)
     if not shared:
         decoder, batch = _read_here(job, decoder, batch, report)
     elif decoder is not None:
-        batch = (_read_by_crew if by_crew else _read_by_children)(job, batch, report)
+        batch = (_read_remotely if is_remote else _read_by_children)(job, batch, report)
     report.lacks_columns = decoder is None
     if decoder is None:
         _postpone(job, batch)
@@ -263,10 +263,10 @@ def _read_here(
     return decoder, batch
 
 
-def _read_by_crew(job: LandingJob, batch: Batch, report: LandingReport) -> Batch:
+def _read_remotely(job: LandingJob, batch: Batch, report: LandingReport) -> Batch:
     """Read the plan's offsets missing in the batch by child processes, and commit when a limit is reached."""
-    assert job.crew is not None, "`crew.can_read` was asked before"
-    for piece in job.crew.read(job, batch.plan, batch.covered, _records_left_after(job, batch, report)):
+    assert job.readers is not None, "`readers.can_read` was asked before"
+    for piece in job.readers.read(job, batch.plan, batch.covered, _records_left_after(job, batch, report)):
         batch.take(piece)
     return batch
 

@@ -112,7 +112,7 @@ class LandingJob:
     :param within: the only offsets that the run may read itself, in addition to the handed pieces; None without
         bounds.
     :param children: processes that may read in place of this process.
-    :param crew: remote readers, Spark's executors.
+    :param readers: remote readers, Spark's executors.
     :param committed: called with each commit; raises nothing.
     :param foresee: may know a new table's columns before a record is read.
     :param careful: the decoders try to write each row, since some rows can't be written.
@@ -137,7 +137,7 @@ class LandingJob:
     handed: HandedPieces = field(default_factory=HandedPieces)
     within: RangeSet | None = None
     children: ChildProcesses | None = None
-    crew: RemoteReaders | None = None
+    readers: RemoteReaders | None = None
     committed: Callable[[CommittedLanding], None] | None = None
     foresee: NewTableColumns | None = None
     careful: bool = False
@@ -149,7 +149,7 @@ class LandingJob:
 
         True if the broker itself can't read the batch, and `on_data_loss` is RECORD.
         """
-        return damaged.is_refused and self.on_data_loss is OnDataLoss.RECORD
+        return damaged.is_unreadable_by_broker and self.on_data_loss is OnDataLoss.RECORD
 
     def with_loss(self, error: RowsNotWritable | DamagedBatch) -> LandingJob:
         """Discard the uncommitted rows, and return the job to go on with after an error.

@@ -125,18 +125,18 @@ class BeginningGone(RangesGone):
 class DamagedBatch(LakestreamError, Terminal):
     """A damaged batch of records; `ranges` are the unreadable offsets.
 
-    `description` names the batch and the damage. If `is_refused`, the broker itself can't read the batch and sends
-    nothing; only such a batch is recorded as lost by `on_data_loss="record"`.
+    `description` names the batch and the damage. If `is_unreadable_by_broker`, the broker sends nothing, and only then
+    `on_data_loss="record"` records the batch as lost.
     """
 
     def __init__(
-        self, topic: str, partition: int, first: int, end: int, problem: str, *, is_refused: bool = False
+        self, topic: str, partition: int, first: int, end: int, problem: str, *, is_unreadable_by_broker: bool = False
     ) -> None:
         self.ranges = RangeSet.of(topic, partition, first, end)
-        self.is_refused = is_refused
+        self.is_unreadable_by_broker = is_unreadable_by_broker
         place = f"{topic}[{partition}] [{first},{end})"
         self.description = f"{place}: the batch of records at offset {first} is damaged in Kafka: {problem}"
-        recorded = ', or by runs with on_data_loss="record"' if is_refused else ""
+        recorded = ', or by runs with on_data_loss="record"' if is_unreadable_by_broker else ""
         super().__init__(
             f"{self.description}. What was not committed yet was discarded, and a retry meets it again. "
             f"{ANOTHER_REPLICA} Else give these offsets up by `lakestream ledger forget --damaged`{recorded}: a "

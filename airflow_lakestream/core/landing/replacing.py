@@ -22,7 +22,7 @@ from airflow_lakestream.core.landing.job import (
 )
 from airflow_lakestream.core.landing.modes import PlanningLook, reading_plan
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.landing.story import ReadProgress, log_commit, log_plan, log_silent_columns
+from airflow_lakestream.core.landing.run_log import ReadProgress, log_commit, log_plan, log_silent_columns
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import Conflict, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
@@ -67,8 +67,8 @@ def replace_landed(job: LandingJob) -> tuple[int, Landing] | None:
 
 def _by_plan(job: LandingJob, table: TableState, plan: Plan) -> tuple[int, Landing]:
     identity, batch = plan.state.identity, Batch(plan)
-    if job.crew is not None and job.crew.can_read(job, plan):
-        for piece in job.crew.read(job, plan, RangeSet(), None):
+    if job.readers is not None and job.readers.can_read(job, plan):
+        for piece in job.readers.read(job, plan, RangeSet(), None):
             batch.take(piece)
     else:
         _read_in_this_process(job, table, batch)

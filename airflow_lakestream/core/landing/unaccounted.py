@@ -27,7 +27,7 @@ class RowFate(Enum):
     """
 
     ACCOUNTED = auto()
-    BESIDE = auto()
+    OUTSIDE = auto()
     IN_THE_WAY = auto()
 
 
@@ -97,7 +97,7 @@ class ForeignRowQuery:
             return None
         if any(start <= low and high < end for start, end in wanted):
             return RowFate.IN_THE_WAY
-        return None if any(start <= high and low < end for start, end in wanted) else RowFate.BESIDE
+        return None if any(start <= high and low < end for start, end in wanted) else RowFate.OUTSIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class UnaccountedRows:
             joined[key] = joined[key] + box if key in joined else box
         kinds = {
             kind: tuple(joined[key] for key in sorted(joined, key=lambda key: key[1]) if key[0] is kind)
-            for kind in (RowFate.IN_THE_WAY, RowFate.BESIDE)
+            for kind in (RowFate.IN_THE_WAY, RowFate.OUTSIDE)
         }
-        return cls(kinds[RowFate.IN_THE_WAY], kinds[RowFate.BESIDE])
+        return cls(kinds[RowFate.IN_THE_WAY], kinds[RowFate.OUTSIDE])
 
     @property
     def foreign_rows(self) -> int:

@@ -30,7 +30,7 @@ from airflow_lakestream.core.landing.plan import (
 )
 from airflow_lakestream.core.landing.refusing import look
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import log_commit
+from airflow_lakestream.core.landing.run_log import log_commit
 from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery
 from airflow_lakestream.core.ledger import Landing, LandingEngine, TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss

@@ -30,7 +30,7 @@ from airflow_lakestream.core.landing.job import (
 from airflow_lakestream.core.landing.modes import IntervalMode
 from airflow_lakestream.core.landing.plan import DamagedBatch, Plan
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import ReadProgress, offsets_text
+from airflow_lakestream.core.landing.run_log import ReadProgress, offsets_text
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import Conflict, OffsetsGone, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet

@@ -19,7 +19,7 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.job import LandingJob, Stopped, read_in_turn, take
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.landing.story import ReadProgress
+from airflow_lakestream.core.landing.run_log import ReadProgress
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import Rows

@@ -11,8 +11,6 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from airflow_lakestream.core.policies import TimestampsFiner
-from airflow_lakestream.decode.avro.blocks import read_items, skip_all
-from airflow_lakestream.decode.avro.one import entry_of
 from airflow_lakestream.decode.avro.schema import (
     AvroArray,
     AvroEnum,
@@ -24,6 +22,7 @@ from airflow_lakestream.decode.avro.schema import (
     Record,
     branch_name,
 )
+from airflow_lakestream.decode.avro.values import entry_of, read_items, skip_all
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import ByteLanes, last_of_each_key, list_array, map_array, merged
 from airflow_lakestream.decode.lanes.leaves import Unfit
@@ -347,7 +346,7 @@ def _number(node: AvroPrimitive, kind: pa.DataType, path: str, finer: Timestamps
     return read
 
 
-def _number_fit(logical: str, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Fit:
+def _number_fit(logical: str, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Converter:
     # Returns the fit by the logical type: its unit is the last word of its name.
     if logical == "date":
         return leaves.dates(kind, path)

@@ -11,15 +11,13 @@ import pyarrow as pa
 from airflow_lakestream.core.policies import TimestampsFiner, UnknownFields
 from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.columns import AvroCompiler
-from airflow_lakestream.decode.avro.fingerprint import fingerprint
-from airflow_lakestream.decode.avro.schema import AvroUnion, Node
-from airflow_lakestream.decode.lanes import confluent
-from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read
+from airflow_lakestream.decode.avro.schema import AvroUnion, Node, fingerprint
+from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read, groups, is_framed, schema_ids
 from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers
 from airflow_lakestream.decode.lanes.leaves import Unfit
 from airflow_lakestream.decode.other_names import FieldNaming, avro_names
 from airflow_lakestream.decode.values.outcome import SchemaRefused
-from airflow_lakestream.registry.schemas import SchemaSource
+from airflow_lakestream.registry.client import SchemaSource
 
 # First bytes of single-object encoding; eight bytes with the schema's fingerprint follow, little-endian.
 _SINGLE_OBJECT = 0x01C3
@@ -65,7 +63,7 @@ class AvroDecoder(FramedDecoder):
         )
 
     def _split(self, lanes: ByteLanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
-        framed = confluent.is_framed(lanes)
+        framed = is_framed(lanes)
         long_enough = lanes.end - lanes.pos >= _SINGLE_HEADER
         single = long_enough & (lanes.words[lanes.pos] & np.uint64(0xFFFF) == _SINGLE_OBJECT)
         problem = "begins neither as Confluent's wire format (a zero) nor as Avro's single-object encoding"
@@ -74,10 +72,10 @@ class AvroDecoder(FramedDecoder):
             # Grouped as signed numbers; the fingerprints are unsigned, hence the modulo below.
             prints = lanes.words[lanes.pos + np.where(single, 2, 0)].view(np.int64)
             lanes.pos = lanes.pos + np.where(single, _SINGLE_HEADER, 0)
-            for value, rows in confluent.groups(prints, single):
+            for value, rows in groups(prints, single):
                 yield ("fingerprint", value % 2**64), None, rows
-        ids = confluent.schema_ids(lanes, framed)
-        for schema_id, rows in confluent.groups(ids, framed & (lanes.failure == 0)):
+        ids = schema_ids(lanes, framed)
+        for schema_id, rows in groups(ids, framed & (lanes.failure == 0)):
             yield schema_id, schema_id, rows
 
     def _compile(self, topic: str, key: Hashable) -> Read:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.connect.leaving_out import NOTE, UNAVAILABLE, UnavailablePolicy
+from airflow_lakestream.decode.connect.unavailable import NOTE, UNAVAILABLE_POLICY, UnavailablePolicy
 from airflow_lakestream.decode.keys import ColumnDecoder
 from airflow_lakestream.decode.values.outcome import DecoderResult
 from airflow_lakestream.exceptions import InvalidArgument
@@ -186,7 +186,7 @@ class DebeziumDecoder:
         schema: pa.Schema,
         make: Callable[[pa.Schema], ColumnDecoder],
         naming: EventNaming = USUAL,
-        unavailable: UnavailablePolicy = UNAVAILABLE,
+        unavailable: UnavailablePolicy = UNAVAILABLE_POLICY,
     ) -> None:
         self.schema = schema
         self._make = make

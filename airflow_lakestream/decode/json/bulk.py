@@ -17,8 +17,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.json.document import nested_too_deep
-from airflow_lakestream.decode.json.finer import texts_for
-from airflow_lakestream.decode.json.values import base64_bytes, is_uuid, uuid_bytes
+from airflow_lakestream.decode.json.values import base64_bytes, is_uuid, texts_for, uuid_bytes
 from airflow_lakestream.decode.lanes.lanes import Bytes, Integers, Mask
 from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema import value_ranges

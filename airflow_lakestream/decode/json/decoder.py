@@ -19,8 +19,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.bulk import BulkParser, NotInBulk
 from airflow_lakestream.decode.json.columns import LayoutParser
 from airflow_lakestream.decode.json.document import Json, JsonNumber, describe, parse_object, to_text
-from airflow_lakestream.decode.json.finer import scalars_for
-from airflow_lakestream.decode.json.values import Coerce, Scalars, fields_coercer, floating, is_uuid, uuid
+from airflow_lakestream.decode.json.values import Coerce, Scalars, fields_coercer, floating, is_uuid, scalars_for, uuid
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, SchemaDecoder, quoted
@@ -367,7 +366,7 @@ class WithoutColumn(Exception):
         self.leftovers = leftovers
 
 
-class WatchingDecoder:
+class StrictEventDecoder:
     """Decoder of change events in JSON. `decode` raises WithoutColumn for a field without a column, unless null.
 
     :param schema: columns and their types.

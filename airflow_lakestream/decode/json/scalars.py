@@ -9,7 +9,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.json.bulk import NotInBulk, exact_up_to, fit
-from airflow_lakestream.decode.json.finer import texts_for
+from airflow_lakestream.decode.json.values import texts_for
 from airflow_lakestream.decode.lanes.lanes import Mask
 
 _NUMBER = r"\A-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\z"

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
+from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.json.document import Json, JsonNumber, describe, to_text
 from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.outcome import Misfit, quoted, shorten
@@ -311,3 +312,20 @@ _SCALARS: Scalars = [
     (t.is_fixed_size_binary, _fixed),
     (is_uuid, uuid),
 ]
+
+
+_CUTTING: Scalars = (
+    (lambda kind: t.is_timestamp(kind) and kind.unit == "us", partial(timestamp, cuts=True)),
+    (lambda kind: t.is_time64(kind) and kind.unit == "us", partial(time_of_day, cuts=True)),
+)
+
+
+def scalars_for(finer: TimestampsFiner) -> Scalars:
+    """Return the coercions for cutting times, or an empty tuple if times are not cut."""
+    return _CUTTING if finer is TimestampsFiner.TRUNCATE else ()
+
+
+def texts_for(finer: TimestampsFiner, texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return texts for a column of this type, with times cut if the policy is to truncate."""
+    is_time = t.is_timestamp(kind) or t.is_time64(kind)
+    return iso8601.cut(texts) if is_time and finer is TimestampsFiner.TRUNCATE else texts

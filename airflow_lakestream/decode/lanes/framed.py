@@ -13,11 +13,11 @@ import pyarrow as pa
 from airflow_lakestream.core.policies import TimestampsFiner, UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, with_uuids
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, Mask, with_uuids
 from airflow_lakestream.decode.lanes.leaves import Unfit
 from airflow_lakestream.decode.other_names import FieldNaming, OtherNames
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, SchemaDecoder
-from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound, SchemaSource, versions_of
+from airflow_lakestream.registry.client import RegisteredSchema, SchemaNotFound, SchemaSource, versions_of
 
 log = logging.getLogger(__name__)
 
@@ -212,3 +212,37 @@ def chunks(values: pa.Array) -> Iterator[tuple[int, int]]:
 def _size(values: pa.Array, first: int, last: int) -> int:
     offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4)
     return int(offsets[last]) - int(offsets[first])
+
+
+HEADER = 5
+
+
+def schema_ids(lanes: ByteLanes, framed: Mask) -> Integers:
+    """Move the framed lanes behind the header, and return the schema ids in the headers.
+
+    A framed lane that ends within the header fails. The ids of lanes outside `framed` have no meaning.
+    """
+    words = lanes.words[lanes.pos]
+    ids = (words >> np.uint64(8)).astype(np.uint32).byteswap().astype(np.int64)
+    lanes.fail(framed & (lanes.end - lanes.pos < HEADER), "the value ends within its first 5 bytes: no schema id")
+    lanes.pos = lanes.pos + np.where(framed & (lanes.failure == 0), HEADER, 0)
+    return ids
+
+
+def is_framed(lanes: ByteLanes) -> Mask:
+    """Return a mask of the lanes with Confluent's wire format: the first byte is a zero."""
+    framed: Mask = (lanes.data[lanes.pos] == 0) & (lanes.end > lanes.pos)
+    return framed
+
+
+def groups(values: Integers, among: Mask) -> Iterator[tuple[int, Integers]]:
+    """Yield each distinct value of the lanes in `among`, with the numbers of the value's lanes."""
+    rows = np.flatnonzero(among)
+    if not len(rows):
+        return
+    found = values[rows]
+    if (found == found[0]).all():
+        yield int(found[0]), rows
+        return
+    for value in np.unique(found):
+        yield int(value), rows[found == value]

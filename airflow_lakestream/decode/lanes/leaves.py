@@ -21,7 +21,7 @@ from airflow_lakestream.decode.values.decimals import DECIMAL_DIGITS, decimal_te
 from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema import value_ranges
 
-Fit = Callable[[ByteLanes, Any], pa.Array]
+Converter = Callable[[ByteLanes, Any], pa.Array]
 """Converter: makes a column of values just read from lanes: integers, floats, or bytes (an Arrow array of binary)."""
 
 
@@ -41,7 +41,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
     return pa.binary(16) if isinstance(kind, pa.UuidType) else kind
 
 
-def integers(kind: pa.DataType, path: str) -> Fit:
+def integers(kind: pa.DataType, path: str) -> Converter:
     """Return the converter of signed or unsigned 64-bit integers into integers, floats or decimals. Raises Unfit."""
     out_of_range = f"{path}: out of range for {kind}"
     if t.is_signed_integer(kind):
@@ -63,7 +63,7 @@ def integers(kind: pa.DataType, path: str) -> Fit:
     raise Unfit(f"{path}: an integer can't become {kind}{hint if t.is_timestamp(kind) else ''}")
 
 
-def _integers_as_floats(kind: pa.DataType, path: str) -> Fit:
+def _integers_as_floats(kind: pa.DataType, path: str) -> Converter:
     exact = np.uint64(1 << (53 if t.is_float64(kind) else 24))
 
     def fit(lanes: ByteLanes, values: Any) -> pa.Array:
@@ -80,7 +80,7 @@ def _integers_as_floats(kind: pa.DataType, path: str) -> Fit:
     return fit
 
 
-def _integers_as_decimals(kind: pa.DataType, out_of_range: str) -> Fit:
+def _integers_as_decimals(kind: pa.DataType, out_of_range: str) -> Converter:
     def fit(lanes: ByteLanes, values: Any) -> pa.Array:
         # A limit beyond the integers' 64 bits excludes no number.
         limit = 10 ** (kind.precision - kind.scale) if kind.scale <= kind.precision else 1
@@ -102,7 +102,7 @@ def _decimals(low: Integers, high: Integers, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(low), [None, pa.py_buffer(np.ascontiguousarray(pairs))])
 
 
-def floats(kind: pa.DataType, path: str) -> Fit:
+def floats(kind: pa.DataType, path: str) -> Converter:
     """Return the converter of floats or doubles into a column of floats or doubles. Raises Unfit."""
     if t.is_float64(kind):
         return lambda lanes, values: pa.array(values.astype(np.float64))
@@ -118,14 +118,14 @@ def floats(kind: pa.DataType, path: str) -> Fit:
     return fit
 
 
-def booleans(kind: pa.DataType, path: str) -> Fit:
+def booleans(kind: pa.DataType, path: str) -> Converter:
     """Return the converter of truth values into a column of booleans. Raises Unfit."""
     if not t.is_boolean(kind):
         raise Unfit(f"{path}: a boolean can't become {kind}")
     return lambda lanes, values: pa.array(values.astype(np.bool_))
 
 
-def dates(kind: pa.DataType, path: str) -> Fit:
+def dates(kind: pa.DataType, path: str) -> Converter:
     """Return the converter of days since 1970 into a column of dates, or of integers, see `integers`. Raises Unfit."""
     if not t.is_date32(kind):
         return integers(kind, path)
@@ -139,7 +139,7 @@ def dates(kind: pa.DataType, path: str) -> Fit:
     return fit
 
 
-def times(kind: pa.DataType, path: str, nanos: int, *, finer: TimestampsFiner) -> Fit:
+def times(kind: pa.DataType, path: str, nanos: int, *, finer: TimestampsFiner) -> Converter:
     """Return the converter of times of day into a column of times in microseconds, or of integers, see `integers`.
 
     :param nanos: unit of the values, in nanoseconds.
@@ -171,7 +171,7 @@ def _in_micros(lanes: ByteLanes, nanos: Integers, path: str, finer: TimestampsFi
     return nanos // 1000
 
 
-def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool, finer: TimestampsFiner) -> Fit:
+def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool, finer: TimestampsFiner) -> Converter:
     """Return the converter of timestamps into a column of timestamps in microseconds, or of integers, see `integers`.
 
     :param nanos: unit of the values, in nanoseconds.
@@ -200,7 +200,7 @@ def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool, finer: 
 _NO_INSTANT = "not an ISO 8601 date-time with a zone"
 
 
-def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Fit:
+def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Converter:
     """Return the converter of ISO 8601 text (bytes, with a zone) into timestamps with a zone. Raises Unfit."""
     if not (t.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None):
         raise Unfit(f"{path}: an instant can't become {kind}")
@@ -223,7 +223,7 @@ def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Fit:
     return fit
 
 
-def blobs(kind: pa.DataType, path: str) -> Fit:
+def blobs(kind: pa.DataType, path: str) -> Converter:
     """Return the converter of bytes into a column of bytes; into a column of text, if they are UTF-8. Raises Unfit."""
     if t.is_binary(kind):
         return lambda lanes, values: values
@@ -236,7 +236,7 @@ def blobs(kind: pa.DataType, path: str) -> Fit:
     raise Unfit(f"{path}: bytes can't become {kind}")
 
 
-def _sized(kind: pa.DataType, path: str) -> Fit:
+def _sized(kind: pa.DataType, path: str) -> Converter:
     # Returns the converter of values of exactly as many bytes as the column has.
     size = kind.byte_width
 
@@ -250,7 +250,7 @@ def _sized(kind: pa.DataType, path: str) -> Fit:
     return fit
 
 
-def texts(kind: pa.DataType, path: str) -> Fit:
+def texts(kind: pa.DataType, path: str) -> Converter:
     """Return the converter of text in UTF-8, as bytes, into a column of text, of bytes or of UUIDs. Raises Unfit."""
     if t.is_fixed_size_binary(kind) and kind.byte_width == 16:
         return _uuids(path)
@@ -301,7 +301,7 @@ for _value, _digit in enumerate("0123456789abcdef"):
     _NIBBLES[[ord(_digit), ord(_digit.upper())]] = _value
 
 
-def _uuids(path: str) -> Fit:
+def _uuids(path: str) -> Converter:
     # Returns the converter of UUIDs in the usual text form, as 16 bytes.
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         sized = _sized(pa.binary(36), path)(lanes, values)
@@ -320,7 +320,7 @@ def fixed_binary(rows: Bytes) -> pa.Array:
     return pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
 
 
-def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
+def decimals(kind: pa.DataType, path: str, scale: int) -> Converter:
     """Return the converter of unscaled numbers into a column of decimals or of text. Raises Unfit.
 
     A number is in big-endian two's complement, as bytes.
@@ -362,7 +362,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
     return fit
 
 
-def _odd_decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
+def _odd_decimals(kind: pa.DataType, path: str, scale: int) -> Converter:
     """Return the converter of numbers with a scale outside Arrow's range, converted one by one."""
 
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
@@ -374,7 +374,7 @@ def _odd_decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
     return fit
 
 
-def _decimal_texts(kind: pa.DataType, path: str, scale: int) -> Fit:
+def _decimal_texts(kind: pa.DataType, path: str, scale: int) -> Converter:
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         lanes.fail(
             pc.equal(pc.binary_length(values), 0).to_numpy(zero_copy_only=False), f"{path}: a decimal of no bytes"

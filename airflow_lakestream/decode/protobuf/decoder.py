@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.core.policies import TimestampsFiner, UnknownFields
-from airflow_lakestream.decode.lanes import confluent, leaves
-from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read
+from airflow_lakestream.decode.lanes import leaves
+from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read, groups, is_framed, schema_ids
 from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, Words
 from airflow_lakestream.decode.lanes.leaves import Unfit
 from airflow_lakestream.decode.other_names import FieldNaming, identity_of, proto_of, protobuf_names
 from airflow_lakestream.decode.protobuf import fields as protobuf_fields
-from airflow_lakestream.decode.protobuf import walk as protobuf_walk
+from airflow_lakestream.decode.protobuf import values as protobuf_walk
 from airflow_lakestream.decode.protobuf.fields import MessageColumn
 from airflow_lakestream.decode.protobuf.schema import is_map
 from airflow_lakestream.decode.protobuf.values import DELIMITED
@@ -199,10 +199,10 @@ class ProtobufDecoder(FramedDecoder):
     kind = "PROTOBUF"
 
     def _split(self, lanes: ByteLanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
-        framed = confluent.is_framed(lanes)
+        framed = is_framed(lanes)
         lanes.fail(~framed, "the value does not begin as Confluent's wire format does, with a zero")
-        ids = confluent.schema_ids(lanes, framed)
-        for schema_id, rows in confluent.groups(ids, lanes.failure == 0):
+        ids = schema_ids(lanes, framed)
+        for schema_id, rows in groups(ids, lanes.failure == 0):
             part = lanes.take(rows)
             messages = _messages(part)
             lanes.put(rows, part)

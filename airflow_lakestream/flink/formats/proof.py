@@ -29,7 +29,7 @@ from airflow_lakestream.decode.raw import RawDecoder
 from airflow_lakestream.decode.values.outcome import DecoderResult, SchemaRefused
 from airflow_lakestream.flink.formats.avro import AvroEncodings, WayRefused, ways_of
 from airflow_lakestream.flink.job import JobSpoilt
-from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaSource
+from airflow_lakestream.registry.client import RegisteredSchema, SchemaSource
 from airflow_lakestream.run.publication import DecodingProof
 from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.tables.schema.types import arrow_schema

@@ -14,9 +14,8 @@ from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.job import JobSeries
 from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.rest import FlinkJobState, FlinkRefused, SqlSession
-from airflow_lakestream.flink.script.config import ScriptConfig
-from airflow_lakestream.flink.script.jar import JarReplaced, digest_of, read_jar
-from airflow_lakestream.kafka.java import JavaDamage
+from airflow_lakestream.flink.script.config import JarReplaced, ScriptConfig, digest_of, read_jar
+from airflow_lakestream.kafka.damage import JavaDamage
 
 log = logging.getLogger(__name__)
 

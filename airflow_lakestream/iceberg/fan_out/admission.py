@@ -1,6 +1,6 @@
 """Admission of tables named by records: checked for each route before a row is made, and again before a write.
 
-An error that a record's value causes is the record's own, and ends no run: see `decode.routing.RecordRouter`.
+An error that a record's value causes is the record's own, and ends no run: see `decode.metadata.RecordRouter`.
 """
 
 from __future__ import annotations

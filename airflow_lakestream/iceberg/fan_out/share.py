@@ -105,7 +105,7 @@ class FanOutShare:
         self._folder = folder
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Buffer rows with the columns of `decode.routing.RecordRouter`. Raises RowsNotWritable.
+        """Buffer rows with the columns of `decode.metadata.RecordRouter`. Raises RowsNotWritable.
 
         :param identity: not needed: a share has rows of a single topic.
         """

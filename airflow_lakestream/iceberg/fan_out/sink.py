@@ -71,7 +71,7 @@ class HalfLanded(Conflict):
 
 
 class FanOutSink:
-    """A `core.ports.HandoverSink` over a home and targets; rows have the columns of `decode.routing.RecordRouter`."""
+    """A `core.ports.HandoverSink` over a home and targets; rows have the columns of `decode.metadata.RecordRouter`."""
 
     def __init__(
         self,

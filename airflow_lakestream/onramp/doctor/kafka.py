@@ -12,9 +12,8 @@ from airflow_lakestream.kafka.cluster import BrokerAddress, KafkaCluster, bootst
 from airflow_lakestream.kafka.errors import KafkaMisconfigured
 from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
 from airflow_lakestream.onramp.samples import SampledTopic
-from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.client import RegistryClient, SchemaNotFound
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.registry.schemas import SchemaNotFound
 
 BROKERS, TOPIC, REGISTRY, CLOCK = "brokers", "topic", "registry", "clock"
 _TLS = ("ssl", "sasl_ssl")

@@ -11,9 +11,8 @@ from packaging.requirements import Requirement
 
 from airflow_lakestream.exceptions import MissingExtra, install_command
 from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
-from airflow_lakestream.spark.java import JavaUnfit
-from airflow_lakestream.spark.java import check_java as find_java
-from airflow_lakestream.spark.packages import SparkMixed, check_spark
+from airflow_lakestream.spark.packages import JavaUnfit, SparkMixed, check_spark
+from airflow_lakestream.spark.packages import check_java as find_java
 
 JAVA, PACKAGES = "java", "packages"
 _DISTRIBUTION = "airflow-lakestream"

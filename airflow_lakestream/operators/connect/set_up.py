@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config.arguments import proven_share
 from airflow_lakestream.config.checks import auditor_of
+from airflow_lakestream.connect.configuration import SESSION
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectorSupervision
-from airflow_lakestream.connect.iceberg_sink import SESSION
 from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.exceptions import InvalidArgument

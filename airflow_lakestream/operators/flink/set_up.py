@@ -20,10 +20,8 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job import cancel_noted
 from airflow_lakestream.flink.job_config import JobConfig
-from airflow_lakestream.flink.script.config import ScriptConfig
-from airflow_lakestream.flink.script.jar import digest_of, read_jar
-from airflow_lakestream.flink.script.text import DATABASE, KAFKA
-from airflow_lakestream.hooks.database import connector_options
+from airflow_lakestream.flink.script.config import DATABASE, KAFKA, ScriptConfig, digest_of, read_jar
+from airflow_lakestream.hooks.connections import connector_options
 from airflow_lakestream.hooks.flink import FlinkHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook

@@ -28,22 +28,19 @@ from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.registry import registry_of
-from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
+from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, DriverSubmission, SparkHook
 from airflow_lakestream.hooks.spark_cluster import backend_of
-from airflow_lakestream.hooks.spark_submission import DriverSubmission
 from airflow_lakestream.hooks.store import store_properties
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of_app
+from airflow_lakestream.lakes import LakeCapability, lake_of_app
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.spark.app_config import LANDING_APPS, AppConfig
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, app_path, check_app, package_zip
-from airflow_lakestream.spark.inputs import fingerprint, inputs_of
-from airflow_lakestream.spark.java import check_java
+from airflow_lakestream.spark.lake_settings import catalog_packages, is_on_s3a, s3a_left_out, s3a_packages
+from airflow_lakestream.spark.lease import fingerprint, inputs_of
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
-from airflow_lakestream.spark.packages import check_spark, kafka_packages, resolve
-from airflow_lakestream.spark.settings import s3a
-from airflow_lakestream.spark.settings.catalog import catalog_packages
+from airflow_lakestream.spark.packages import check_java, check_spark, kafka_packages, resolve
 
 if TYPE_CHECKING:
     from airflow_lakestream.spark.frames.function import FrameFunction
@@ -393,8 +390,8 @@ def _add_packages(operator: StreamArguments, hook: SparkHook, place: DriverPlace
     packages, without = kafka_packages(), tuple[str, ...]()
     if operator.app == MAINTAIN_ICEBERG:
         packages = catalog_packages(IcebergHook(str(operator.iceberg_conn_id)).properties())
-    elif place.is_query and s3a.is_on_s3a(place.location):
-        packages, without = (*packages, *s3a.packages()), s3a.left_out()
+    elif place.is_query and is_on_s3a(place.location):
+        packages, without = (*packages, *s3a_packages()), s3a_left_out()
     if hook.kind is BackendKind.KUBERNETES:
         # The driver in a pod can't see this machine's files.
         hook.add_packages(packages, without)

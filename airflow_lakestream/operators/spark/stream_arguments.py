@@ -11,7 +11,7 @@ from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.policies import SqlInput, is_given
 from airflow_lakestream.core.secrecy import MASKED, refuse_shown, secrets_in
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import lake_of_app
+from airflow_lakestream.lakes import lake_of_app
 from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.operators.sql_template import check_written_out
 from airflow_lakestream.operators.supervised.operator import SupervisedOperator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import TaskDeferred
 
 from airflow_lakestream.core.policies import is_given
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.operators.lineage import is_lineage_enabled
 
 if TYPE_CHECKING:
@@ -71,9 +71,8 @@ def _facts_of(
     if not is_given(kafka_conn_id):
         return None
     from airflow_lakestream.hooks.kafka import KafkaHook
-    from airflow_lakestream.lineage.facts import LineageFacts
-    from airflow_lakestream.lineage.names import brokers_of
-    from airflow_lakestream.lineage.streaming import add_batches
+    from airflow_lakestream.lineage.facts import LineageFacts, brokers_of
+    from airflow_lakestream.lineage.looking import add_batches
 
     names, progress = operator.stream_names(), supervisor.progress()
     brokers = brokers_of(KafkaHook(str(kafka_conn_id)).configuration())
@@ -91,8 +90,8 @@ def _facts_of(
 
 
 def _look(operator: SupervisedOperator, facts: LineageFacts) -> None:
-    from airflow_lakestream.hooks.lake import open_tables
-    from airflow_lakestream.lineage.streaming import look_at_tables
+    from airflow_lakestream.hooks.places import open_tables
+    from airflow_lakestream.lineage.looking import look_at_tables
 
     lakes = {lake.format: lake for lake in map(lake_of, facts.tables)}
     iceberg, storage = (getattr(operator, name, None) for name in ("iceberg_conn_id", "storage_conn_id"))

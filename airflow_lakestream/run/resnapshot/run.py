@@ -32,7 +32,7 @@ from airflow_lakestream.core.source_types import in_new_rows
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.run.job import Lake, build_job
 from airflow_lakestream.run.resnapshot.asking import SnapshotRequest
 from airflow_lakestream.tables.design import TableDesign

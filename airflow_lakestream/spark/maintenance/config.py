@@ -11,10 +11,10 @@ from airflow_lakestream.config.arguments import check_keys, items
 from airflow_lakestream.config.maintenance import MaintenanceSection
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG
 from airflow_lakestream.spark.configuration import AppSettings, read_object, write_object
-from airflow_lakestream.spark.settings.catalog import catalog_settings, identity_of
+from airflow_lakestream.spark.lake_settings import catalog_settings, identity_of
 
 
 @dataclass(frozen=True, kw_only=True)

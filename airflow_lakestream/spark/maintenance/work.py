@@ -25,14 +25,13 @@ from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.upkeep import expiry, narrow_bounds
 from airflow_lakestream.iceberg.upkeep.reads import ReadCounts, TableSize
 from airflow_lakestream.run.maintenance.tables import SharedFolder, inside, is_memory, select
-from airflow_lakestream.spark.at_once import AppSupervision, supervised
-from airflow_lakestream.spark.inputs import lease_for
-from airflow_lakestream.spark.lease import Lease
+from airflow_lakestream.spark import lake_settings as catalog_options
+from airflow_lakestream.spark.lake_settings import catalog_packages
+from airflow_lakestream.spark.lease import Lease, lease_for
 from airflow_lakestream.spark.maintenance.calls import IcebergProcedures
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.spark.session import check_class, start_session
-from airflow_lakestream.spark.settings import catalog as catalog_options
-from airflow_lakestream.spark.settings.catalog import catalog_packages
+from airflow_lakestream.spark.stream import AppSupervision, supervised
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

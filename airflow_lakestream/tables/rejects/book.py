@@ -70,9 +70,9 @@ class RejectTableSink(ABC):
 
         For example, a replace that was rolled back has removed such rows. The result is 0 without a main table.
         """
-        if settlement.books is None:
+        if settlement.main_ledgers is None:
             return 0
-        entry = settlement.books.ledger(self._group).entry(identity)
+        entry = settlement.main_ledgers.ledger(self._group).entry(identity)
         if not entry.counts.rejected:
             return 0
         return max(0, entry.counts.rejected - self.count(identity, entry.landed, settlement)[1])

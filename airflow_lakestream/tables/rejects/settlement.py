@@ -208,28 +208,28 @@ class RejectSettlement:
     properties: Mapping[str, str] = field(default_factory=dict)
     # Landings that were rolled back, and may come again while their snapshots live.
     rolled_back: Sequence[str] = ()
-    books: MainTableLedgers | None = None
+    main_ledgers: MainTableLedgers | None = None
 
     @classmethod
-    def by(cls, pending: Iterable[PendingLanding], books: MainTableLedgers | None) -> Self:
-        """Return the decision of the main table; if `books` is None (no table), all landings are open.
+    def by(cls, pending: Iterable[PendingLanding], main_ledgers: MainTableLedgers | None) -> Self:
+        """Return the decision of the main table; if `main_ledgers` is None (no table), all landings are open.
 
         :param pending: the notes of the reject table.
         """
-        if books is None:
+        if main_ledgers is None:
             return cls(open=list(pending))
-        rolled_back = set(books.rolled_back)
-        result = cls(properties=books.properties, books=books)
+        rolled_back = set(main_ledgers.rolled_back)
+        result = cls(properties=main_ledgers.properties, main_ledgers=main_ledgers)
         landed: list[tuple[int, int, PendingLanding]] = []
         for one in pending:
-            place = books.place(one.consumer_group, one.landing_id)
+            place = main_ledgers.place(one.consumer_group, one.landing_id)
             if place is not None:
                 landed.append((place, one.at_ms, one))
             elif one.landing_id in rolled_back or (one.is_taken_back and not _is_old(one)):
                 # A Delta table knows of the rollback only until its group lands again.
                 rolled_back.add(one.landing_id)
             else:
-                can_not_land = _can_not_land(one, books)
+                can_not_land = _can_not_land(one, main_ledgers)
                 (result.dead if can_not_land and one.is_condemned else result.open).append(one)
                 if can_not_land and not one.is_condemned:
                     result.condemned.append(replace(one, is_condemned=True))
@@ -239,7 +239,7 @@ class RejectSettlement:
 
     def marks(self, consumer_group: str) -> tuple[str, ...]:
         """Return the marks of the group's last landings with a note, for a new note; empty without a main table."""
-        return () if self.books is None else self.books.ledger(consumer_group).noted.marks
+        return () if self.main_ledgers is None else self.main_ledgers.ledger(consumer_group).noted.marks
 
     @property
     def is_due(self) -> bool:
@@ -306,9 +306,9 @@ def _is_old(one: PendingLanding) -> bool:
     return time.time() * 1000 - one.at_ms > DEAD_AFTER_MS
 
 
-def _can_not_land(one: PendingLanding, books: MainTableLedgers) -> bool:
+def _can_not_land(one: PendingLanding, main_ledgers: MainTableLedgers) -> bool:
     """Return whether a landing missing in the history has not landed, and can't land on the current table."""
-    ledger = books.ledger(one.consumer_group)
+    ledger = main_ledgers.ledger(one.consumer_group)
     if not ledger.noted.has_all_since(one.after):
         # It may have landed long ago, before all that the ledger still names.
         return False

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from airflow_lakestream.transform.statement import Node, arguments_of, constant
-from airflow_lakestream.transform.to_flink.functions import FORMS, SAME, fitting, written
-from airflow_lakestream.transform.to_flink.part import (
+from airflow_lakestream.transform.to_flink.functions import (
+    FORMS,
     INTEGERS,
     NULL,
+    SAME,
     FlinkExpression,
     NotCommon,
     digits_of,
+    fitting,
     flink_type,
     is_lost,
     is_number,
     text,
     unlike,
+    written,
 )
 
 # Digits that a double represents exactly.

@@ -20,7 +20,7 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.config.engines import EngineCapability, lack_of
 from airflow_lakestream.core.policies import is_template
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.ui.page.tasks import KEPT, StreamTask
 
 if TYPE_CHECKING:

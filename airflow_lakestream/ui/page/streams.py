@@ -15,13 +15,10 @@ from airflow.models.dag_version import DagVersion
 from airflow.models.serialized_dag import SerializedDagModel
 from sqlalchemy import func, select
 
-from airflow_lakestream.ui.page.advice import with_advice
-from airflow_lakestream.ui.page.hours import HOURS, HourlyRows
-from airflow_lakestream.ui.page.landings import Key, TaskLanding, chunks, read_history
-from airflow_lakestream.ui.page.newest import MOST_TABLES, NewestLandings
+from airflow_lakestream.ui.page.landings import HOURS, HourlyRows, Key, TaskLanding, chunks, read_history
+from airflow_lakestream.ui.page.newest import MOST_TABLES, Conf, NewestLandings, NewestRuns, RunStates, TaskTry
 from airflow_lakestream.ui.page.presses import ButtonStream, buttons_of
-from airflow_lakestream.ui.page.runs import Conf, NewestRuns, RunStates, TaskTry
-from airflow_lakestream.ui.page.states import StateFacts, state_of
+from airflow_lakestream.ui.page.states import StateFacts, state_of, with_advice
 from airflow_lakestream.ui.page.supervision import SupervisionResult, SupervisionResults, contents_of
 from airflow_lakestream.ui.page.tasks import DagStreams, StreamTask, find_streams
 

@@ -13,10 +13,9 @@ from typing import Any
 from airflow_lakestream.core.policies import MissingPolicy, choose, is_given, seconds
 from airflow_lakestream.kafka.watch import TopicRetention
 from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
-from airflow_lakestream.watching.books import ConsumerProgress
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
 from airflow_lakestream.watching.lag.waiting import Asking, UnreadOffsets, reasons_lost
-from airflow_lakestream.watching.source import ConsumerSource, ask_kafka
+from airflow_lakestream.watching.source import ConsumerProgress, ConsumerSource, ask_kafka
 
 # In the last part of the wanted time no rate is trusted: a consumer may stop at any moment.
 LAST_PART = 4
@@ -238,7 +237,7 @@ class RiskCheck(ConsumerSource):
         state = unread.state
         topic = state.identity.topic
         retention = yield LookQuestion(
-            ("retention", self.kafka_conn_id, topic), lambda: watch.retention(topic), keep=_SETTINGS_KEPT
+            ("retention", self.kafka_conn_id, topic), lambda: watch.retention(topic), share_seconds=_SETTINGS_KEPT
         )
         window = window_of(retention, every)
         since_ms = int((now - window) * 1000)

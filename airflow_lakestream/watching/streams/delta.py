@@ -11,8 +11,8 @@ from airflow_lakestream.core import codec
 from airflow_lakestream.core.event_cursor import EventCursor, landing_of_summary
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.log import Action, info_of, read_commit
 from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.protocol import Action, info_of, read_commit
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.watching.streams.landing_events import EventCommit, LandingEvent, NewLandings, event_of
 from airflow_lakestream.watching.streams.landings import RECENT, BranchHistory, SnapshotRecord

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError
 
+from airflow_lakestream.core.event_cursor import EventCursor
 from airflow_lakestream.core.landing.plan import LogTruncated, TopicReplaced, TopicState
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
+from airflow_lakestream.core.policies import MissingPolicy
 from airflow_lakestream.core.source_types import LedgerTypes
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.kafka.errors import KafkaUnavailable, TopicMissing
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
-from airflow_lakestream.watching.asking import NotThere, run_now
-from airflow_lakestream.watching.books import of_checkpoint
+from airflow_lakestream.lakes import LakeCapability, LakeFormat, lake_of
+from airflow_lakestream.tables.coordinates import iso
+from airflow_lakestream.watching.asking import (
+    LookConnections,
+    LookOutcome,
+    LookQuestion,
+    NotThere,
+    look_safely,
+    make_check,
+    run_now,
+)
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, TopicLook, backlog_of, topics_of
+from airflow_lakestream.watching.source import OPENED, ask_table, of_checkpoint
+from airflow_lakestream.watching.streams.landing_events import LandingEvent, NewLandings
 from airflow_lakestream.watching.streams.landings import TableStreams
 from airflow_lakestream.watching.streams.status import SparkQuery, StreamFacts, StreamStatus, stream_status
 
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
+
 
 # Errors that are the state of a stream, like errors of its ledger. After any other error the state is unknown.
 _OF_STREAM = (TopicReplaced, LogTruncated, TopicMissing)
@@ -205,3 +219,94 @@ def _problem_of(error: Exception, of_stream: tuple[type[Exception], ...] = ()) -
 def _entry(ledger: Ledger, topic: str) -> TopicEntry:
     # A topic that was deleted and created again has an entry for each topic id.
     return sum((entry for identity, entry in ledger.topics.items() if identity.topic == topic), TopicEntry())
+
+
+# A step of a look: asks questions, and returns a result.
+Step = Generator[LookQuestion, Any, Any]
+
+
+@dataclass(frozen=True)
+class LandingWatch:
+    """The table with the landings to emit.
+
+    :param kafka_conn_id: used to find out whether a covered time is complete; None: completeness is not checked.
+    """
+
+    table: str
+    consumer_group: str | None = None
+    iceberg_conn_id: str = "iceberg_default"
+    storage_conn_id: str | None = None
+    kafka_conn_id: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """Name of the table."""
+        return f"{self.iceberg_conn_id}/{self.table}"
+
+    @property
+    def lake(self) -> LakeFormat:
+        """The format of the table."""
+        return lake_of(self.table)
+
+    def cursor(self, connections: LookConnections) -> Step:
+        """Return the cursor after all landings up to now.
+
+        Without a table it is the first cursor: all landings of a table created later are new.
+        """
+        try:
+            streams = yield from self._streams(connections)
+        except NotThere:
+            return EventCursor()
+        return (yield LookQuestion((*self._key, "cursor"), streams.cursor, share_seconds=0.0))
+
+    def after(self, connections: LookConnections, cursor: EventCursor, most: int) -> Step:
+        """Return `NewLandings`: at most `most` landings after a cursor.
+
+        `head` is None if more landings remain. Raises NotThere, the errors in the streams' `problems`, and errors of
+        the catalog or the store.
+        """
+        streams = yield from self._streams(connections)
+        answer = partial(streams.after, cursor, self.consumer_group)
+        new_landings: NewLandings = yield LookQuestion(
+            (*self._key, cursor, self.consumer_group), answer, share_seconds=0.0
+        )
+        landings = []
+        for one in new_landings.landings[:most]:
+            landings.append((yield from self._with_completeness(connections, one)))
+        return NewLandings(tuple(landings), new_landings.head if len(new_landings.landings) <= most else None)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return ("landings", self.iceberg_conn_id, self.storage_conn_id, self.table)
+
+    def _streams(self, connections: LookConnections) -> Step:
+        """Open the table. Returns `TableStreams`; raises NotThere."""
+        books = self.lake.part("books")
+        if LakeCapability.CATALOG in self.lake.can:
+            return books((yield from ask_table(connections, self.iceberg_conn_id, self.table)))
+        conn_id = self.storage_conn_id
+        storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), share_seconds=OPENED)
+        streams = yield LookQuestion((*self._key, "open"), partial(books.at, storage, self.table), share_seconds=0.0)
+        if streams is None:
+            raise NotThere(f"table: there is no Delta table at {self.table!r}.")
+        return streams
+
+    def _with_completeness(self, connections: LookConnections, one: LandingEvent) -> Step:
+        """Set `complete_through` of the event to the end of the landing's covered time, if complete.
+
+        The event stays unchanged without a covered time, without a Kafka connection, and for a Delta table.
+        """
+        if one.until_ms is None or self.kafka_conn_id is None or LakeCapability.COMPLETENESS not in self.lake.can:
+            return one
+        arguments = {
+            "table": self.table,
+            "iceberg_conn_id": self.iceberg_conn_id,
+            "kafka_conn_id": self.kafka_conn_id,
+            "consumer_group": one.event["consumer_group"],
+            "complete_through": one.until_ms,
+            "missing": MissingPolicy.WAIT,
+        }
+        check = make_check("freshness", arguments)
+        verdict = yield from look_safely(check, connections, 0.0)
+        through = iso(one.until_ms) if verdict.outcome is LookOutcome.DONE else None
+        return replace(one, event={**one.event, "complete_through": through})

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_lakestream.core.column_use import silent_texts
-from airflow_lakestream.core.landing.story import stale_text
+from airflow_lakestream.core.landing.run_log import stale_text
 from airflow_lakestream.core.ledger import LandingEngine, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState

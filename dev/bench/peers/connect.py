@@ -13,9 +13,9 @@ import psutil
 
 from airflow_lakestream.config.arguments import ALL, proven_share
 from airflow_lakestream.connect.client import ConnectClient, ConnectWorkers
+from airflow_lakestream.connect.configuration import complete_config
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectorSupervision
-from airflow_lakestream.connect.iceberg_sink import complete_config
 from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.driver.supervisor import DriverLook, SupervisionLimits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from airflow_lakestream.connect.client import ConnectUnknown, NoSuchConnector
-from airflow_lakestream.connect.events import ControlEvent, EventType
+from airflow_lakestream.connect.publishing import ControlEvent, EventType
 from airflow_lakestream.kafka.errors import TopicMissing
 from tests.support.connecting import Sinks
 from tests.support.engine_kills.killed_stream import Blow, KilledStream

@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyiceberg.table import Table
 
 from airflow_lakestream.cdc.columns import VERSION
+from airflow_lakestream.spark.lake_settings import catalog_settings
 from airflow_lakestream.spark.maintenance.work import times_of_day
-from airflow_lakestream.spark.settings.catalog import catalog_settings
 from dev.bench.lab import PEERS_PYTHON
 from tests.support.hostile import duckdb_reader
 from tests.support.lake import Lake

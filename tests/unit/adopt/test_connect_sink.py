@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_lakestream.adopt.claim import CannotAdopt
-from airflow_lakestream.adopt.sources.connect_sink import check_config
+from airflow_lakestream.adopt.tools import check_config
 
 
 @pytest.mark.parametrize(

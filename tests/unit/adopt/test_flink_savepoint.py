@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.adopt.claim import CannotAdopt
-from airflow_lakestream.adopt.sources.flink_savepoint import FlinkSavepoint
-from airflow_lakestream.flink.savepoint import SavepointUnreadable, read_savepoint
+from airflow_lakestream.adopt.tools import FlinkSavepoint
+from airflow_lakestream.flink.checkpoints import SavepointUnreadable, read_savepoint
 
 HEAD = struct.pack(">iiq", 0x4960672D, 4, 17)
 

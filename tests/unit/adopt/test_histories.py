@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim
-from airflow_lakestream.adopt.decide import AdoptionDecision, TableRowPositions, TopicAdoption
+from airflow_lakestream.adopt.run import AdoptionDecision, TableRowPositions, TopicAdoption
 from airflow_lakestream.audit.rows import RowPositions
 from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, TopicState, resume_plan
 from airflow_lakestream.core.ledger import TopicIdentity

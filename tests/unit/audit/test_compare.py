@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.audit import compare as compare_module
-from airflow_lakestream.audit.compare import DoubledRange, PartitionFacts, compare
+from airflow_lakestream.audit import compare
+from airflow_lakestream.audit.compare import DoubledRange, PartitionFacts, judge_partition
 from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 
@@ -73,11 +73,11 @@ def test_the_verdict_is_that_of_sets_and_counters(
         rows=tally(rows),
         rejected=tally(rejected.elements()),
     )
-    audit = compare(facts)
+    audit = judge_partition(facts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare_module, "_WINDOW", 3)
-        in_stretches = compare(facts)
+        patch.setattr(compare, "_WINDOW", 3)
+        in_stretches = judge_partition(facts)
     assert in_stretches == audit
     missing = {o for o in landed & readable - forgotten if either[o] < required[o]}
     doubled = {o: there[o] for o in there if there[o] > allowed[o] > 0}
@@ -101,12 +101,12 @@ def test_the_verdict_is_that_of_sets_and_counters(
 def test_neighbours_with_as_many_rows_are_one_range() -> None:
     landed = ranges(range(10))
     rows = tally([*range(10), 3, 4, 5, 5])
-    audit = compare(PartitionFacts("t", 0, landed=landed, allowed=tally(range(10)), rows=rows))
+    audit = judge_partition(PartitionFacts("t", 0, landed=landed, allowed=tally(range(10)), rows=rows))
     assert audit.doubled == (DoubledRange(3, 5, 2), DoubledRange(5, 6, 3))
 
 
 def test_nothing_at_all_is_clean() -> None:
-    assert not compare(PartitionFacts("t", 0)).is_damaged
+    assert not judge_partition(PartitionFacts("t", 0)).is_damaged
 
 
 @given(landed=SETS, adopted=SETS, readable=SETS, shown=SETS, rows=SETS)
@@ -125,7 +125,7 @@ def test_an_adopted_offset_needs_no_row_and_is_never_verified(
         readable=tally(readable),
         rows=tally(rows),
     )
-    audit = compare(facts)
+    audit = judge_partition(facts)
     assert offsets_of(audit.missing) == (landed & readable) - rows - adopted
     assert offsets_of(audit.not_verifiable) == (landed - shown) | adopted
     assert offsets_of(audit.unexpected) == rows - landed

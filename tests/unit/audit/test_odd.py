@@ -8,12 +8,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.audit.adopted import AdoptedRows
 from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.log import LogRecords
 from airflow_lakestream.audit.quick import look_at_files
 from airflow_lakestream.audit.result import AuditResult, AuditVerdict
-from airflow_lakestream.audit.rows import RowPositions
+from airflow_lakestream.audit.rows import AdoptedRows, RowPositions
 from airflow_lakestream.audit.run import judge_topic
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles, partly
 from airflow_lakestream.audit.tally import OffsetTally

@@ -34,7 +34,7 @@ from pyiceberg import expressions as ex
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
-from airflow_lakestream.delta.write import files as delta_files
+from airflow_lakestream.delta import files as delta_files
 from airflow_lakestream.iceberg.commit.attempt import append_files
 from airflow_lakestream.iceberg.write.files import write_data_files
 from airflow_lakestream.tables.schema.ddl import parse_schema

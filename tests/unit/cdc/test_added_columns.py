@@ -19,7 +19,7 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.taken import CommitEvents
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.core.policies import OnError, Tombstones
-from airflow_lakestream.decode.avro.fingerprint import fingerprint
+from airflow_lakestream.decode.avro.schema import fingerprint
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from tests.support.mirroring import IDENTITY, KINDS, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 from tests.unit.decode.support import batch

@@ -24,7 +24,7 @@ from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.routing import IsMirror
-from airflow_lakestream.delta.commit import committing
+from airflow_lakestream.delta import committing
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.delta_table import a_sink, faulty, live_files, stray_files, versions
 from tests.support.faults import Fault, applied, before, passed, unapplied

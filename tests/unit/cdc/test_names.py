@@ -23,9 +23,9 @@ from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, TableFormat, Tombstones
 from airflow_lakestream.decode.rows import RowDecoderFactory
-from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
+from airflow_lakestream.delta.columns import REFUSED_CHARACTERS
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.formats import LAKES
+from airflow_lakestream.lakes import LAKES
 from airflow_lakestream.tables.design import TableDesign
 from tests.support.mirroring import IDENTITY, KINDS, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 from tests.unit.decode.support import batch

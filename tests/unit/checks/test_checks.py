@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.checks.audit import SqlAuditor
-from airflow_lakestream.checks.process import CheckProcess
+from airflow_lakestream.checks.audit import CheckProcess, SqlAuditor
 from airflow_lakestream.config.checks import parse_checks
 from airflow_lakestream.core.checks import ChecksFailed, LandingChecks, RowCountCheck
 from airflow_lakestream.core.landing.algorithm import land

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_lakestream.checks import process
+from airflow_lakestream.checks import audit
 from airflow_lakestream.checks.audit import SqlAuditor
 from airflow_lakestream.config.checks import parse_checks
 from airflow_lakestream.core.checks import ChecksFailed, Finding, StagedRows
@@ -50,7 +50,7 @@ def findings(checks: dict[str, Any], values: list[str | None]) -> list[Finding]:
 def test_a_check_that_ends_its_process_names_the_row_and_the_others_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process, "SECONDS", 0.25)
+    monkeypatch.setattr(audit, "SECONDS", 0.25)
     statements = [
         "SELECT * FROM landing WHERE json_contains(s, '1')",
         "SELECT format('{:>{}}', s, n) FROM landing",
@@ -76,7 +76,7 @@ def test_a_statement_that_ends_the_process_before_it_reads_a_row_is_to_blame_its
 
 
 def test_a_statement_that_is_too_deep_is_to_blame_itself() -> None:
-    with closing(process.CheckProcess()) as checks:
+    with closing(audit.CheckProcess()) as checks:
         for sql, said in [
             (f"SELECT {'(SELECT ' * 300}1{')' * 300} FROM landing", "nested too deeply"),
             (f"SELECT {'(' * 5000}1{')' * 5000}", "expression depth"),
@@ -135,11 +135,11 @@ CHECKS = [
     "bar(n, 0, 1, n::INT) = ''",
 ]
 PROGRAM = """
-from airflow_lakestream.checks import audit, process
+from airflow_lakestream.checks import audit
 from tests.support.peak_memory import peak_bytes
 from tests.unit.checks.test_hostile_checks import CHECKS, HOSTILE, findings
 # Enough for a check to take all memory, and none to look for the rows.
-process.SECONDS, audit.SEARCH = 1.0, 0.0
+audit.SECONDS, audit.SEARCH = 1.0, 0.0
 found = findings({"not_null": "n", "sql": [f"SELECT * FROM landing WHERE {one}" for one in CHECKS]}, HOSTILE)
 print(peak_bytes(), sum(one.check != "not_null: n" for one in found), len(found))
 """

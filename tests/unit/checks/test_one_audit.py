@@ -17,7 +17,7 @@ ENGINES = {
     "mirrors in Iceberg": "cdc/iceberg.py",
     "mirrors in Delta": "cdc/delta.py",
     "Flink": "flink/stream.py",
-    "what Flink leaves out": "flink/leftovers.py",
+    "what Flink leaves out": "flink/extract_stream.py",
     "Connect": "operators/connect/set_up.py",
 }
 

@@ -10,13 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_lakestream.connect.applying import ConnectorSetup
-from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
-from airflow_lakestream.connect.configuration import ICEBERG_SINK, ConfigRefused
+from airflow_lakestream.connect.client import (
+    ConnectClient,
+    ConnectorState,
+    ConnectorStatus,
+    NoSuchConnector,
+    TaskStatus,
+)
+from airflow_lakestream.connect.configuration import ICEBERG_SINK, ConfigRefused, complete_config
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector, SinkPublisher
-from airflow_lakestream.connect.driving import ConnectorSupervision, stop_connector
-from airflow_lakestream.connect.iceberg_sink import complete_config
-from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus, TaskStatus
+from airflow_lakestream.connect.driving import ConnectorSetup, ConnectorSupervision, stop_connector
 from airflow_lakestream.core.publishing.branch import ValueDifference
 from airflow_lakestream.core.publishing.refusals import (
     LandedAhead,

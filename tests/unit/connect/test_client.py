@@ -13,12 +13,12 @@ import pytest
 from airflow_lakestream.connect import client as clients
 from airflow_lakestream.connect.client import (
     ConnectClient,
+    ConnectorState,
     ConnectRefused,
     ConnectUnknown,
     ConnectWorkers,
     NoSuchConnector,
 )
-from airflow_lakestream.connect.status import ConnectorState
 from airflow_lakestream.exceptions import InvalidArgument
 
 HTML = b"<html><body>Jetty</body></html>"

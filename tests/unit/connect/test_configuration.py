@@ -10,9 +10,9 @@ from airflow_lakestream.connect.configuration import (
     changed_settings,
     check_errors,
     check_keys,
+    complete_config,
     refuse_literal_secrets,
 )
-from airflow_lakestream.connect.iceberg_sink import complete_config
 
 GIVEN = {
     "topics": "orders",

@@ -13,13 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.connect.events import ControlEvent, EventType, NotAnEvent, ends_below, parse_event
-from airflow_lakestream.connect.iceberg_sink import complete_config
-from airflow_lakestream.connect.publishing import ConnectPositions
+from airflow_lakestream.connect.configuration import complete_config
+from airflow_lakestream.connect.publishing import (
+    ConnectPositions,
+    ControlEvent,
+    EventType,
+    NotAnEvent,
+    ends_below,
+    parse_event,
+)
 from airflow_lakestream.core.publishing.branch import BranchSnapshot
-from airflow_lakestream.decode.avro.one import Malformed
 from airflow_lakestream.decode.avro.schema import parse
-from airflow_lakestream.decode.avro.value import value_of
+from airflow_lakestream.decode.avro.values import Malformed, value_of
 
 PARTITION = {
     "type": "record",

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_lakestream.connect.client import ConnectorState, ConnectorStatus, TaskStatus
 from airflow_lakestream.connect.judging import ConnectorLook, ConnectorMemory, judge
-from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus, TaskStatus
 from airflow_lakestream.driver.supervisor import (
     DriverState,
     SupervisionHistory,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.config.arguments import proven_share
-from airflow_lakestream.connect.iceberg_sink import complete_config
+from airflow_lakestream.connect.configuration import complete_config
 from airflow_lakestream.connect.publishing import proof_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.publication import DecodingProof

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.connect.traces import TraceRecord, cause_of, culprit_of
+from airflow_lakestream.connect.judging import TraceRecord, cause_of, culprit_of
 
 
 @pytest.mark.parametrize(

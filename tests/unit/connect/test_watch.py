@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.connect import watch
-from airflow_lakestream.connect.judging import ConnectorLook, ConnectorMemory
-from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus, TaskStatus
-from airflow_lakestream.connect.watch import ConnectorWatch
+from airflow_lakestream.connect import judging
+from airflow_lakestream.connect.client import ConnectorState, ConnectorStatus, TaskStatus
+from airflow_lakestream.connect.judging import ConnectorLook, ConnectorMemory, ConnectorWatch
 from airflow_lakestream.driver.supervisor import SupervisionHistory, SupervisionLimits
 
 RUNS = ConnectorStatus(ConnectorState.RUNNING, (TaskStatus(0, ConnectorState.RUNNING),))
@@ -31,7 +30,7 @@ def test_two_coordinators_are_told_once_where_none_of_them_can_be_the_last_life_
     counts: list[int], told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 1_000.0
-    monkeypatch.setattr(watch.time, "time", lambda: now)
+    monkeypatch.setattr(judging.time, "time", lambda: now)
     looks = iter(counts)
     memory = ConnectorMemory()
     for _ in counts:

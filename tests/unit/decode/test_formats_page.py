@@ -23,7 +23,7 @@ from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.csv import CsvDecoder
 from airflow_lakestream.decode.formats import PayloadFormats
-from airflow_lakestream.decode.json import schema_columns
+from airflow_lakestream.decode.json import schema as json_schema
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
@@ -151,10 +151,10 @@ def test_protobuf(kind: str, column: str, written: str, landed: str) -> None:
 def test_json_schema(kind: str, column: str) -> None:
     text = json.dumps({"type": "object", "properties": {"v": json.loads(code(kind))}})
     if column.startswith("refused: "):
-        with pytest.raises(schema_columns.SchemaRefused, match=re.escape(column.removeprefix("refused: "))):
-            schema_columns.arrow_schema(text)
+        with pytest.raises(json_schema.SchemaRefused, match=re.escape(column.removeprefix("refused: "))):
+            json_schema.arrow_schema(text)
     else:
-        assert_column(schema_columns.arrow_schema(text), column[: column.index("`", 1) + 1])
+        assert_column(json_schema.arrow_schema(text), column[: column.index("`", 1) + 1])
 
 
 @pytest.mark.parametrize(("column", "written", "landed"), rows("CSV"))

@@ -13,11 +13,11 @@ import pytest
 
 from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
-from airflow_lakestream.decode.avro.fingerprint import fingerprint
+from airflow_lakestream.decode.avro.schema import fingerprint
 from airflow_lakestream.decode.json.schema import unframe
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.protobuf.schema import MissingExtra, compile_proto
-from airflow_lakestream.registry.schemas import RegistryUnavailable
+from airflow_lakestream.registry.client import RegistryUnavailable
 from tests.support.registry import FakeRegistry
 from tests.unit.decode.support import batch
 

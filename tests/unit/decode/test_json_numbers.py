@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.json.bulk import small_numbers
-from airflow_lakestream.decode.json.numbers import doubles, integers
+from airflow_lakestream.decode.json.columns import doubles, integers
 from airflow_lakestream.decode.lanes.spans import TextBuffer
 from tests.unit.decode.support import batch
 from tests.unit.decode.test_json_differential import NUMBERS

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from airflow_lakestream.decode.json.schema_columns import arrow_schema
+from airflow_lakestream.decode.json.schema import arrow_schema
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from tests.support.given_records import FORMATS, GivenLake
 from tests.unit.decode.json_schemas import FIELDS, JAVA, ORDERS, REFUSED, document, schemas

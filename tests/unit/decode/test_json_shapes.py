@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.decode.json.decoder import JsonDecoder
-from airflow_lakestream.decode.json.layout import layout_of
+from airflow_lakestream.decode.json.shapes import layout_of
 from airflow_lakestream.exceptions import BadRecord
 from tests.unit.decode.support import batch, decoded
 from tests.unit.decode.test_json_differential import NUMBERS, SCALARS, TEXTS, check_path, check_shapes, expected

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
-from airflow_lakestream.decode.avro.fingerprint import fingerprint
+from airflow_lakestream.decode.avro.schema import fingerprint
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.protobuf.schema import compile_proto
+from airflow_lakestream.registry.client import RegisteredSchema
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.registry.schemas import RegisteredSchema
 from tests.support.avro_records import written
 from tests.support.registry import FakeRegistry
 from tests.unit.decode.support import batch

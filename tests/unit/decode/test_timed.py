@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.decode.avro.fingerprint import fingerprint
+from airflow_lakestream.decode.avro.schema import fingerprint
 from airflow_lakestream.decode.values.outcome import DecoderResult
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.repair import TableRepair

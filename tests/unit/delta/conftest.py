@@ -2,7 +2,7 @@
 
 import pytest
 
-from airflow_lakestream.delta.commit import committing
+from airflow_lakestream.delta import committing
 
 
 @pytest.fixture(autouse=True)

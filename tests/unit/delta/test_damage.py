@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from airflow_lakestream.delta.commit.protocol import UnfitTable
+from airflow_lakestream.delta.protocol import UnfitTable
 from airflow_lakestream.delta.storage import DamagedLog, DeltaStorage, find_damage
 from airflow_lakestream.exceptions import Terminal
 from tests.support.delta_table import a_sink, append_foreign_row, expected, land, landed, rows_of

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.delta.commit.protocol import UnfitTable
+from airflow_lakestream.delta import files
+from airflow_lakestream.delta.protocol import UnfitTable
 from airflow_lakestream.delta.storage import DamagedLog
-from airflow_lakestream.delta.write import files
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.stores.object_store import PlaceNotWritable
 from airflow_lakestream.tables import sink

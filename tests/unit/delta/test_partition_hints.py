@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.delta.write.layout import check_partitions
+from airflow_lakestream.delta.columns import check_partitions
 from airflow_lakestream.exceptions import InvalidArgument
 
 SCHEMA = pa.schema([("id", pa.int64()), ("event_timestamp", pa.timestamp("us", "UTC"))])

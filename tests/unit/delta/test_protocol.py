@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, protocol_of, unreadable
+from airflow_lakestream.delta.columns import delta_fields
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.write.columns import delta_fields
+from airflow_lakestream.delta.protocol import NTZ_FEATURE, protocol_of, unreadable
 from tests.support.delta_table import land, versions
 
 PLAIN, WITH_NTZ = (delta_fields(pa.schema([("at", kind)])) for kind in (pa.timestamp("us", "UTC"), pa.timestamp("us")))

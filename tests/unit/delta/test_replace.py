@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.delta.commit.protocol import UnfitTable
+from airflow_lakestream.delta.protocol import UnfitTable
 from tests.support.delta_table import (
     TOPIC,
     a_sink,

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_lakestream.delta.commit import committing
+from airflow_lakestream.delta import committing
 from tests.support.delta_table import (
     GROUP,
     TOPIC,

@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import redact
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
-from airflow_lakestream.hooks.lake import open_lake
+from airflow_lakestream.hooks.places import open_lake
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import pytest
 from airflow_lakestream.driver.backend import DriverBackend, DriverHandle
 from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.driving import DriverSupervision, StreamSpec
-from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord
-from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, ProcessIdentity
 from airflow_lakestream.driver.supervisor import BackendState, SupervisionDecision, SupervisionLimits, SupervisorAction
 
 ELSEWHERE = ProcessIdentity(7, 7, 7, "pod", "another machine")

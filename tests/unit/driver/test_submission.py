@@ -14,8 +14,7 @@ from airflow_lakestream.driver.backend import DriverHandle
 from airflow_lakestream.driver.detached import KIND
 from airflow_lakestream.driver.driving import DriverSubmissions, Overtaken, SubmitAction
 from airflow_lakestream.driver.lease import HeldLease, OtherInputs, request_stop
-from airflow_lakestream.driver.lease_record import DriverOutcome
-from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.lease_record import DriverOutcome, ProcessIdentity
 
 INPUTS = {"topic": "clicks"}
 

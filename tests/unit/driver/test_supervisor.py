@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord
-from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, ProcessIdentity
 from airflow_lakestream.driver.supervisor import (
     BackendState,
     DriverSight,

@@ -12,12 +12,11 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.flink import statements
-from airflow_lakestream.flink.formats.avro import AvroEncodings, WayRefused, ways_of
-from airflow_lakestream.flink.formats.avro_reader import avro_reading
+from airflow_lakestream.flink.formats.avro import AvroEncodings, WayRefused, avro_reading, ways_of
 from airflow_lakestream.flink.formats.proof import SchemaMoved, _CheckedRegistry
 from airflow_lakestream.flink.formats.reading import FormatReading
+from airflow_lakestream.registry.client import RegisteredSchema
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.registry.schemas import RegisteredSchema
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from airflow_lakestream.tables.schema.types import arrow_schema
 from tests.support.registry import FakeRegistry

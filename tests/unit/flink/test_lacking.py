@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.flink.lacking import find_missing_dependency
+from airflow_lakestream.flink.job import find_missing_dependency
 
 BUNDLE = (
     "java.lang.NoSuchMethodException: Cannot find constructor for interface org.apache.iceberg.io.FileIO",

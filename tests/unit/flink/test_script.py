@@ -14,11 +14,9 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.job import JobNote
 from airflow_lakestream.flink.rest import FlinkJobState, FlinkUnreachable
 from airflow_lakestream.flink.script.bundled import flink_cdc_script, flink_script, flink_scripts
-from airflow_lakestream.flink.script.config import ScriptConfig
-from airflow_lakestream.flink.script.jar import JarReplaced, digest_of, read_jar
+from airflow_lakestream.flink.script.config import FlinkScript, JarReplaced, ScriptConfig, digest_of, read_jar, split
 from airflow_lakestream.flink.script.stream import ScriptFinished, ScriptStream, StateLost
-from airflow_lakestream.flink.script.text import FlinkScript, split
-from airflow_lakestream.hooks.database import connector_options
+from airflow_lakestream.hooks.connections import connector_options
 from airflow_lakestream.operators.flink_script import FlinkScriptOperator
 
 INSERT = "INSERT INTO t SELECT * FROM s"

@@ -6,8 +6,7 @@ import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
-from airflow_lakestream.flink.formats.reading import json_reading, raw_reading
-from airflow_lakestream.flink.formats.types import quoted, type_of
+from airflow_lakestream.flink.formats.reading import json_reading, quoted, raw_reading, type_of
 from airflow_lakestream.flink.rest import causes_in
 from airflow_lakestream.tables.schema.ddl import parse_schema
 

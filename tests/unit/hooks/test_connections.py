@@ -11,7 +11,7 @@ import pytest
 
 from airflow_lakestream.cli.app import run
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.hooks.database import connector_options
+from airflow_lakestream.hooks.connections import connector_options
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.flink import FlinkHook
 from airflow_lakestream.hooks.iceberg import IcebergHook

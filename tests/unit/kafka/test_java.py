@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.connect.traces import culprit_of
+from airflow_lakestream.connect.judging import culprit_of
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.kafka.java import MOST_LOOKED_AT, JavaDamage, first_offsets
+from airflow_lakestream.kafka.damage import MOST_LOOKED_AT, JavaDamage, first_offsets
 
 FETCHING = "KafkaException: Received exception when fetching the next record from a-b.c-3. If needed, please seek past"
 TEXTS = {

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from airflow_lakestream.kafka.order import is_rising, misplaced
+from airflow_lakestream.kafka.partition import is_rising, misplaced
 
 
 @given(

@@ -13,7 +13,7 @@ from airflow_lakestream.core.landing.job import CommittedLanding
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.lineage.facts import LineageFacts
-from airflow_lakestream.lineage.keeping import FactsKeeper
+from airflow_lakestream.lineage.looking import FactsKeeper
 
 TABLE = "lake.t"
 OFFLINE = SimpleNamespace()

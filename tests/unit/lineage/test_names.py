@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.lineage.names import brokers_of, kafka_namespace, of_catalog, of_location
+from airflow_lakestream.lineage.facts import brokers_of, kafka_namespace, of_catalog, of_location
 
 
 @pytest.mark.parametrize("brokers", ["b2:9092,b1:9092", " B1 , b2:9092", "PLAINTEXT://b2:9092, SSL://b1:9092,"])

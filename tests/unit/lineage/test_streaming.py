@@ -13,7 +13,7 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.driver.progress import KEPT, BatchProgress, DriverProgress
 from airflow_lakestream.lineage.facts import LineageFacts
-from airflow_lakestream.lineage.streaming import add_batches, look_at_tables
+from airflow_lakestream.lineage.looking import add_batches, look_at_tables
 
 TABLE = "lake.t"
 WHAT = {"topic": "t", "table": TABLE}

@@ -14,7 +14,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, UnknownValue
 from airflow_lakestream.operators import asset_partitions
 from airflow_lakestream.operators.asset_partitions import AssetPartitionsOperator
-from airflow_lakestream.watching.partitions.emission import EmittedPartitions
+from airflow_lakestream.watching.partition_emission import EmittedPartitions
 
 GIVEN = {"task_id": "tell", "table": "lake.clicks", "since": "2026-01-01T00:00:00Z"}
 NAME = "lake.clicks/g/hour"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.ui.page import advice
+from airflow_lakestream.ui.page import states
 from airflow_lakestream.ui.page.states import StateReason
 from airflow_lakestream.watching.causes import StreamCause
 from tests.support.airflow_home import CHECKOUT
 
-ALL = [one for one in vars(advice).values() if isinstance(one, advice.RunbookAdvice)]
+ALL = [one for one in vars(states).values() if isinstance(one, states.RunbookAdvice)]
 
 
 def plain(text: str) -> str:
@@ -22,7 +22,7 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.title)
-def test_each_step_stands_in_the_runbook(one: advice.RunbookAdvice) -> None:
+def test_each_step_stands_in_the_runbook(one: states.RunbookAdvice) -> None:
     page = Path(CHECKOUT, "docs", "runbook.md").read_text()
     section = page.partition(f"\n## {one.title}\n")[2].partition("\n## ")[0]
     for step in one.steps:
@@ -32,7 +32,7 @@ def test_each_step_stands_in_the_runbook(one: advice.RunbookAdvice) -> None:
 
 
 def test_a_section_is_told_once() -> None:
-    told = advice.with_advice(
+    told = states.with_advice(
         [
             StateReason("a", "slow consumer"),
             StateReason("b", "late partition"),
@@ -49,9 +49,9 @@ def test_a_section_is_told_once() -> None:
 
 
 def test_causes_are_those_of_the_sensors() -> None:
-    assert set(advice._OF_CAUSE) - {"failed run"} <= {cause.value for cause in StreamCause}
+    assert set(states._OF_CAUSE) - {"failed run"} <= {cause.value for cause in StreamCause}
 
 
 def test_after_a_failed_run_the_log_comes_first() -> None:
-    [reason] = advice.with_advice([StateReason("a", "failed run")])
+    [reason] = states.with_advice([StateReason("a", "failed run")])
     assert "log" in reason["advice"]["steps"][0]

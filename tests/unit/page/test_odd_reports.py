@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.ui.page.advice import with_advice
 from airflow_lakestream.ui.page.landings import landing_of
 from airflow_lakestream.ui.page.shapes import Odd
-from airflow_lakestream.ui.page.states import StateFacts, state_of
+from airflow_lakestream.ui.page.states import StateFacts, state_of, with_advice
 from airflow_lakestream.ui.page.streams import offsets_of
 from airflow_lakestream.ui.page.supervision import _CONTENTS, SupervisionResult, look_value
 from tests.unit.page.test_states import AT, ended

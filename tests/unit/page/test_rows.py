@@ -10,11 +10,11 @@ import pytest
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_lakestream.pipelines.dags import broken_dag
-from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.folder import BrokenFile
 from airflow_lakestream.pipelines.reading import read_file
+from airflow_lakestream.pipelines.yaml_file import FileProblem
 from airflow_lakestream.ui.page.landings import TaskLanding
-from airflow_lakestream.ui.page.runs import RunStates, TaskTry
+from airflow_lakestream.ui.page.newest import RunStates, TaskTry
 from airflow_lakestream.ui.page.streams import PageStream, StreamDag, row_of, streams_of
 from airflow_lakestream.ui.page.tasks import DagStreams, find_streams
 from tests.unit.page.test_states import AT

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.ui.page.landings import TaskLanding
-from airflow_lakestream.ui.page.runs import TaskTry
+from airflow_lakestream.ui.page.newest import TaskTry
 from airflow_lakestream.ui.page.states import StateFacts, state_of
 from airflow_lakestream.ui.page.supervision import SupervisionResult
 

@@ -16,18 +16,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from airflow_lakestream.cli.app import FAILED, run
-from airflow_lakestream.pipelines import dags, memory
+from airflow_lakestream.pipelines import dags
+from airflow_lakestream.pipelines import folder as pipeline_folder
 from airflow_lakestream.pipelines.compiled import CompiledPipeline
 from airflow_lakestream.pipelines.compiling import compile_document
 from airflow_lakestream.pipelines.dags import BROKEN, load_folder, make_dag
-from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.flow import check_flow, record_flows
 from airflow_lakestream.pipelines.folder import read_folder
 from airflow_lakestream.pipelines.model import Pipeline, json_schema
-from airflow_lakestream.pipelines.reading import problems_of
+from airflow_lakestream.pipelines.reading import looked_up, problems_of
 from airflow_lakestream.pipelines.rules import contradictions
-from airflow_lakestream.pipelines.variables import looked_up
-from airflow_lakestream.pipelines.yaml_file import read_document
+from airflow_lakestream.pipelines.yaml_file import PipelineError, read_document
 from tests.unit.pipelines.test_templates import CASES, keys
 
 SCHEMA = jsonschema.Draft202012Validator(json_schema())
@@ -194,7 +193,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("AIRFLOW_HOME", str(home))
         # On a machine that is busy.
-        patched.setattr(memory, "_ENOUGH", 300.0)
+        patched.setattr(pipeline_folder, "_ENOUGH", 300.0)
         patched.setattr(dags, "_PATIENCE", 300.0)
         for name, value in VARIABLES.items():
             patched.setenv(f"AIRFLOW_VAR_{name}", value)
@@ -229,14 +228,14 @@ def test_what_a_json_schema_can_not_say_is_one_of_these(what: str, home: Path) -
 
 def test_a_statement_is_looked_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    monkeypatch.setattr(memory, "problems_within", lambda _, one: looked.append(one.name))
+    monkeypatch.setattr(pipeline_folder, "problems_within", lambda _, one: looked.append(one.name))
     folder = home / "twice"
     folder.mkdir()
     (folder / "a.yaml").write_text(json.dumps(PLAIN_FILE))
     found = [read_folder(folder, LOOK, home / "twice.json", patience=patience) for patience in (0, 3, 3)]
     # Nobody could tell, so that each call tries.
     assert looked == ["plain", "plain"]
-    monkeypatch.setattr(memory, "problems_within", lambda _, one: [looked.append(one.name)][1:])
+    monkeypatch.setattr(pipeline_folder, "problems_within", lambda _, one: [looked.append(one.name)][1:])
     found += [read_folder(folder, LOOK, home / "twice.json", patience=3) for _ in range(2)]
     assert looked == ["plain"] * 3
     assert all(one.wrong == () for one in found)
@@ -249,7 +248,7 @@ def test_what_takes_too_long_is_left_to_the_run_and_to_the_command(home: Path, m
         looked.append(one.name)
         raise TimeoutError
 
-    monkeypatch.setattr(memory, "problems_within", late)
+    monkeypatch.setattr(pipeline_folder, "problems_within", late)
     folder = home / "late"
     folder.mkdir()
     (folder / "a.yaml").write_text(json.dumps({**PLAIN_FILE, **UNSEEN["DDL and SQL"]}))

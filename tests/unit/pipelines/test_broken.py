@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.hooks.dags import dags_in
-from airflow_lakestream.pipelines import memory
+from airflow_lakestream.pipelines import folder as pipeline_folder
 from airflow_lakestream.pipelines.compiled import CompiledPipeline
 from airflow_lakestream.pipelines.dags import load_folder
-from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.folder import read_folder
+from airflow_lakestream.pipelines.yaml_file import FileProblem
 
 NAMES = ("healthy", "sick", "dead")
 # Airflow looks for the words "dag" and "airflow" in a file before it reads it.
@@ -91,9 +91,9 @@ def test_a_call_checks_statements_for_three_seconds_of_a_processor_and_nine_on_t
         checked.append(one.name)
         return []
 
-    monkeypatch.setattr(memory, "problems_within", check)
-    monkeypatch.setattr(memory, "_clock_seconds", lambda: clock[0])
-    monkeypatch.setattr(memory, "_processor_seconds", lambda: processor[0])
+    monkeypatch.setattr(pipeline_folder, "problems_within", check)
+    monkeypatch.setattr(pipeline_folder, "_clock_seconds", lambda: clock[0])
+    monkeypatch.setattr(pipeline_folder, "_processor_seconds", lambda: processor[0])
     for number in range(20):
         (folder / f"more{number}.yaml").write_text(json.dumps(content(f"more{number}")))
     lookup = dict[str, str]().__getitem__

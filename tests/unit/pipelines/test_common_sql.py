@@ -8,9 +8,8 @@ import pytest
 
 from airflow_lakestream.pipelines.check import check
 from airflow_lakestream.pipelines.compiling import compile_document
-from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.operator import OperatorCall, calls_of
-from airflow_lakestream.pipelines.yaml_file import read_document
+from airflow_lakestream.pipelines.yaml_file import PipelineError, read_document
 from dev.service import CHECKOUT
 
 EXAMPLE = CHECKOUT / "dags" / "pipelines" / "realtime-clickstream.yaml"

@@ -11,14 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_lakestream.pipelines import memory as memories
+from airflow_lakestream.pipelines import folder as memories
 from airflow_lakestream.pipelines.check import check
-from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.folder import read_folder
-from airflow_lakestream.pipelines.operator import OperatorCall, calls_of
-from airflow_lakestream.pipelines.python import python_of
-from airflow_lakestream.pipelines.reading import read_file
-from airflow_lakestream.pipelines.variables import looked_up
+from airflow_lakestream.pipelines.operator import OperatorCall, calls_of, python_of
+from airflow_lakestream.pipelines.reading import looked_up, read_file
+from airflow_lakestream.pipelines.yaml_file import PipelineError
 
 EXAMPLE = """\
 metadata:

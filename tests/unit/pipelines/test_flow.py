@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.pipelines.check import check
-from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.folder import read_folder
 from airflow_lakestream.pipelines.model import json_schema
-from airflow_lakestream.pipelines.operator import calls_of
-from airflow_lakestream.pipelines.python import python_of
-from airflow_lakestream.pipelines.reading import read_file
-from airflow_lakestream.pipelines.variables import looked_up
+from airflow_lakestream.pipelines.operator import calls_of, python_of
+from airflow_lakestream.pipelines.reading import looked_up, read_file
+from airflow_lakestream.pipelines.yaml_file import PipelineError
 
 SHOP = """\
 metadata:

@@ -18,10 +18,9 @@ from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.pipelines.check import check, refuse_rendered
 from airflow_lakestream.pipelines.compiling import compile_document
 from airflow_lakestream.pipelines.dags import make_dag
-from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.model import Pipeline
 from airflow_lakestream.pipelines.operator import calls_of
-from airflow_lakestream.pipelines.yaml_file import read_document
+from airflow_lakestream.pipelines.yaml_file import PipelineError, read_document
 
 TEMPLATE = "{{ ds }}"
 SQL = "SELECT '{{ ds }}' AS day FROM {{ input }}"

@@ -11,7 +11,7 @@ from airflow_lakestream.cdc.events.records import RecordPayload
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import Tombstones
 from airflow_lakestream.pipelines.check import check
-from airflow_lakestream.pipelines.python import python_of
+from airflow_lakestream.pipelines.operator import python_of
 from airflow_lakestream.spark.app_config import landing_of
 from tests.unit.pipelines.test_files import compiled, operator_of, problems
 

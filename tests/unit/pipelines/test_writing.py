@@ -12,9 +12,8 @@ from airflow_lakestream.core.policies import ValueFormat
 from airflow_lakestream.onramp.dag_file import DagEngine, DagFile
 from airflow_lakestream.pipelines.compiled import CompiledPipeline
 from airflow_lakestream.pipelines.compiling import compile_document
-from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.writing import dumped, pipeline_text
-from airflow_lakestream.pipelines.yaml_file import read_document
+from airflow_lakestream.pipelines.yaml_file import PipelineError, read_document
 
 COLUMNS = 'id bigint not null, "odd "" name" string, place struct<x: double, y: double> comment \'costs ${5}\''
 RECORD = '{"type": "record", "name": "r", "fields": [{"name": "a", "type": "int", "doc": "$5, ${x}"}]}'

@@ -16,7 +16,7 @@ from airflow_lakestream.core.landing.modes import RangesMode
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.flink.leftovers import ExtractProof, LeftoverLog, left_out_ranges
+from airflow_lakestream.flink.extract_stream import ExtractProof, LeftoverLog, left_out_ranges
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.run.publication import KafkaLogView
 from tests.support.fault_log import Kind, ModelReader, ModelSource, Shape

@@ -14,9 +14,8 @@ import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument, Terminal, Transient
 from airflow_lakestream.registry import client as client_module
-from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.client import RegistryClient, RegistryRefused, RegistryUnavailable, SchemaNotFound
 from airflow_lakestream.registry.config import RegistryConfig, refuse_secrets
-from airflow_lakestream.registry.schemas import RegistryRefused, RegistryUnavailable, SchemaNotFound
 from dev.ports import LOOPBACK, free_ports
 
 ABSENT = {"error_code": 40403, "message": "Schema not found"}

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from airflow_lakestream.spark.crew.executors import keep_directories
+from airflow_lakestream.spark.executors import keep_directories
 
 NAME = "lakestream_in_an_archive"
 

@@ -63,7 +63,7 @@ def test_a_later_poll_asks_anew_and_what_is_to_be_kept_is_kept() -> None:
     async def twice(looks: SharedLooks) -> None:
         for _ in range(2):
             await looks.look(
-                looking(LookQuestion(("catalog",), opened, keep=600), LookQuestion(("table",), fresh)), 0.02
+                looking(LookQuestion(("catalog",), opened, share_seconds=600), LookQuestion(("table",), fresh)), 0.02
             )
             await asyncio.sleep(0.05)  # longer than an answer of such a poll serves
 
@@ -76,7 +76,7 @@ def test_an_error_is_everybodys_and_connections_are_opened_anew_after_it() -> No
 
     def caught() -> Looking:
         try:
-            yield LookQuestion(("catalog",), opened, keep=600)
+            yield LookQuestion(("catalog",), opened, share_seconds=600)
             yield LookQuestion(("table",), failing)
         except LakestreamError as e:
             return Verdict(LookOutcome.WAITING, value={"error": str(e)})

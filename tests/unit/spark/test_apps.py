@@ -10,6 +10,7 @@ import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.apps import app_path, apps, package_zip
+from airflow_lakestream.spark.lake_settings import catalog_packages
 from airflow_lakestream.spark.packages import (
     PROVEN,
     NoRoomForJars,
@@ -22,7 +23,6 @@ from airflow_lakestream.spark.packages import (
     kafka_packages,
     resolve,
 )
-from airflow_lakestream.spark.settings.catalog import catalog_packages
 
 # The module that each app begins with is imported once; each app starts in a fork.
 STARTED = """
@@ -66,7 +66,7 @@ def test_the_zip_has_what_executors_import_and_nothing_of_airflows(tmp_path: Pat
     assert not [name for name in names if "/operators/" in name or "/hooks/" in name]
     code = (
         "import sys; sys.modules['airflow'] = sys.modules['pyspark'] = None\n"
-        "import airflow_lakestream.spark.crew.executors as e; print(e.__file__)\n"
+        "import airflow_lakestream.spark.executors as e; print(e.__file__)\n"
         # A driver beside such executors has the package from there, too.
         "from airflow_lakestream.spark.apps import check_app; check_app('kafka_to_iceberg')"
     )

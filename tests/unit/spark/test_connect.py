@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.connect import check_settings
+from airflow_lakestream.spark.configuration import check_settings
 from airflow_lakestream.spark.session import start_session
 
 

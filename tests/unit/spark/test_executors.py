@@ -8,7 +8,7 @@ import sys
 # What a chunk takes, some arrays of 8 MiB, gone before the next: their pages are had once, or anew each time.
 _PROGRAM = """
 import resource, numpy as np
-from airflow_lakestream.spark.crew.executors import ExecutorTask
+from airflow_lakestream.spark.executors import ExecutorTask
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

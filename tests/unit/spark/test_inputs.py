@@ -8,7 +8,7 @@ import pytest
 
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.inputs import fingerprint, inputs_of
+from airflow_lakestream.spark.lease import fingerprint, inputs_of
 
 CONFIG = AppConfig(
     app="kafka_to_iceberg",

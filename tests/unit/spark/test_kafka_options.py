@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.settings.kafka import REDACTED, for_executors, kafka_options
+from airflow_lakestream.spark.kafka_settings import REDACTED, for_executors, kafka_options
 
 SERVERS = {"bootstrap.servers": "a:1,b:2"}
 KEY = "-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\n"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.settings.catalog import REDACTED, catalog_packages, catalog_settings
+from airflow_lakestream.spark.lake_settings import REDACTED, catalog_packages, catalog_settings
 
 S3 = {"warehouse": "s3://lake/w", "s3.endpoint": "http://minio:9000", "s3.access-key-id": "k", "s3.region": "eu"}
 

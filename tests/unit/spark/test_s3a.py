@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_lakestream.spark import lake_settings
 from airflow_lakestream.spark.packages import jar_version
-from airflow_lakestream.spark.settings import s3a
 from airflow_lakestream.stores.folders import is_object_store, open_folder
 from airflow_lakestream.stores.object_store import options_of
 
@@ -19,16 +19,18 @@ CATALOG = {
 
 
 def test_hadoop_is_told_of_the_one_bucket_what_the_catalog_says() -> None:
-    assert s3a.settings("s3a://lake/checkpoints/a", CATALOG) == {
+    assert lake_settings.s3a_settings("s3a://lake/checkpoints/a", CATALOG) == {
         "fs.s3a.bucket.lake.endpoint": "http://minio:9000",
         "fs.s3a.bucket.lake.endpoint.region": "eu",
         "fs.s3a.bucket.lake.access.key": "k",
         "fs.s3a.bucket.lake.secret.key": "s",
         "fs.s3a.bucket.lake.path.style.access": "true",
     }
-    assert s3a.settings("s3a://lake/a", {"s3.session-token": "t"}) == {"fs.s3a.bucket.lake.session.token": "t"}
+    assert lake_settings.s3a_settings("s3a://lake/a", {"s3.session-token": "t"}) == {
+        "fs.s3a.bucket.lake.session.token": "t"
+    }
     hosts = {"s3.endpoint": "https://minio", "s3.force-virtual-addressing": "true"}
-    assert s3a.settings("s3a://lake/a", hosts)["fs.s3a.bucket.lake.path.style.access"] == "false"
+    assert lake_settings.s3a_settings("s3a://lake/a", hosts)["fs.s3a.bucket.lake.path.style.access"] == "false"
 
 
 def test_storage_options_of_delta_rs_are_taken_as_they_are() -> None:
@@ -39,12 +41,12 @@ def test_storage_options_of_delta_rs_are_taken_as_they_are() -> None:
         "aws_timeout": "9s",
         "aws_allow_http": "true",
     }
-    assert s3a.settings("s3a://lake/a", delta)["fs.s3a.bucket.lake.access.key"] == "k"
+    assert lake_settings.s3a_settings("s3a://lake/a", delta)["fs.s3a.bucket.lake.access.key"] == "k"
 
 
 def test_without_a_word_of_the_store_the_environment_says_all() -> None:
     assert options_of({"type": "sql", "uri": "sqlite:///catalog.db"}) == {}
-    assert s3a.settings("s3a://lake/a", {}) == {}
+    assert lake_settings.s3a_settings("s3a://lake/a", {}) == {}
 
 
 def test_a_server_without_tls_is_only_spoken_to_where_its_address_says_so() -> None:
@@ -53,10 +55,10 @@ def test_a_server_without_tls_is_only_spoken_to_where_its_address_says_so() -> N
 
 
 def test_the_jars_fit_the_installed_hadoop() -> None:
-    hadoop, *clients = s3a.packages()
+    hadoop, *clients = lake_settings.s3a_packages()
     assert hadoop == f"org.apache.hadoop:hadoop-aws:{jar_version('hadoop-client-api')}"
     assert [one.split(":")[1] for one in clients] == ["s3", "s3-transfer-manager", "sts"]
-    assert s3a.left_out() == ("software.amazon.awssdk:bundle",)
+    assert lake_settings.s3a_left_out() == ("software.amazon.awssdk:bundle",)
     assert jar_version("no-such-jar") == ""
 
 

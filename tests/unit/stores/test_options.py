@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.stores import azure, gcs
+from airflow_lakestream.stores import cloud_options
 from airflow_lakestream.stores.folders import open_folder
 from airflow_lakestream.stores.object_store import SCHEMES, open_location, options_of
 
@@ -24,13 +24,13 @@ EMULATOR = {
 
 def test_properties_of_google_become_options() -> None:
     given = {**OF_CATALOG, "gcs.service.host": "http://127.0.0.1:4443", "gcs.oauth2.token": "t", "gcs.project-id": "p"}
-    assert gcs.options_of(given) == {
+    assert cloud_options.gcs_options(given) == {
         "google_base_url": "http://127.0.0.1:4443",
         "google_bearer_token": "t",
         "google_allow_http": "true",
     }
-    assert gcs.options_of(OF_CATALOG) == {}
-    assert gcs.options_of({"google_service_account_key": "{}", "service_account_path": "/a"}) == {
+    assert cloud_options.gcs_options(OF_CATALOG) == {}
+    assert cloud_options.gcs_options({"google_service_account_key": "{}", "service_account_path": "/a"}) == {
         "google_service_account_key": "{}",
         "service_account_path": "/a",
     }
@@ -135,7 +135,7 @@ def test_properties_of_google_become_options() -> None:
     ],
 )
 def test_properties_of_azure_become_options(location: str, given: Mapping[str, Any], expected: dict[str, str]) -> None:
-    assert azure.options_of(location, given) == expected
+    assert cloud_options.azure_options(location, given) == expected
 
 
 S3 = {"endpoint_url": "http://minio:9000", "Region": "eu", "token": "t", "allow_http": "true", "skip_signature": "true"}
@@ -155,7 +155,7 @@ def test_all_names_that_delta_rs_knows_become_options() -> None:
     assert options_of({"aws_region": "eu", "azure_storage_account_name": "a", "google_bearer_token": "t"}) == {
         "aws_region": "eu"
     }
-    assert gcs.options_of({"base_url": "http://127.0.0.1:4443", "skip_signature": "true"}) == {
+    assert cloud_options.gcs_options({"base_url": "http://127.0.0.1:4443", "skip_signature": "true"}) == {
         "google_base_url": "http://127.0.0.1:4443",
         "skip_signature": "true",
         "google_allow_http": "true",

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.transform import SqlTransform
-from airflow_lakestream.transform.outcome import ROW
-from airflow_lakestream.transform.raw_input import RAW_SCHEMA, raw_columns
+from airflow_lakestream.transform.messages import ROW
+from airflow_lakestream.transform.transform import RAW_SCHEMA, raw_columns
 
 if TYPE_CHECKING:
     from airflow_lakestream.transform.engine import StatementEngine

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.transform import SqlTransform
 from airflow_lakestream.transform.engine import StatementEngine
-from airflow_lakestream.transform.outcome import spans
+from airflow_lakestream.transform.messages import spans
 from airflow_lakestream.transform.worker import _EXPLAINED
 from tests.unit.transform.support import batch
 

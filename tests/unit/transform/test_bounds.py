@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.transform import SqlTransform, search
+from airflow_lakestream.transform import SqlTransform
+from airflow_lakestream.transform import process as processes
 from airflow_lakestream.transform.bounds import RESERVE, TOO_LARGE, size_of
 from airflow_lakestream.transform.process import SqlFailed
 from tests.unit.transform.support import batch
@@ -126,7 +127,7 @@ def test_just_those_records_are_bad_that_exceed_a_bound_wherever_they_stand(kind
 def test_when_too_much_time_is_lost_the_parts_that_exceed_a_bound_are_bad_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(search, "_LOST", -1000.0)
+    monkeypatch.setattr(processes, "_LOST", -1000.0)
     values = [b"good"] * 320
     values[0] = values[100] = b"memory"
     result = SqlTransform(POISON).apply(batch(values))

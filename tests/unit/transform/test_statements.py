@@ -8,7 +8,7 @@ import pytest
 from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform import SqlTransform
-from airflow_lakestream.transform.outcome import ROW
+from airflow_lakestream.transform.messages import ROW
 from tests.unit.transform.support import batch, planned, rows_here
 
 FROM = "FROM {{ input }}"

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.transform.raw_input import RAW_SCHEMA
-from airflow_lakestream.transform.to_flink.functions import FORMS, SAME
-from airflow_lakestream.transform.to_flink.part import NotCommon, place_in
+from airflow_lakestream.transform.to_flink.functions import FORMS, SAME, NotCommon, place_in
 from airflow_lakestream.transform.to_flink.translate import translated
+from airflow_lakestream.transform.transform import RAW_SCHEMA
 
 POSITIONS = "`_kafka_topic`, `_kafka_partition`, `_kafka_offset`, `_kafka_timestamp`"
 PAGE = Path(__file__).parents[3] / "docs" / "sql.md"

@@ -9,7 +9,7 @@ from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ports import TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.watching.causes import StreamCause
-from airflow_lakestream.watching.freshness.completeness import TimeCompleteness, covered_part, measure_completeness
+from airflow_lakestream.watching.completeness import TimeCompleteness, covered_part, measure_completeness
 from airflow_lakestream.watching.lag.waiting import backlog_of
 
 TOPIC = TopicIdentity("t", "id", "c")

@@ -11,10 +11,10 @@ from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.watching.asking import LookOutcome, MissingPolicy, Verdict, verdict_of
-from airflow_lakestream.watching.books import ConsumerProgress
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
 from airflow_lakestream.watching.lag.check import ConsumerLag, LagCheck, LagLimits
 from airflow_lakestream.watching.lag.waiting import UnreadOffsets
+from airflow_lakestream.watching.source import ConsumerProgress
 
 NOW = 1_800_000_000.0
 

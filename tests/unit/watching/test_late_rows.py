@@ -16,9 +16,9 @@ from airflow_lakestream.audit.rows import NoPositions, UnreadableRows
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES
-from airflow_lakestream.watching.partitions import late
-from airflow_lakestream.watching.partitions.emission import EmittedPartitions, PartitionLength
-from airflow_lakestream.watching.partitions.late import check_columns, late_rows
+from airflow_lakestream.watching import partitions
+from airflow_lakestream.watching.partition_emission import EmittedPartitions, PartitionLength
+from airflow_lakestream.watching.partitions import check_columns, late_rows
 
 HOUR = PartitionLength.HOUR.width_ms
 BEGIN = 491_000 * HOUR
@@ -86,13 +86,13 @@ def test_only_files_that_may_hold_unseen_offsets_are_read(table: Table, monkeypa
     for n in range(5):
         table.append(rows([("a", 0, 10 * n + k, BEGIN) for k in range(10)]))
     read: list[str] = []
-    real = late.read_rows
+    real = partitions.read_rows
 
     def counted(*args: Any, **named: Any) -> Any:
         read.append("a file")
         return real(*args, **named)
 
-    monkeypatch.setattr(late, "read_rows", counted)
+    monkeypatch.setattr(partitions, "read_rows", counted)
     before = EmittedPartitions(spans=((BEGIN, BEGIN + HOUR),))
     assert late_rows(table, "at", PartitionLength.HOUR, before, RangeSet.of("a", 0, 35, 99)) == {BEGIN: 15}
     assert len(read) == 2

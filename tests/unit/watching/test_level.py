@@ -9,7 +9,7 @@ import pytest
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.triggers.kafka_lag_event import KafkaLagEventTrigger
-from airflow_lakestream.watching.lag.level import LevelAlarm, UnreadLevel
+from airflow_lakestream.watching.lag.check import LevelAlarm, UnreadLevel
 
 TABLE = {"table": "lake.t", "consumer_group": "g"}
 

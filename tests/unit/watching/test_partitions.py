@@ -20,13 +20,13 @@ from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet, coal
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.watching.asking import run_now
-from airflow_lakestream.watching.partitions.emission import (
+from airflow_lakestream.watching.partition_emission import (
     EmittedPartitions,
     GroupBeginning,
     PartitionLength,
     plan_emission,
 )
-from airflow_lakestream.watching.partitions.look import PartitionsLook, PartitionsResult
+from airflow_lakestream.watching.partitions import PartitionsLook, PartitionsResult
 
 HOUR = PartitionLength.HOUR.width_ms
 TOPIC = TopicIdentity("clicks", "id", "cluster")

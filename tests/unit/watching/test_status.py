@@ -10,8 +10,7 @@ import pytest
 from airflow_lakestream.core.landing.plan import PartitionWatermarks, TopicState
 from airflow_lakestream.core.ledger import Counts, Landing, LandingEngine, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord
-from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, ProcessIdentity
 from airflow_lakestream.driver.progress import DriverProgress
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, backlog_of

@@ -62,7 +62,7 @@ def flink_cdc_script(
     """
     # Airflow parses DAG files every half minute: a DAG file with a topic's script does not need PyIceberg for that.
     from airflow_lakestream.config import arguments
-    from airflow_lakestream.flink.formats.types import type_of
+    from airflow_lakestream.flink.formats.reading import type_of
     from airflow_lakestream.tables.schema.ddl import parse_schema
 
     schema, _, name = source.partition(".")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.spark.frames.positions import NotOnce, ResultPositions, count, joined, offsets_of
+from airflow_lakestream.spark.frames.tasks import NotOnce, ResultPositions, count, joined, offsets_of
 from airflow_lakestream.tables.coordinates import COORDINATES
 
 

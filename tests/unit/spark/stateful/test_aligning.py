@@ -12,8 +12,8 @@ from airflow_lakestream.core.landing.modes import LandedBesideStream, StreamRepl
 from airflow_lakestream.core.ledger import StreamBatch, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.spark.checkpoint import read_checkpoint
-from airflow_lakestream.spark.stateful import aligning
-from airflow_lakestream.spark.stateful.aligning import CheckpointLost, RolledBackTooFar
+from airflow_lakestream.spark.frames import stateful
+from airflow_lakestream.spark.frames.stateful import CheckpointLost, RolledBackTooFar
 
 HEAD = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
 LAST = 20
@@ -56,7 +56,7 @@ def entry(batch: int | None, query: str = "q") -> TopicEntry:
 
 
 def align(folder: Path, books: TopicEntry) -> bool:
-    return aligning.align(read_checkpoint(str(folder)), books, "lake.t", "g", str(folder))
+    return stateful.align(read_checkpoint(str(folder)), books, "lake.t", "g", str(folder))
 
 
 def files(folder: Path) -> set[str]:
@@ -95,7 +95,7 @@ def interrupted(folder: Path, after: int) -> bool:
 
     checkpoint.store.remove = removing  # type: ignore[method-assign]
     try:
-        aligning.align(checkpoint, entry(9), "lake.t", "g", str(folder))
+        stateful.align(checkpoint, entry(9), "lake.t", "g", str(folder))
     except InterruptedError:
         return True
     return False

@@ -19,7 +19,7 @@ from airflow_lakestream.decode.metadata import HEADERS, metadata_schema
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.spark.stateful.decoding import DecodeTask, ReportParam, TaskReports, reports_after, sums_of
+from airflow_lakestream.spark.frames.tasks import DecodeTask, ReportParam, TaskReports, reports_after, sums_of
 
 GOOD, BAD = b'{"id": 7}', b"no JSON"
 

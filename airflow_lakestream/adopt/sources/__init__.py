@@ -1,1 +1,0 @@
-"""Sources of a tool's position: a module for each tool."""

@@ -1,0 +1,349 @@
+"""Readers of Avro values: one in a buffer, and the items of arrays and maps in many records at once."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.decode.avro.schema import (
+    AvroArray,
+    AvroEnum,
+    AvroFixed,
+    AvroMap,
+    AvroPrimitive,
+    AvroUnion,
+    Node,
+    Record,
+)
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, offsets_of
+
+# Items without bytes can have any count: without a limit, a few bytes would be a bomb.
+MOST_EMPTY = 1 << 16
+# Values may contain values of their own type: a deeper value is malformed.
+DEEPEST = 64
+_WIDTHS = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+
+
+class Malformed(ValueError):
+    """Error: the bytes are not a value of the type."""
+
+
+def entry_of(node: AvroMap) -> Record:
+    """Return the type of a map's entry: a record of a key and a value."""
+    return Record("entry", [("key", AvroPrimitive("string")), ("value", node.values)])
+
+
+def width(node: Node) -> int | None:
+    """Return the number of bytes of each value of the type, or None if the number depends on the value."""
+    if isinstance(node, AvroPrimitive):
+        return _WIDTHS.get(node.name)
+    return node.size if isinstance(node, AvroFixed) else None
+
+
+def skip_one(node: Node, data: memoryview, pos: int, end: int, depth: int = 0) -> int:
+    """Return the position after the value at `pos`. Raises Malformed if the value does not end before `end`."""
+    if depth > DEEPEST:
+        raise Malformed
+    size = width(node)
+    if size is not None:
+        pos += size
+    elif isinstance(node, Record):
+        for _, kind in node.fields:
+            pos = skip_one(kind, data, pos, end, depth + 1)
+    elif isinstance(node, AvroArray | AvroMap):
+        pos = _skip_blocks(node.items if isinstance(node, AvroArray) else entry_of(node), data, pos, end, depth)
+    else:
+        # A branch, a length, a symbol, or the number itself.
+        number, pos = read_one(data, pos, end)
+        if isinstance(node, AvroUnion):
+            pos = skip_one(_branch(node, number), data, pos, end, depth + 1)
+        elif isinstance(node, AvroPrimitive) and node.name in ("bytes", "string"):
+            pos = pos + number if number >= 0 else end + 1
+    if pos > end:
+        raise Malformed
+    return pos
+
+
+def _branch(node: AvroUnion, index: int) -> Node:
+    if not 0 <= index < len(node.branches):
+        raise Malformed
+    return node.branches[index]
+
+
+def _skip_blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -> int:
+    while True:
+        count, pos = read_one(data, pos, end)
+        # Behind a negative count follows the size of the block in bytes.
+        if count < 0:
+            count = -count
+            _, pos = read_one(data, pos, end)
+        if not count:
+            return pos
+        if count > end - pos and count > MOST_EMPTY:
+            raise Malformed
+        for _ in range(count):
+            pos = skip_one(node, data, pos, end, depth + 1)
+
+
+def read_one(data: memoryview, pos: int, end: int) -> tuple[int, int]:
+    """Return the number at `pos`, in zigzag encoding, and the position after the number. Raises Malformed."""
+    value = shift = 0
+    # Ten bytes of seven bits hold the longest number.
+    while pos < end and shift < 70:
+        byte = data[pos]
+        pos += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), pos
+        shift += 7
+    raise Malformed
+
+
+_FLOATS = {"float": "<f", "double": "<d"}
+
+
+def value_of(node: Node, data: bytes) -> Any:
+    """Return the value of the bytes. Raises Malformed."""
+    view = memoryview(data)
+    try:
+        value, end = _read(node, view, 0, len(view), 0)
+    except (IndexError, UnicodeDecodeError, struct.error) as e:
+        raise Malformed from e
+    if end != len(view):
+        raise Malformed
+    return value
+
+
+def _read(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tuple[Any, int]:
+    # Returns the value at `pos`, and the position behind the value.
+    if depth > DEEPEST:
+        raise Malformed
+    if isinstance(node, Record):
+        record = {}
+        for name, kind in node.fields:
+            record[name], pos = _read(kind, data, pos, end, depth + 1)
+        return record, pos
+    if isinstance(node, AvroArray):
+        return _blocks(node.items, data, pos, end, depth)
+    if isinstance(node, AvroMap):
+        entries, pos = _blocks(entry_of(node), data, pos, end, depth)
+        return {entry["key"]: entry["value"] for entry in entries}, pos
+    if isinstance(node, AvroUnion):
+        branch, pos = read_one(data, pos, end)
+        if not 0 <= branch < len(node.branches):
+            raise Malformed
+        return _read(node.branches[branch], data, pos, end, depth + 1)
+    return _leaf(node, data, pos, end)
+
+
+def _leaf(node: Node, data: memoryview, pos: int, end: int) -> tuple[Any, int]:
+    size = width(node)
+    if size is not None:
+        content = bytes(data[pos : pos + size])
+        if pos + size > end:
+            raise Malformed
+        if node.name in _FLOATS:
+            return struct.unpack(_FLOATS[node.name], content)[0], pos + size
+        return {"null": None, "boolean": content == b"\x01"}.get(node.name, content), pos + size
+    number, pos = read_one(data, pos, end)
+    if isinstance(node, AvroEnum):
+        return node.symbols[number], pos
+    if node.name not in ("bytes", "string"):
+        return number, pos
+    if number < 0 or pos + number > end:
+        raise Malformed
+    content = bytes(data[pos : pos + number])
+    return (content.decode() if node.name == "string" else content), pos + number
+
+
+def _blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tuple[list[Any], int]:
+    # Returns the items of an array, and the position behind the last block, whose count is 0.
+    items: list[Any] = []
+    while True:
+        count, pos = read_one(data, pos, end)
+        if count < 0:
+            count = -count
+            _, pos = read_one(data, pos, end)
+        if not count:
+            return items, pos
+        if count > end - pos and count > MOST_EMPTY:
+            raise Malformed
+        for _ in range(count):
+            item, pos = _read(node, data, pos, end, depth + 1)
+            items.append(item)
+
+
+# Each round of items costs some calls, for any number of lanes: when few lanes have many items left, a walk over these
+# lanes finds the start of each item, and all items are read at once.
+_ROUNDS = 16
+_FEW = 256
+
+
+def read_items(
+    lanes: ByteLanes, item: Callable[[ByteLanes], pa.Array | None], node: Node, path: str
+) -> tuple[list[pa.Array], Integers, Integers]:
+    """Read the items of all arrays or maps: return their parts, the order of the items, and each lane's item count.
+
+    The parts are in the order of reading: the first items of all lanes come before the second items. The positions
+    `order`, taken from the concatenated parts, sort the items by lane; see `merged`.
+
+    :param item: reads one item in each lane, or returns None if the items are only skipped; then the list of parts is
+        empty.
+    :param node: type of an item.
+    """
+    reading = _ItemReader(item, node, path)
+    rows, live = np.arange(len(lanes)), lanes.take(np.arange(len(lanes)))
+    while True:
+        counts = _block_header(live, width(node) == 0, path)
+        more = (counts > 0) & (live.failure == 0)
+        lanes.put(rows[~more], live.take(~more))
+        rows, live, counts = rows[more], live.take(more), counts[more]
+        if not len(rows):
+            break
+        reading.block(rows, live, counts)
+    owners = np.concatenate(reading.owners) if reading.owners else np.zeros(0, np.int64)
+    return reading.parts, np.argsort(owners, kind="stable"), np.bincount(owners, minlength=len(lanes))
+
+
+def _block_header(lanes: ByteLanes, empty: bool, path: str) -> Integers:
+    # Returns the number of items in the next block of each lane; 0 ends the array or the map.
+    counts = lanes.zigzags(path)
+    sized = np.flatnonzero((counts < 0) & (lanes.failure == 0))
+    if len(sized):
+        counts = counts.copy()
+        counts[sized] = -counts[sized]
+        part = lanes.take(sized)
+        # The block's size in bytes, for readers that skip the block unread.
+        part.zigzags(path)
+        lanes.put(sized, part)
+    # Items without bytes may be more than the bytes that are left, up to a limit.
+    too_many = (counts < 0) | (counts > np.maximum(lanes.end - lanes.pos, MOST_EMPTY))
+    lanes.fail(too_many, f"{path}: more items than the value has bytes")
+    return counts
+
+
+class _ItemReader:
+    """Reader of items, block by block; `owners` has the lane of each item of `parts`."""
+
+    def __init__(self, item: Callable[[ByteLanes], pa.Array | None], node: Node, path: str) -> None:
+        self.parts: list[pa.Array] = []
+        self.owners: list[Integers] = []
+        self._item = item
+        self._node = node
+        self._path = path
+        self._width = width(node)
+
+    def block(self, rows: Integers, live: ByteLanes, counts: Integers) -> None:
+        """Read a block of `counts` items in each lane.
+
+        :param rows: the numbers of the lanes for `owners`.
+        :param live: the lanes, which are moved behind the block.
+        """
+        if self._width is not None:
+            self._block_of_width(rows, live, counts, self._width)
+            return
+        active, left, current = np.arange(len(live)), counts.copy(), live.take(np.arange(len(live)))
+        rounds = 0
+        while len(active):
+            if rounds >= _ROUNDS and len(active) < _FEW:
+                self._walk(rows[active], current, left)
+                live.put(active, current)
+                return
+            self._read(rows[active], current)
+            left -= 1
+            rounds += 1
+            stay = (left > 0) & (current.failure == 0)
+            if not stay.all():
+                live.put(active[~stay], current.take(~stay))
+                active, left, current = active[stay], left[stay], current.take(stay)
+
+    def _read(self, rows: Integers, lanes: ByteLanes) -> None:
+        values = self._item(lanes)
+        if values is not None:
+            self.parts.append(values)
+            self.owners.append(rows)
+
+    def _block_of_width(self, rows: Integers, live: ByteLanes, counts: Integers, width: int) -> None:
+        # The size of an item is known, so all items of the block are read at once.
+        fits = counts * width <= live.end - live.pos
+        live.fail(~fits, f"{self._path}: the value ends early")
+        counts = np.where(fits, counts, 0)
+        starts = np.repeat(live.pos, counts) + _within(counts) * width
+        self._read_at(rows, live, counts, starts)
+        live.skip(np.where(live.failure == 0, counts * width, 0), self._path)
+
+    def _walk(self, rows: Integers, live: ByteLanes, counts: Integers) -> None:
+        # One lane after the other: first the start of each item is found, then all items are read at once.
+        data = memoryview(live.data.data)
+        starts: list[int] = []
+        wrong, found = np.zeros(len(live), np.bool_), np.zeros(len(live), np.int64)
+        behind = live.pos.copy()
+        for lane, count in enumerate(counts.tolist()):
+            place, end, first = int(live.pos[lane]), int(live.end[lane]), len(starts)
+            try:
+                for _ in range(count):
+                    starts.append(place)
+                    place = skip_one(self._node, data, place, end)
+                behind[lane], found[lane] = place, count
+            except Malformed:
+                del starts[first:]
+                wrong[lane] = True
+        live.fail(wrong, f"{self._path}: the value ends early, or is not a value of its type")
+        self._read_at(rows, live, found, np.array(starts, np.int64))
+        live.pos = np.where(live.failure == 0, behind, 0)
+
+    def _read_at(self, rows: Integers, live: ByteLanes, counts: Integers, starts: Integers) -> None:
+        # Reads the items at `starts`, `counts` in each lane. A lane fails if one of its items fails.
+        lanes = np.repeat(np.arange(len(live)), counts)
+        items = live.take(lanes)
+        items.pos = starts
+        self._read(rows[lanes], items)
+        failed = items.failure != 0
+        if failed.any():
+            hit = lanes[failed]
+            live.failure[hit] = items.failure[failed]
+            live.pos[hit] = live.end[hit] = 0
+
+
+def _within(counts: Integers) -> Integers:
+    """Return the numbers 0, 1, ... below each count, concatenated."""
+    return np.arange(int(counts.sum())) - np.repeat(offsets_of(counts)[:-1], counts)
+
+
+def skip_all(node: Node, lanes: ByteLanes, path: str, depth: int = 0) -> None:
+    """Move all lanes over a value of the type; a lane without a valid value fails."""
+    size = width(node)
+    if depth > DEEPEST:
+        lanes.fail(np.ones(len(lanes), np.bool_), f"{path}: nested deeper than {DEEPEST} levels")
+    elif size is not None:
+        lanes.skip(size, path)
+    elif isinstance(node, Record):
+        # The path of a failure names two levels of skipped fields at most.
+        for name, kind in node.fields:
+            skip_all(kind, lanes, f"{path}.{name}" if depth < 2 else path, depth + 1)
+    elif isinstance(node, AvroUnion):
+        _skip_union(node, lanes, path, depth)
+    elif isinstance(node, AvroArray | AvroMap):
+        inner = node.items if isinstance(node, AvroArray) else entry_of(node)
+        read_items(lanes, lambda part: skip_all(inner, part, path, depth + 1), inner, path)
+    elif isinstance(node, AvroPrimitive) and node.name in ("bytes", "string"):
+        lanes.spans(lanes.zigzags(path), path)
+    else:
+        lanes.zigzags(path)
+
+
+def _skip_union(node: AvroUnion, lanes: ByteLanes, path: str, depth: int) -> None:
+    # Skips the value of the chosen branch in each lane; the number of the branch is ahead of the value.
+    chosen = lanes.zigzags(path)
+    lanes.fail((chosen < 0) | (chosen >= len(node.branches)), f"{path}: a type that the union does not have")
+    live = lanes.failure == 0
+    for index, branch in enumerate(node.branches):
+        rows = np.flatnonzero(live & (chosen == index))
+        if len(rows):
+            part = lanes.take(rows)
+            skip_all(branch, part, path, depth + 1)
+            lanes.put(rows, part)

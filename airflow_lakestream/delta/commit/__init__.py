@@ -1,1 +1,0 @@
-"""Compare-and-set commits of a Delta table: each commit is a version, or is not applied."""

@@ -1,0 +1,269 @@
+"""Compare-and-set: a landing is made for a head, checked by the guard, and becomes the next version or is not applied.
+
+If the version is taken, or the answer was lost, the version's file is read: it names the landing that wrote it. A
+landing can't get two files: the second would be made for a head that shows whether the first was written.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.ports import StaleFiles
+from airflow_lakestream.delta import ledger_store
+from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.protocol import Action, check_writable, info_of, protocol_of, put_commit, read_commit
+from airflow_lakestream.delta.storage import DeltaTableAccess
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.tables.guards import check_landing
+from airflow_lakestream.tables.tries import tries
+
+log = logging.getLogger(__name__)
+
+COMMIT_TRIES = 20
+RETRY_PAUSE = 0.05
+# The default of Delta's other writers.
+CHECKPOINT_INTERVAL = 10
+
+
+class DeltaCommitUnknown(LakestreamError, Transient):
+    """Commit with an unknown outcome: the store gave no answer, and could not be read afterwards."""
+
+    def __init__(self, table: str, cause: BaseException) -> None:
+        super().__init__(
+            f"{table}: the store did not report whether the last commit was written ({cause!r}), at any try. "
+            "Its data files were left in place, since the commit may still land. A retry finds out: "
+            "the ledger is in the same commit as the rows, so nothing is doubled or lost."
+        )
+
+
+class DeltaCommitRefused(LakestreamError, Transient):
+    """Failure of all commit attempts, since another writer was faster each time; the table is unchanged."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"{table}: {COMMIT_TRIES} times in a row another writer committed first. Nothing was applied. Retry; let "
+            "fewer writers commit to the table at once."
+        )
+
+
+class DeltaCommitter:
+    """Commit of a landing, with retries.
+
+    :param make: returns the landing's actions for a head (None without a table), or raises to refuse the landing. It is
+        called for each attempt.
+    """
+
+    def __init__(
+        self,
+        tables: DeltaTableAccess,
+        table: str,
+        landing_id: str,
+        make: Callable[[DeltaTableHead | None], Sequence[Action]],
+    ) -> None:
+        self._tables, self._table, self._landing_id, self._make = tables, table, landing_id, make
+        # Versions requested without an answer: each may be this landing's, or may yet be.
+        self._open: list[int] = []
+        self.head: DeltaTableHead | None = None
+
+    @cached_property
+    def _store(self) -> Any:
+        return self._tables.store(self._table)
+
+    def may_be_applied(self) -> bool:
+        """Return whether an unanswered request may have been applied, or may yet be."""
+        return bool(self._open)
+
+    def commit(self) -> int:
+        """Commit the landing, or find its earlier commit, and return the version.
+
+        An unclear outcome of an attempt is looked up in the log. Raises the errors of `make`, DeltaCommitUnknown and
+        DeltaCommitRefused, and an error of the store if no attempt has sent a request.
+        """
+        unknown: BaseException | None = None
+        for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
+            try:
+                version = self._try()
+            except LakestreamError:
+                raise
+            except Exception as e:
+                # The store's client may raise any error: raised if nothing was sent; else the outcome is looked up.
+                if not self._open:
+                    raise
+                log.warning("%s: the store did not report whether the commit was written: %r", self._table, e)
+                unknown = e
+            else:
+                if version is not None:
+                    return version
+        if self._open and unknown is not None:
+            raise DeltaCommitUnknown(self._table, unknown) from unknown
+        raise DeltaCommitRefused(self._table)
+
+    def _try(self) -> int | None:
+        self.head = self._tables.open(self._table)
+        # The search follows the read of the head: if the head has this landing, the search finds it.
+        if (landed := self._landed()) is not None:
+            return landed
+        version = 0 if self.head is None else self.head.version + 1
+        actions = self._make(self.head)
+        # The version is noted before the request: without an answer, it may be this landing's.
+        self._open.append(version)
+        if put_commit(self._store, version, actions):
+            return version
+        # The version may be this landing's: the store's client may have sent the request twice.
+        return self._landed()
+
+    def _landed(self) -> int | None:
+        for version in list(dict.fromkeys(self._open)):
+            actions = read_commit(self._store, version)
+            if actions is None:
+                continue
+            if info_of(actions).get(codec.SUMMARY_LANDING_ID) == self._landing_id:
+                log.info("%s: version %s is this landing's: it was written before.", self._table, version)
+                return version
+            # Another landing has the version, so this landing's request was not applied.
+            self._open = [one for one in self._open if one != version]
+        return None
+
+
+def look_after(tables: DeltaTableAccess, table: str, version: int) -> None:
+    """Write a checkpoint if due, and delete log files older than the table's retention; never raises.
+
+    :param version: the version just committed; a checkpoint is due at each multiple of the table's interval.
+    """
+    try:
+        head = tables.open(table)
+        if head is None or head.delta is None:
+            return
+        if version % int(head.properties.get("delta.checkpointInterval", CHECKPOINT_INTERVAL)) or not version:
+            return
+        head.delta.create_checkpoint()
+        if head.properties.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
+            head.delta.cleanup_metadata()
+    except Exception as e:  # noqa: BLE001  # the landing is done; another writer makes the next checkpoint
+        log.warning("%s: no checkpoint was written at version %s: %r", table, version, e)
+
+
+def commit_info(operation: str, parameters: dict[str, Any], summary: dict[str, Any]) -> Action:
+    """Return the `commitInfo` action of a commit."""
+    return {
+        "commitInfo": {
+            "timestamp": time.time_ns() // 1_000_000,
+            "operation": operation,
+            "operationParameters": parameters,
+            "engineInfo": "airflow-lakestream",
+            **summary,
+        }
+    }
+
+
+_NO_UUID = "the table was dropped and created again"
+
+
+@dataclass(frozen=True)
+class DeltaTarget:
+    """Target of written files: the table at the last look, with the schema change of the next commit.
+
+    :param base: None for a table that the commit creates.
+    :param fields: the columns after the commit, as Delta's JSON.
+    :param partitions: the names of the partition columns.
+    :param changes: the schema change in words.
+    :param properties: the properties of a new table.
+    """
+
+    base: DeltaTableHead | None
+    fields: Sequence[Mapping[str, Any]]
+    partitions: tuple[str, ...]
+    changes: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_fit(head: DeltaTableHead | None, target: DeltaTarget, table: str) -> None:
+    """Refuse files written for another table, schema or partitioning. Raises StaleFiles, and UnfitTable.
+
+    A head that has the target's schema change already is accepted.
+    """
+    if target.base is None or head is None:
+        if head is not None:
+            raise StaleFiles(table, "another run created the table")
+        if target.base is not None:
+            raise StaleFiles(table, "the table was dropped")
+        return
+    check_writable(head)
+    if head.table_id != target.base.table_id:
+        raise StaleFiles(table, _NO_UUID)
+    if list(head.fields) != list(target.base.fields) and list(head.fields) != list(target.fields):
+        raise StaleFiles(table, "the schema was changed")
+    if head.partitions != target.partitions:
+        raise StaleFiles(table, "the partitioning was changed")
+
+
+def check_ledger(
+    head: DeltaTableHead | None, consumer_group: str, landing: Landing, *, allow_group_overlap: bool
+) -> None:
+    """Refuse a landing forbidden by the ledgers at the head; without a table, nothing is forbidden.
+
+    Raises the errors of `tables.guards.check_landing`, and UnreadableLedger.
+    """
+    if head is None:
+        return
+    others = {} if allow_group_overlap else ledger_store.other_ledgers(head, consumer_group)
+    check_landing(head.table, landing, ledger_store.read_ledger(head, consumer_group), others.values())
+
+
+def landing_actions(
+    head: DeltaTableHead | None,
+    target: DeltaTarget,
+    consumer_group: str,
+    landing: Landing,
+    files: Sequence[Action],
+    operation: tuple[str, dict[str, Any]],
+    notes: Mapping[str, str],
+    gone: Sequence[str] = (),
+) -> list[Action]:
+    """Return the actions of a version: commit info, protocol, properties with the ledger, transaction, files.
+
+    Raises the errors of the landing's precondition.
+
+    :param files: actions that add and remove files.
+    :param operation: the name and the parameters of the operation in the commit info.
+    :param notes: further properties to set.
+    :param gone: the names of properties to remove.
+    """
+    landing.check_precondition()
+    # The change in words is left out if another landing has made the change already.
+    changes = target.changes if head is None or list(head.fields) != list(target.fields) else ()
+    summary = ledger_store.summary_of(head, consumer_group, landing, changes if head is not None else ())
+    version = 0 if head is None else head.version + 1
+    own = {**ledger_store.properties_after(head, consumer_group, version, landing), **notes}
+    generation = ledger_store.next_generation(head, consumer_group)
+    actions: list[Action] = [commit_info(*operation, dict(summary)), *protocol_of(head, target.fields)]
+    if head is None:
+        head = _new_head(target)
+    kept = {key: value for key, value in head.properties.items() if key not in gone}
+    properties = {**kept, **own}
+    actions.append(head.metadata_action(properties, target.fields))
+    actions.append({"txn": {"appId": ledger_store.app_id(consumer_group), "version": generation}})
+    return [*actions, *files]
+
+
+def _new_head(target: DeltaTarget) -> DeltaTableHead:
+    return DeltaTableHead(
+        table="",
+        version=-1,
+        table_id=str(uuid.uuid4()),
+        created_time=time.time_ns() // 1_000_000,
+        properties=target.properties,
+        partitions=target.partitions,
+        schema=pa.schema([]),
+        fields=target.fields,
+    )

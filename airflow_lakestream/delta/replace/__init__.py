@@ -1,1 +1,0 @@
-"""Replace of rows in a Delta table: takeout and commit."""

@@ -1,1 +1,0 @@
-"""Parquet files of a Delta table, written from rows."""

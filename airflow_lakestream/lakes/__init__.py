@@ -1,1 +1,0 @@
-"""Table formats, with all differences between Iceberg and Delta for the upper layers."""

@@ -1,0 +1,163 @@
+"""An executor's work on a share of a plan: read, decode and write, without a commit.
+
+Sent to the executors by pickle. No pyspark and no catalog here: an outline describes the table to write for.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import zipimport
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from airflow_lakestream.core.landing.batch import Batch, DecodedChunk, decode
+from airflow_lakestream.core.ports import RowSchema
+from airflow_lakestream.core.sharing.pieces import PlanShare
+from airflow_lakestream.core.sharing.rounds import RoundAnswer, Undecided, UndecidedChunks
+from airflow_lakestream.decode.rejected import RECORD_SCHEMA
+from airflow_lakestream.decode.rows import RowDecoderFactory
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.iceberg.fan_out.share import FanOutOutline, FanOutShare
+from airflow_lakestream.kafka.reader import KafkaReader
+from airflow_lakestream.lakes import LakeFormat
+from airflow_lakestream.runtime.processes import MMAP_THRESHOLD, TRIM_THRESHOLD, ChildFailure, tune_allocation
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.rejects.sink import SharedRejectingSink
+
+# Spark has each task call `importlib.invalidate_caches`. Before Python 3.12 this reads an archive's directory at once,
+# and once for each package in it (python/cpython#103200). With pyspark.zip that was a third of the CPU time of the
+# executors of a mirror.
+_read: WeakKeyDictionary[zipimport.zipimporter, tuple[int, int, int]] = WeakKeyDictionary()
+_invalidate = zipimport.zipimporter.invalidate_caches
+
+
+def keep_directories() -> None:
+    """Keep the directories of unchanged archives in this process."""
+    if sys.version_info < (3, 12):
+        # mypy can't express that a class of the standard library gets another method.
+        zipimport.zipimporter.invalidate_caches = _if_changed  # type: ignore[assignment,method-assign]
+
+
+def _if_changed(importer: zipimport.zipimporter) -> None:
+    try:
+        status = Path(importer.archive).stat()
+    except OSError:
+        _read.pop(importer, None)
+        _invalidate(importer)
+        return
+    now = (status.st_mtime_ns, status.st_size, status.st_ino)
+    if _read.get(importer) != now:
+        _invalidate(importer)
+        _read[importer] = now
+
+
+# Makes Arrow's allocator keep freed memory, too. The allocator reads its environment when it is loaded.
+ENVIRONMENT = {"MIMALLOC_PURGE_DELAY": "-1"}
+# The greatest threshold that mallopt() takes.
+_KEPT = {TRIM_THRESHOLD: 256 * 2**20, MMAP_THRESHOLD: 32 * 2**20}
+
+
+@dataclass(frozen=True)
+class ExecutorTask:
+    """The work of a landing's tasks on shares of a plan.
+
+    :param kafka: librdkafka configuration, with no path of the driver's machine.
+    :param where: name of the Kafka connection in errors.
+    :param target: outline of the table, as it is or is going to be; `lake` is its format.
+    :param design: the table's design; the table has all columns already, so that nothing is left to change.
+    :param folder: folder of the files, below the table's data.
+    :param passes_over: report records without a row, too, because the files are to replace rows.
+    """
+
+    run_id: str
+    consumer_group: str
+    # repr=False: holds passwords.
+    kafka: Mapping[str, Any] = field(repr=False)
+    poll_timeout: float
+    where: str
+    target: Any
+    lake: LakeFormat
+    table: str
+    design: TableDesign
+    decoders: RowDecoderFactory
+    folder: str
+    passes_over: bool
+
+    def __call__(self, share: PlanShare) -> RoundAnswer | ChildFailure:
+        """Read a share and return the answer. Our own errors are returned, too, for the driver."""
+        settle()
+        try:
+            return self._read(share)
+        except LakestreamError as e:
+            # If raised here, Spark would retry the task and bring back only the error's text.
+            return ChildFailure(e)
+
+    def columns(self) -> RowSchema:
+        """Return the payload's columns, as in the table's outline."""
+        return self._sink().load(self.run_id).schema
+
+    def _read(self, share: PlanShare) -> RoundAnswer:
+        batch = Batch(share.plan)
+        sink, left = self._sink(), UndecidedChunks()
+        try:
+            table = sink.load(self.run_id)
+            sink.write_below(self.folder)
+            decoder = self.decoders(table.schema, None)
+            assert decoder is not None, "the table exists, so it has a schema"
+            # In this thread only: Spark gave the task one core.
+            with closing(self._reader().read(batch.plan, threading.Event())) as chunks:
+                for chunk in chunks:
+                    try:
+                        decoded = decode(decoder, chunk)
+                    except Undecided as undecided:
+                        left.add(chunk.covers, undecided)
+                        if left.is_full:
+                            break
+                    else:
+                        self._take(share, decoded, sink)
+                        batch.add(decoded)
+            return RoundAnswer(batch.piece(sink.hand_over()) if batch.covers_anything else None, left)
+        except BaseException:
+            sink.discard()
+            raise
+
+    def _reader(self) -> KafkaReader:
+        return KafkaReader(
+            self.kafka,
+            self.consumer_group,
+            poll_timeout=self.poll_timeout,
+            where=self.where,
+            parts=self.decoders.parts,
+        )
+
+    def _sink(self) -> SharedRejectingSink:
+        # The target has only the table's outline, and no ledger to change.
+        group, target = self.consumer_group, self.target
+        if isinstance(target, FanOutOutline):
+            inner: Any = FanOutShare(target, group)
+        else:
+            inner = self.lake.part("sink")(target, self.table, group, self.design, allow_group_overlap=True)
+        sink: SharedRejectingSink = self.lake.part("rejecting")(inner, target, self.table, group, RECORD_SCHEMA)
+        return sink
+
+    def _take(self, share: PlanShare, chunk: DecodedChunk, sink: SharedRejectingSink) -> None:
+        if (outcome := chunk.outcome) is not None:
+            sink.write(outcome.rows, share.identity)
+            if outcome.rejected is not None:
+                sink.reject(outcome.rejected)
+            if self.passes_over and outcome.rowless is not None:
+                sink.pass_over(share.identity, chunk.covers.partition, outcome.rowless)
+
+
+def settle() -> None:
+    """Make this process keep freed memory, and the directories of archives with modules.
+
+    Getting each page from the system again costs a fault: that took 13 to 17% of a task's CPU time. 80 MiB are kept.
+    """
+    tune_allocation(_KEPT)
+    keep_directories()

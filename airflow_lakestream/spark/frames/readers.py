@@ -1,0 +1,388 @@
+"""Executors for a landing with a function: they stage decoded rows, and write the function's result.
+
+Reads from Kafka and rejects of records are final before the function gets a row. Staged files are in the run's own
+folder below the table's data, in no snapshot; they are deleted when the result is written, or with the folder's other
+leftovers when a batch is repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types as arrow
+
+from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.column_use import ColumnUse
+from airflow_lakestream.core.landing.job import LandingJob, Stopped
+from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.ledger import Counts, FunctionRows, add_counts, union
+from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.core.ports import FrameSink, RowsNotWritable
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.sharing.parallel import folder_of
+from airflow_lakestream.core.sharing.pieces import SharePiece
+from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.runtime.processes import ChildFailure
+from airflow_lakestream.spark.causes import cause_of
+from airflow_lakestream.spark.frames.function import (
+    FrameFunction,
+    TransformFailed,
+    TransformRefused,
+    columns_of,
+    spark_schema,
+)
+from airflow_lakestream.spark.frames.tasks import (
+    RESULT,
+    Intervals,
+    NotOnce,
+    ResultPositions,
+    StagedRowsTask,
+    WriteTask,
+    WriteTaskResult,
+    count,
+    joined,
+    offsets_of,
+)
+from airflow_lakestream.spark.readers import SparkReaders
+from airflow_lakestream.tables.coordinates import COORDINATES
+from airflow_lakestream.tables.sink import WrappedSharedSink
+from airflow_lakestream.tables.transformed import TransformNote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+# Unchanged: no calendar from before 1582, and no file left out that a session may leave out.
+_READING = {"datetimeRebaseMode": "CORRECTED", "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+# Spark takes other characters of a path for a pattern, and leaves out files whose names begin with _ or a dot.
+_PLAIN_PATH, _PLAIN_FILE = re.compile(r"[^*?\[\]{}\\%]+"), re.compile(r"[^_.][^/]*")
+_PLAIN_TYPES = (
+    *(arrow.is_boolean, arrow.is_int32, arrow.is_int64, arrow.is_float32, arrow.is_float64, arrow.is_date32),
+    *(arrow.is_string, arrow.is_large_string, arrow.is_binary, arrow.is_large_binary, arrow.is_decimal128),
+)
+
+
+def read_by_spark(spark: SparkSession, columns: pa.Schema, schema: Any, paths: Sequence[str]) -> DataFrame | None:
+    """Return the rows of files written by Python with these columns, as read by Spark itself.
+
+    None without files, if Spark might misread the files, or if the session does not reach their store.
+
+    :param columns: the columns of the rows.
+    :param schema: the same columns as Spark's.
+    """
+    if not paths or not _are_plain(list(columns)):
+        return None
+    known = [_as_hadoop(path) for path in paths]
+    places = {urlsplit(path)[:2]: path for path in known}.values()
+    if not all(map(_is_plain_path, known)) or not all(_reaches(spark, path) for path in places):
+        return None
+    return spark.read.options(**_READING).schema(schema).parquet(*known)
+
+
+def _as_hadoop(path: str) -> str:
+    # The scheme of Hadoop's client for S3.
+    return re.sub("^s3:", "s3a:", path)
+
+
+def _are_plain(fields: Sequence[pa.Field]) -> bool:
+    names = [field.name.lower() for field in fields]
+    # Spark compares names without regard to case, unless a session is configured otherwise.
+    return (
+        len(set(names)) == len(names)
+        and all(re.fullmatch(r"\w+", name) for name in names)
+        and all(map(_is_plain_type, (field.type for field in fields)))
+    )
+
+
+def _is_plain_type(kind: pa.DataType) -> bool:
+    if arrow.is_timestamp(kind):
+        return bool(kind.unit == "us")
+    if arrow.is_struct(kind):
+        return _are_plain(list(kind))
+    if arrow.is_list(kind) or arrow.is_large_list(kind):
+        return _is_plain_type(kind.value_type)
+    if arrow.is_map(kind):
+        return _is_plain_type(kind.key_type) and _is_plain_type(kind.item_type)
+    return any(is_one(kind) for is_one in _PLAIN_TYPES)
+
+
+def _is_plain_path(path: str) -> bool:
+    return bool(_PLAIN_PATH.fullmatch(path) and _PLAIN_FILE.fullmatch(path.rpartition("/")[2]))
+
+
+def _reaches(spark: SparkSession, path: str) -> bool:
+    from py4j.protocol import Py4JJavaError
+
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None, "the session runs"
+    try:
+        place = jvm.org.apache.hadoop.fs.Path(path)
+        return bool(place.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(place))
+    except Py4JJavaError as e:
+        log.info("Spark does not reach %s, so staged rows come through Python: %s", path, cause_of(e))
+        return False
+
+
+_BYTES, _RECORDS = (f"spark.sql.execution.arrow.{name}PerBatch" for name in ("maxBytes", "maxRecords"))
+# Java's greatest integer means no limit.
+_WITHOUT_LIMIT = str(2**31 - 1)
+_FEW, _MOST = 1_000, 10_000
+
+
+@contextmanager
+def counted_batches(spark: SparkSession, staged: Sequence[int]) -> Iterator[None]:
+    """Limit batches by rows alone, for results with at most a row for each staged row.
+
+    By default, Spark adds up a batch's bytes again for each row: a third of the JVM's CPU time for a join. A staged
+    file holds at most `tables.row_buffer`, 64 MiB, so a batch with as many rows as the smallest file has holds at most
+    the bytes of two files. If a session has its own limit, or a file has few rows, Spark keeps adding.
+
+    :param staged: the rows of each staged file.
+    """
+    most, conf = min(staged, default=0), spark.conf
+    if most < _FEW or conf.get(_BYTES, None) is not None:
+        yield
+        return
+    given = conf.get(_RECORDS, None)
+    # For Spark, None or less than one means no limit.
+    limit = int(given or 0)
+    conf.set(_BYTES, _WITHOUT_LIMIT)
+    conf.set(_RECORDS, str(min(most, limit if limit > 0 else _MOST)))
+    try:
+        yield
+    finally:
+        conf.unset(_BYTES)
+        conf.unset(_RECORDS) if given is None else conf.set(_RECORDS, given)
+
+
+@dataclass
+class FrameReaders(SparkReaders):
+    """`SparkReaders` of a landing with a function.
+
+    :param function: the function that makes the table's rows.
+    """
+
+    function: FrameFunction = field(kw_only=True)
+    # The staged files of the current landing, and the outline of their staging table.
+    _staged: list[Mapping[str, Any]] = field(default_factory=list)
+    _outline: Any = None
+
+    def can_read(self, job: LandingJob, plan: Plan) -> bool:
+        """Return True: executors always read, since rows from the driver's own decoder would bypass the function."""
+        return True
+
+    def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
+        """Read the plan except `done`, and land the function's result; see `core.landing.job.RemoteReaders`.
+
+        The staged files are deleted at the end, also after an error. Raises TransformFailed.
+        """
+        self._staged, self._outline = [], self._sink(job).staging_outline(self._columns)
+        try:
+            staged = super().read(job, plan, done, most)
+            return self._apply_function(job, plan, staged)
+        finally:
+            for path in self.config.lake.part("staging").delete(self._outline, self._staged):
+                log.warning("A staged file could not be deleted: %s", path)
+
+    @property
+    def _columns(self) -> pa.Schema:
+        """The columns of staged rows."""
+        decoded = self.config.decoded
+        assert decoded is not None, "there is a function"
+        return pa.schema([*decoded, *metadata_schema(self.config.metadata_columns)])
+
+    def _sink(self, job: LandingJob) -> FrameSink:
+        assert isinstance(job.shared, WrappedSharedSink), "it has a table of rejected records"
+        assert isinstance(job.shared.inner, FrameSink), "that is what a function's rows go to"
+        return job.shared.inner
+
+    def _target(self, job: LandingJob) -> Any:
+        return self._outline
+
+    def _take(self, job: LandingJob, piece: SharePiece) -> None:
+        """Keep staged files, and hand over rejected records."""
+        self._staged += piece.files["files"]
+        job.shared.take_over({**piece.files, "files": []})
+
+    def _apply_function(self, job: LandingJob, plan: Plan, staged: Sequence[SharePiece]) -> list[SharePiece]:
+        """Return the function's result for staged rows as a single piece; empty without staged rows.
+
+        Without staged rows the function gets an empty frame: its result still sets the table's columns.
+        """
+        ranges = union(piece.ranges for piece in staged)
+        counts: Mapping[int, Counts] = {}
+        for piece in staged:
+            counts = add_counts(counts, piece.by_partition)
+        frame = self._frame()
+        result = self.function.of(frame, self.spark, job.table, ranges)
+        metadata, keeps = self._hold(job, result, ranges)
+        if not staged:
+            return []
+        written = self._write(job, plan, result, metadata, ranges, keeps_positions=keeps)
+        rows = sum(one.rows for one in written)
+        there = self._positions_in_result(job, written, ranges, counts) if keeps else {}
+        if job.replaces:
+            self._pass_over(job, plan, frame, there)
+        topic = plan.state.identity.topic
+        # A record without its own row in the result counts as filtered. Without positions, `made` counts the rows.
+        after = {p: _without(one, one.written - count(there.get((topic, p)))) for p, one in counts.items()}
+        log.info("%s made %s rows of %s records", self.function.name, rows, sum(c.written for c in counts.values()))
+        bad = sum((piece.bad for piece in staged), BadRecords())
+        use = sum((piece.use for piece in staged), ColumnUse())
+        made = None if keeps else FunctionRows(self.function.name, rows)
+        return [SharePiece(plan.state.identity, ranges, after, plan.epochs, {}, bad, made, use)]
+
+    def _hold(self, job: LandingJob, result: DataFrame, ranges: RangeSet) -> tuple[pa.Schema, bool]:
+        """Set the sink's columns from a result.
+
+        Return the metadata columns, and whether the rows keep the positions of records.
+
+        Raises TransformRefused.
+        """
+        try:
+            payload, metadata = columns_of(result, self.function.argument)
+            keeps = self._keeps(metadata)
+            made_by = TransformNote(self.function.name, self.function.fingerprint, keeps)
+            self._sink(job).hold_to(payload, metadata, made_by)
+        except InvalidArgument as e:
+            raise TransformRefused(self.function.name, job.table, ranges, f"{e}") from e
+        return metadata, keeps
+
+    def _keeps(self, metadata: pa.Schema) -> bool:
+        """Return whether a result with these metadata columns keeps the positions of records."""
+        return set(COORDINATES) <= set(metadata.names)
+
+    def _frame(self) -> DataFrame:
+        """Return the staged rows."""
+        staged_files, schema = self.config.lake.part("staging"), spark_schema(self._columns)
+        paths = [staged_files.uri(self._outline, file) for file in self._staged]
+        if (rows := read_by_spark(self.spark, self._columns, schema, paths)) is not None:
+            return rows
+        reading = StagedRowsTask(self._outline, self.config.lake, tuple(self._staged), self._columns)
+        files = len(self._staged)
+        numbers = self.spark.range(0, files, 1, max(1, files))
+        return numbers.mapInArrow(reading.__call__, schema)
+
+    def _write(
+        self,
+        job: LandingJob,
+        plan: Plan,
+        result: DataFrame,
+        metadata: pa.Schema,
+        ranges: RangeSet,
+        *,
+        keeps_positions: bool,
+    ) -> list[WriteTaskResult]:
+        """Have the executors write the result, and take over the files. Raises TransformFailed.
+
+        :param ranges: the offsets of the batch, for errors.
+        :param keeps_positions: whether each row is the row of a record.
+        """
+        config = self.config.of_topic(plan.state.identity.topic)
+        design = replace(config.table_design, metadata=metadata, evolution=SchemaEvolution.NONE)
+        folder = folder_of(job.run_id)
+        self._used.add(folder)
+        writing = WriteTask(
+            target=job.shared.outline(),
+            lake=config.lake,
+            table=job.table,
+            consumer_group=job.consumer_group,
+            design=design,
+            run_id=job.run_id,
+            folder=folder,
+            identity=plan.state.identity,
+            keeps_positions=keeps_positions,
+        )
+        rows_in = self.config.lake.part("staging").rows_in
+        # A result without positions may have rows of any size, such as lists of all values of a key.
+        staged = [rows_in(file) for file in self._staged] if keeps_positions else []
+        try:
+            with counted_batches(self.spark, staged):
+                rows = result.mapInArrow(writing.__call__, RESULT).collect()
+        except Exception as e:  # any error of Spark and of its bridge to the JVM
+            if job.stop.is_set():
+                raise Stopped from e
+            raise TransformFailed(self.function.name, job.table, ranges, cause_of(e)) from e
+        answers: list[WriteTaskResult | ChildFailure] = [pickle.loads(row.result) for row in rows]  # noqa: S301  # our own tasks' answers
+        written = [answer for answer in answers if isinstance(answer, WriteTaskResult)]
+        for one in written:
+            # Taken over, the files are deleted with all that the landing does not commit.
+            job.shared.take_over(one.files)
+        for answer in answers:
+            if isinstance(answer, ChildFailure):
+                raise self._refusal(job, ranges, answer.error)
+        return written
+
+    def _refusal(self, job: LandingJob, ranges: RangeSet, error: BaseException) -> BaseException:
+        if isinstance(error, RowsNotWritable | InvalidArgument):
+            return TransformRefused(self.function.name, job.table, ranges, f"{str(error).rstrip('.')}.")
+        return error
+
+    def _positions_in_result(
+        self, job: LandingJob, written: Sequence[WriteTaskResult], ranges: RangeSet, counts: Mapping[int, Counts]
+    ) -> Intervals:
+        """Return the positions of the result's rows.
+
+        Raises TransformRefused for a position outside of the batch, or of several rows.
+
+        :param counts: by partition, the counts of the staged records.
+        """
+        remedy = "Drop the position columns from the result where a row is not one record."
+        try:
+            positions = joined(one.positions for one in written)
+        except NotOnce as e:
+            raise TransformRefused(self.function.name, job.table, ranges, f"{e}. {remedy}") from None
+        # Each interval has to be within a range of the batch, and no partition may have more rows than records.
+        for (topic, partition), (starts, ends) in positions.items():
+            held = ranges.intervals(topic, partition)
+            lows = np.array([low for low, _ in held], np.int64)
+            place = np.searchsorted(lows, starts, side="right") - 1
+            highs = np.array([high for _, high in held], np.int64)
+            most = counts.get(partition, Counts()).written
+            if not len(lows) or (place < 0).any() or (ends > highs[place]).any() or count((starts, ends)) > most:
+                cause = f"it returned rows at offsets of {topic}[{partition}] that are not the batch's. {remedy}"
+                raise TransformRefused(self.function.name, job.table, ranges, cause)
+        return positions
+
+    def _pass_over(self, job: LandingJob, plan: Plan, frame: DataFrame, there: Intervals) -> None:
+        """Let the sink remove the rows of staged records for which the function has made no row.
+
+        Only for a landing that replaces rows.
+
+        :param frame: the staged rows.
+        :param there: the positions of the result's rows.
+        """
+        identity = plan.state.identity
+        rows = frame.select(*COORDINATES).mapInArrow(positions_in, RESULT).collect()
+        read = joined(pickle.loads(row.result) for row in rows)  # noqa: S301  # our own tasks' answers
+        for key, found in read.items():
+            gone = np.setdiff1d(offsets_of(found), offsets_of(there.get(key)), assume_unique=True)
+            if len(gone):
+                job.sink.pass_over(identity, key[1], pa.array(gone, pa.int64()))
+
+
+def positions_in(batches: Any) -> Any:
+    """Yield a single row with the pickled positions of a task's rows.
+
+    :param batches: batches with the columns of a position.
+    """
+    positions = ResultPositions()
+    for batch in batches:
+        positions.add(batch)
+    yield pa.record_batch([pa.array([pickle.dumps(positions.intervals())], pa.binary())], ["result"])
+
+
+def _without(counts: Counts, filtered: int) -> Counts:
+    """Return counts with `filtered` more records without a row."""
+    return replace(counts, written=counts.written - filtered, filtered=counts.filtered + filtered)

@@ -1,1 +1,0 @@
-"""Connections as Spark settings: for the catalog, Kafka and S3."""

@@ -1,0 +1,336 @@
+"""The look of a sensor for a table that has to be fresh, or complete up to a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.core.names import check_table_name
+from airflow_lakestream.core.policies import MissingPolicy, choose, is_given, seconds
+from airflow_lakestream.core.ports import BEGINNING_MS
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
+from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.tables.coordinates import iso
+from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, join_reasons, span
+from airflow_lakestream.watching.completeness import (
+    CompletenessQuestions,
+    EventTimes,
+    Step,
+    covered_part,
+    measure_completeness,
+)
+from airflow_lakestream.watching.lag.waiting import TopicBacklog, topics_of
+from airflow_lakestream.watching.source import ask_kafka, ask_table
+from airflow_lakestream.watching.streams.landings import BranchHistory, look_back, read_ledgers
+
+# Iceberg's operations of snapshots.
+_OPERATIONS = ("append", "overwrite", "replace", "delete")
+
+
+@dataclass(frozen=True, slots=True)
+class FreshnessConditions:
+    """Conditions for a fresh table: the arguments of `IcebergSnapshotFreshnessSensor`, parsed.
+
+    Ages are seconds, `complete_through` is milliseconds since the epoch. A condition that is None always holds.
+    """
+
+    table: str
+    consumer_group: str | None = None
+    branch: str = MAIN_BRANCH
+    operations: tuple[str, ...] = ()
+    max_age: float | None = None
+    event_time_column: str | None = None
+    complete_through: int | None = None
+    idle_is_fresh: bool = True
+    idle_after: float | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> FreshnessConditions:
+        """Parse the sensor's arguments, in the form of users and templates.
+
+        Raises InvalidArgument for a value that can't work, and if neither `max_age` nor `complete_through` is given.
+        """
+        max_age, through = given.get("max_age"), given.get("complete_through")
+        idle_after = given.get("idle_after")
+        wanted = cls(
+            table=check_table_name(str(given.get("table"))),
+            consumer_group=_text(given.get("consumer_group")),
+            branch=_text(given.get("branch")) or MAIN_BRANCH,
+            operations=_operations(given.get("operations")),
+            max_age=seconds("max_age", max_age) if is_given(max_age) else None,
+            event_time_column=_text(given.get("event_time_column")),
+            complete_through=arguments.milliseconds("complete_through", through) if is_given(through) else None,
+            idle_is_fresh=arguments.flag("idle_is_fresh", given.get("idle_is_fresh", True)),
+            idle_after=seconds("idle_after", idle_after) if is_given(idle_after) else None,
+        )
+        wanted._check()
+        return wanted
+
+    def _check(self) -> None:
+        if self.max_age is None and self.complete_through is None:
+            raise InvalidArgument(
+                "max_age", "is missing, and so is complete_through.", 'Give one: max_age="15m", for instance.'
+            )
+        if self.event_time_column is not None and self.max_age is None:
+            raise InvalidArgument("event_time_column", "needs max_age: how old its newest value may be.")
+        if self.idle_after is not None and self.complete_through is None:
+            raise InvalidArgument("idle_after", "goes with complete_through.")
+
+
+@dataclass(frozen=True, slots=True)
+class FreshnessResult:
+    """Result of a look: whether the table is fresh, and the reasons.
+
+    `snapshot_id` and `rows` are of the newest landing that counts. `age` is the age of the newest landing or event, in
+    seconds. `through_ms` is the time, in milliseconds since the epoch, up to which the table is known to be complete,
+    or None if `complete_through` is not reached; with `max_age` alone the time of the newest landing or event.
+    """
+
+    fresh: bool
+    table: str
+    reasons: tuple[StreamReason, ...]
+    snapshot_id: int | None = None
+    age: float | None = None
+    rows: int | None = None
+    through_ms: int | None = None
+
+    @property
+    def message(self) -> str:
+        """The result as a line of text."""
+        return f"{self.table} is {'fresh' if self.fresh else 'not fresh'}" + (
+            f": {join_reasons(self.reasons)}" if self.reasons else ""
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values; the id as text, since browsers round 64-bit numbers."""
+        return {
+            "table": self.table,
+            "fresh": self.fresh,
+            "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
+            "age": self.age,
+            "rows": self.rows,
+            "through": None if self.through_ms is None else iso(self.through_ms),
+            "reasons": [one.to_dict() for one in self.reasons],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FreshnessFacts:
+    """Facts about a table. A fact that does not matter is not looked up, and has the default.
+
+    `event_ms` is the time of the newest event, or None without `event_time_column` or without events. `backlogs` are
+    pairs of a group and its backlog in a topic; empty if Kafka was not asked. `incomplete` are the reasons for which
+    `complete_through` is not reached: empty if it is reached, None if it is not given.
+    """
+
+    history: BranchHistory
+    event_ms: int | None = None
+    backlogs: tuple[tuple[str, TopicBacklog], ...] = ()
+    incomplete: tuple[StreamReason, ...] | None = None
+
+
+def measure_freshness(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> FreshnessResult:
+    """Decide whether a table is fresh: whether `max_age` and `complete_through` hold, if given.
+
+    A table past `max_age` also counts as fresh if its topics are idle; see `_judge_late`.
+
+    :param now_ms: the time of the look, in milliseconds since the epoch.
+    """
+    fresh, reasons = True, list[StreamReason]()
+    newest, reached = facts.history.newest, reached_ms(wanted, facts)
+    age = None if reached is None else max(0, now_ms - reached) / 1000
+    through = reached
+    if wanted.max_age is not None and not is_young(wanted, facts, now_ms):
+        fresh, reason = _judge_late(wanted, facts, age, now_ms)
+        reasons.append(reason)
+    if facts.incomplete is not None:
+        fresh = fresh and not facts.incomplete
+        reasons += facts.incomplete
+        through = None if facts.incomplete else wanted.complete_through
+    if not fresh:
+        reasons += facts.history.reasons(now_ms)
+    snapshot = {"snapshot_id": newest.snapshot_id, "rows": newest.rows} if newest is not None else {}
+    return FreshnessResult(fresh, wanted.table, tuple(reasons), age=age, through_ms=through, **snapshot)
+
+
+def reached_ms(wanted: FreshnessConditions, facts: FreshnessFacts) -> int | None:
+    """Return the time of the newest landing, or of the newest event if `event_time_column` is given.
+
+    The time is in milliseconds since the epoch; None without a landing or an event that counts.
+    """
+    if wanted.event_time_column is not None:
+        return facts.event_ms
+    newest = facts.history.newest
+    return None if newest is None else newest.at_ms
+
+
+def is_young(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> bool:
+    """Return whether the newest landing or event is within `max_age`; True without `max_age`.
+
+    Idle topics are not considered here: `_judge_late` considers them.
+    """
+    reached = reached_ms(wanted, facts)
+    return wanted.max_age is None or (reached is not None and now_ms - reached <= wanted.max_age * 1000)
+
+
+def no_landing_reason(wanted: FreshnessConditions, history: BranchHistory) -> StreamReason:
+    """Return the reason for a table without a counting landing: never landed, or expired."""
+    if history.expired:
+        return StreamReason(
+            StreamCause.EXPIRED_LANDING, "the snapshots of all landings have expired, so their age is unknown"
+        )
+    if wanted.operations:
+        return StreamReason(StreamCause.NO_LANDING, f"there is no snapshot of operation {', '.join(wanted.operations)}")
+    by = f" by group {wanted.consumer_group}" if wanted.consumer_group else ""
+    return StreamReason(StreamCause.NO_LANDING, f"nothing was landed{by} yet")
+
+
+def _judge_late(
+    wanted: FreshnessConditions, facts: FreshnessFacts, age: float | None, now_ms: int
+) -> tuple[bool, StreamReason]:
+    """Return whether a table past `max_age` counts as fresh, and the reason for the age.
+
+    The table counts as fresh only if Kafka was asked, all records of all topics are landed, and `idle_is_fresh` is set.
+    """
+    assert wanted.max_age is not None, "see the caller"
+    behind = [(group, one) for group, one in facts.backlogs if one.lacking or one.lost]
+    age_text = (
+        f"the newest {wanted.event_time_column or 'landing'} is {'unknown' if age is None else f'{span(age)} old'}"
+    )
+    if facts.backlogs and not behind:
+        topics = ", ".join(sorted({one.topic for _, one in facts.backlogs}))
+        return wanted.idle_is_fresh, StreamReason(StreamCause.IDLE_TOPIC, f"all of {topics} is landed, {age_text}")
+    if facts.history.newest is None:
+        return False, no_landing_reason(wanted, facts.history)
+    lands = now_ms - facts.history.newest.at_ms <= wanted.max_age * 1000
+    lacks = [
+        f"group {group} lacks {one.lacking.width:,} offsets: {format_ranges(one.lacking)}" for group, one in behind
+    ]
+    text = "; ".join([f"{age_text}, allowed are {span(wanted.max_age)}", *lacks])
+    return False, StreamReason(StreamCause.LATE_EVENTS if lands else StreamCause.STOPPED_CONSUMER, text)
+
+
+def _text(value: object) -> str | None:
+    return str(value) if is_given(value) else None
+
+
+def _operations(value: object) -> tuple[str, ...]:
+    given = arguments.items("operations", value) or ()
+    for operation in given:
+        if operation not in _OPERATIONS:
+            raise InvalidArgument("operations", f"{operation!r} is not one of {', '.join(_OPERATIONS)}.")
+    return given
+
+
+@dataclass(frozen=True)
+class FreshnessCheck:
+    """`watching.asking.LookCheck` of `IcebergSnapshotFreshnessSensor`, with the arguments of the sensor."""
+
+    table: str
+    iceberg_conn_id: str
+    kafka_conn_id: str | None = None
+    consumer_group: str | None = None
+    branch: str | None = None
+    operations: Any = None
+    max_age: Any = None
+    event_time_column: str | None = None
+    complete_through: Any = None
+    idle_is_fresh: Any = True
+    idle_after: Any = None
+    fail_when_stale: Any = False
+    missing: Any = MissingPolicy.FAIL
+    wanted: FreshnessConditions = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "wanted", FreshnessConditions.of(vars(self)))
+        object.__setattr__(self, "missing", choose(MissingPolicy, "missing", self.missing))
+        if self.wanted.complete_through is not None and not is_given(self.kafka_conn_id):
+            raise InvalidArgument("kafka_conn_id", "is missing.", "complete_through needs it to find offsets by time.")
+
+    @property
+    def subject(self) -> str:
+        """The table."""
+        return f"{self.iceberg_conn_id}/{self.wanted.table}"
+
+    def look(self, connections: LookConnections, waited: float) -> Looking:
+        """Look once; see `watching.asking.LookCheck`.
+
+        Kafka is asked only for `complete_through`, or, with `kafka_conn_id`, whether the topics of a table past
+        `max_age` are idle.
+        """
+        now_ms = int(time.time() * 1000)
+        table: Table = yield from ask_table(connections, self.iceberg_conn_id, self.wanted.table)
+        facts: FreshnessFacts = yield self._ask("landings", table, partial(self._landings, table, now_ms))
+        if self._asks_kafka(facts, now_ms):
+            facts = yield from self._of_kafka(connections, table, facts, now_ms)
+        result = measure_freshness(self.wanted, facts, now_ms)
+        late = LookOutcome.FAILED if arguments.flag("fail_when_stale", self.fail_when_stale) else LookOutcome.WAITING
+        outcome = LookOutcome.DONE if result.fresh else late
+        return Verdict(outcome, result.reasons, result.to_dict())
+
+    def _asks_kafka(self, facts: FreshnessFacts, now_ms: int) -> bool:
+        if self.wanted.complete_through is not None:
+            return True
+        return is_given(self.kafka_conn_id) and not is_young(self.wanted, facts, now_ms)
+
+    def _landings(self, table: Table, now_ms: int) -> FreshnessFacts:
+        wanted, since = self.wanted, None
+        if wanted.event_time_column is not None and wanted.max_age is not None:
+            # No event in an earlier landing is young enough.
+            since = now_ms - int(wanted.max_age * 1000)
+        history = look_back(table, wanted.consumer_group, wanted.branch, wanted.operations, since)
+        return FreshnessFacts(history, self._event(table, history, now_ms))
+
+    def _event(self, table: Table, history: BranchHistory, now_ms: int) -> int | None:
+        if self.wanted.event_time_column is None:
+            return None
+        column = EventTimes.of(table, self.wanted.event_time_column)
+        return column.newest([one.snapshot_id for one in history.recent], now_ms + CLOCK_SKEW_MS)
+
+    def _of_kafka(self, connections: LookConnections, table: Table, facts: FreshnessFacts, now_ms: int) -> Step:
+        """Return the facts with the groups' backlogs, and with the reasons for an incomplete time.
+
+        Without a backlog the time is incomplete: nothing was landed. The reasons stay None without `complete_through`.
+        """
+        wanted, backlogs = self.wanted, []
+        reasons: list[StreamReason] | None = [] if wanted.complete_through is not None else None
+        watch: KafkaWatch = yield ask_kafka(connections, str(self.kafka_conn_id))
+        completing = CompletenessQuestions(watch, str(self.kafka_conn_id), wanted.table)
+        of = partial(read_ledgers, table, wanted.consumer_group, wanted.branch)
+        ledgers: Mapping[str, Ledger] = yield self._ask("ledgers", table, of)
+        for group, ledger in ledgers.items():
+            for topic in topics_of(ledger):
+                backlogs.append((group, (yield from completing.backlog(ledger, topic))))
+                if reasons is not None:
+                    reasons += yield from self._incomplete(completing, group, backlogs[-1][1], now_ms)
+        if reasons is not None and not backlogs:
+            reasons.append(no_landing_reason(wanted, facts.history))
+        return replace(facts, backlogs=tuple(backlogs), incomplete=None if reasons is None else tuple(reasons))
+
+    def _incomplete(self, completing: CompletenessQuestions, group: str, backlog: TopicBacklog, now_ms: int) -> Step:
+        at_ms, after = self.wanted.complete_through, self.wanted.idle_after
+        assert at_ms is not None, "see the caller"
+        if at_ms <= BEGINNING_MS:
+            return []
+        highs = yield completing.boundaries(backlog, at_ms)
+        part, lows = covered_part(backlog.entry, at_ms), None
+        if part is not None:
+            lows = yield completing.boundaries(backlog, part[0])
+        is_idle = after is not None and now_ms - at_ms >= after * 1000
+        ends = (yield completing.ends(backlog)) if is_idle else None
+        result = measure_completeness(backlog, highs, lows, self.wanted.table, ends=ends)
+        return result.reasons(group, iso(at_ms))
+
+    def _ask(self, kind: str, table: Table, answer: Any) -> LookQuestion:
+        key = (kind, self.iceberg_conn_id, table.metadata_location, replace(self.wanted, complete_through=None))
+        return LookQuestion(key, answer)

@@ -1,1 +1,0 @@
-"""Freshness of tables."""
