@@ -93,14 +93,7 @@ class DeltaAudit(Audit):
 def _both(storage: DeltaStorage, table: str) -> tuple[DeltaTableHead, DeltaTableHead | None]:
     """Load a table and its reject table (None if absent) in consistent versions."""
     load_rejects = partial(storage.open, rejects_of(table))
-    return load_consistent(partial(_open, storage, table), load_rejects, lambda head: head.version)
-
-
-def _open(storage: DeltaStorage, table: str) -> DeltaTableHead:
-    head = storage.open(table)
-    if head is None:
-        raise InvalidArgument("table", f"there is no Delta table at {table}.")
-    return head
+    return load_consistent(partial(storage.open_existing, table), load_rejects, lambda head: head.version)
 
 
 def _files(head: DeltaTableHead) -> Iterator[Add]:

@@ -237,11 +237,9 @@ def group_of(lake: Any, table: str, given: str | None) -> str:
     if given is not None:
         return given
 
-    from airflow_lakestream.audit.run import near_table
-
     streams = lake_of(table).part("books").at(lake, table)
     if streams is None:
-        near = near_table(lake, table) if LakeCapability.CATALOG in lake_of(table).can else ""
+        near = lake_of(table).part("near")(lake, table)
         raise InvalidArgument("--table", f"there is no table {table}.", f"Correct its name, or say --group, too.{near}")
     known = tuple(group for group in streams.groups() if _has_ledger(streams, group))
     if len(known) == 1:

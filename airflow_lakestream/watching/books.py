@@ -83,17 +83,14 @@ class ConsumerProgress:
 
 
 def of_streams(
-    streams: TableStreams | None, table: str, consumer_group: str, with_steps: bool = False
+    streams: TableStreams, table: str, consumer_group: str, with_steps: bool = False
 ) -> ConsumerProgress:
     """Return the progress by the ledger of a consumer group in a table.
 
-    :param streams: the table, or None if it does not exist.
     :param with_steps: whether to return the last landings as `steps`, too.
 
-    Raises NotThere without the table or the ledger, and the errors in `streams.problems`.
+    Raises NotThere without the ledger, and the errors in `streams.problems`.
     """
-    if streams is None:
-        raise NotThere(f"table: there is no Delta table at {table!r}.")
     ledger = streams.ledger(consumer_group)
     if not ledger.topics:
         raise NotThere(_no_ledger_text(f"table {table}", consumer_group, streams.groups()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.landing.plan import LogTruncated
@@ -12,11 +12,14 @@ from airflow_lakestream.core.names import check_topic
 from airflow_lakestream.core.policies import TableFormat, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_named
+from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_named, lake_of
 from airflow_lakestream.watching import books
 from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere
 from airflow_lakestream.watching.books import ConsumerProgress
 from airflow_lakestream.watching.lag.waiting import Asking, TopicLook
+
+if TYPE_CHECKING:
+    from airflow_lakestream.watching.streams.landings import TableStreams
 
 # Seconds that an opened connection is used: later changes to it then take effect.
 OPENED = 600.0
@@ -97,7 +100,7 @@ class ConsumerSource:
         else:
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
             storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), keep=OPENED)
-            place, look = ("delta", conn_id or ""), partial(self.lake.part("books").at, storage, name)
+            place, look = ("delta", conn_id or ""), partial(delta_streams, storage, name)
         key = (*place, name, group, with_steps)
         return (yield LookQuestion(key, lambda: books.of_streams(look(), name, group, with_steps)))
 
@@ -148,6 +151,15 @@ def ask_kafka(connections: LookConnections, conn_id: str) -> LookQuestion:
     return LookQuestion(("kafka", conn_id), lambda: KafkaWatch(*connections.kafka(conn_id)), keep=OPENED)
 
 
+def delta_streams(storage: Any, name: str) -> TableStreams:
+    """Open a Delta table. Raises NotThere."""
+    lake = lake_of(name)
+    streams: TableStreams | None = lake.part("books").at(storage, name)
+    if streams is None:
+        raise NotThere(f"table: there is no Delta table at {name!r}.{lake.part('near')(storage, name)}")
+    return streams
+
+
 def ask_table(connections: LookConnections, conn_id: str, name: str) -> Asking:
     """Ask for the present state of an Iceberg table. Returns the table; raises NotThere, UnreadableTable."""
     catalog = yield LookQuestion(("catalog", conn_id), lambda: connections.catalog(conn_id), keep=OPENED)
@@ -160,6 +172,7 @@ def ask_table(connections: LookConnections, conn_id: str, name: str) -> Asking:
         try:
             return load_table(catalog, name)
         except (NoSuchTableError, NoSuchNamespaceError) as e:
-            raise NotThere(f"table: there is no table {name!r} in the catalog of {conn_id!r}.") from e
+            near = lake_of(name).part("near")(catalog, name)
+            raise NotThere(f"table: there is no table {name!r} in the catalog of {conn_id!r}.{near}") from e
 
     return (yield LookQuestion(("table", conn_id, name), load))

@@ -13,7 +13,7 @@ from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_of
 from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.asking import LookConnections, LookOutcome, LookQuestion, NotThere, look_safely
 from airflow_lakestream.watching.checks import make_check
-from airflow_lakestream.watching.source import OPENED, ask_table
+from airflow_lakestream.watching.source import OPENED, ask_table, delta_streams
 from airflow_lakestream.watching.streams.landing_events import LandingEvent, NewLandings
 
 # A step of a look: asks questions, and returns a result.
@@ -74,15 +74,11 @@ class LandingWatch:
 
     def _streams(self, connections: LookConnections) -> Step:
         """Open the table. Returns `TableStreams`; raises NotThere."""
-        books = self.lake.part("books")
         if LakeCapability.CATALOG in self.lake.can:
-            return books((yield from ask_table(connections, self.iceberg_conn_id, self.table)))
+            return self.lake.part("books")((yield from ask_table(connections, self.iceberg_conn_id, self.table)))
         conn_id = self.storage_conn_id
         storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), keep=OPENED)
-        streams = yield LookQuestion((*self._key, "open"), partial(books.at, storage, self.table), keep=0.0)
-        if streams is None:
-            raise NotThere(f"table: there is no Delta table at {self.table!r}.")
-        return streams
+        return (yield LookQuestion((*self._key, "open"), partial(delta_streams, storage, self.table), keep=0.0))
 
     def _with_completeness(self, connections: LookConnections, one: LandingEvent) -> Step:
         """Set `complete_through` of the event to the end of the landing's covered time, if complete.
