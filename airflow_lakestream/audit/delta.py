@@ -28,7 +28,6 @@ from airflow_lakestream.delta.reject_table import DeltaMainLedgers
 from airflow_lakestream.delta.replace.takeout import bounds_of, live_files
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.delta.write.files import Add, read_file
-from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES, TOPIC, is_hit
 from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
 from airflow_lakestream.tables.rejects.settlement import RejectSettlement, pending_of, rejects_of

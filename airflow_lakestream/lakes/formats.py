@@ -44,8 +44,9 @@ class LakeFormat:
     the commit, of change events, and of another sink with a reject table. `check` refuses a design that a table can't
     have, `check_new` one with partitions or an order unfit for its schema. `books` opens a table's ledgers and their
     history, `state` reads the state that a run begins with, `rejects` opens a table with its reject table, `filled` a
-    table to adopt, `near` is a function that suggests the nearest table for a missing table, and `facts` looks at commits for OpenLineage. `audit` is an `audit.run.Audit`, `swap` a module for
-    the table aside a mirror, and `staging` a module that opens and deletes staged files next to a table's files.
+    table to adopt, `near` returns a question for the nearest table of a missing one, and `facts` looks at commits for
+    OpenLineage. `audit` is an `audit.run.Audit`, `swap` a module for the table aside a mirror, and `staging` a module
+    that opens and deletes staged files next to a table's files.
 
     :param pattern: a regex found in the names of the format's tables, and not in the names of later rows.
     :param named: a table in words, for errors.

@@ -12,7 +12,6 @@ import pyarrow as pa
 from airflow_lakestream.audit.books import NoLedger
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes.formats import lake_of
 
 

@@ -82,9 +82,7 @@ class ConsumerProgress:
         return missing - lost, lost
 
 
-def of_streams(
-    streams: TableStreams, table: str, consumer_group: str, with_steps: bool = False
-) -> ConsumerProgress:
+def of_streams(streams: TableStreams, table: str, consumer_group: str, with_steps: bool = False) -> ConsumerProgress:
     """Return the progress by the ledger of a consumer group in a table.
 
     :param with_steps: whether to return the last landings as `steps`, too.

@@ -13,7 +13,7 @@ from airflow_lakestream.exceptions import MissingExtra, install_command
 from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
 from airflow_lakestream.spark.java import JavaUnfit
 from airflow_lakestream.spark.java import check_java as find_java
-from airflow_lakestream.spark.packages import SparkMixed, check_spark
+from airflow_lakestream.spark.packages import SparkMixed, check_spark, check_submitter
 
 JAVA, PACKAGES = "java", "packages"
 _DISTRIBUTION = "airflow-lakestream"
@@ -61,6 +61,7 @@ def check_packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
             with suppress(MissingExtra):
                 try:
                     check_spark()
+                    check_submitter()
                 except SparkMixed as e:
                     problems = [str(e)]
         if not problems:

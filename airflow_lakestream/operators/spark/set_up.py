@@ -41,7 +41,7 @@ from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, app_path, check_app,
 from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 from airflow_lakestream.spark.java import check_java
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
-from airflow_lakestream.spark.packages import check_spark, kafka_packages, resolve
+from airflow_lakestream.spark.packages import check_spark, check_submitter, kafka_packages, resolve
 from airflow_lakestream.spark.settings import s3a
 from airflow_lakestream.spark.settings.catalog import catalog_packages
 
@@ -325,7 +325,10 @@ class _SparkLaunch:
 
     def prepare(self) -> DriverSubmission:
         # The driver may run anywhere, but spark-submit runs here: with another Java version it ends without an error.
-        check_java(self.hook.environment(self.hook.variables))
+        environment = self.hook.environment(self.hook.variables)
+        check_java(environment)
+        if self.operator.app is not None:
+            check_submitter(self.hook.binary, environment)
         folder = new_folder(folder_of(self.operator), self.place.stream, SECRET_FILES)
         code = []
         if (function := _function(self.operator)) is not None:
