@@ -109,8 +109,8 @@ def check_spark() -> str:
 def check_submitter(binary: str = "spark-submit", environment: Mapping[str, str] = os.environ) -> None:
     """Refuse a `spark-submit` of another Spark, by the minor version, than the installed pyspark. Raises SparkMixed.
 
-    As in Spark's own scripts, SPARK_HOME decides, or else the folder of the program. A folder without Spark's jars, such
-    as that of pyspark's script, is not checked.
+    As in Spark's own scripts, SPARK_HOME decides, or else the folder of the program. A folder without Spark's jars,
+    such as that of pyspark's script, is not checked.
     """
     home, source = environment.get("SPARK_HOME"), "SPARK_HOME"
     if not home:
