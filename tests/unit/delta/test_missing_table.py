@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,11 @@ def test_each_part_that_needs_a_table_suggests_it(
 
 
 @pytest.mark.parametrize("command", ["ledger show", "rejects show", "audit", "status"])
-def test_each_command_suggests_it(command: str, lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_suggests_it(
+    command: str, lake: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `status` opens the connection, and asks no broker about a table that does not exist.
+    servers = {"conn_type": "kafka", "extra": {"bootstrap.servers": "b"}}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps(servers))
     assert run([*command.split(), "--table", f"{lake}/shipment"]) == 2
     assert f"Did you mean '{lake}/shipments'?" in capsys.readouterr().err
