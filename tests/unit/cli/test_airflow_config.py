@@ -1,4 +1,4 @@
-"""Places of DAG files by Airflow's variables and its file: each is the place that Airflow itself reads."""
+"""Places of DAG files by Airflow's variables and its file, without an import of Airflow; one is compared with its own."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ def bundles(*rows: dict[str, object]) -> str:
     return f"[dag_processor]\ndag_bundle_config_list = {json.dumps(rows)}\n"
 
 
+TWO = bundles(
+    {"name": "a", "classpath": LOCAL, "kwargs": {}}, {"name": "b", "classpath": LOCAL, "kwargs": {"path": "/b"}}
+)
 CASES = {
     "no file": ("", {}, ["{home}/airflow/dags"]),
     "the home": ("", {"AIRFLOW_HOME": "~/elsewhere"}, ["{home}/elsewhere/dags"]),
@@ -41,14 +44,7 @@ CASES = {
     "a variable in the file": ("[core]\ndags_folder = $PLACE/dags\n", {"PLACE": "/srv"}, ["/srv/dags"]),
     "a variable": ("[core]\ndags_folder = /a\n", {"AIRFLOW__CORE__DAGS_FOLDER": "/b"}, ["/b"]),
     "a bundle": (bundles({"name": "a", "classpath": LOCAL, "kwargs": {}}), {}, ["{home}/airflow/dags"]),
-    "two bundles": (
-        bundles(
-            {"name": "a", "classpath": LOCAL, "kwargs": {"path": "/a"}},
-            {"name": "b", "classpath": LOCAL, "kwargs": {"path": "/b"}},
-        ),
-        {},
-        ["/a", "/b"],
-    ),
+    "two bundles": (f"[core]\ndags_folder = $PLACE/dags\n{TWO}", {"PLACE": "/srv"}, ["/srv/dags", "/b"]),
 }
 
 
@@ -65,8 +61,15 @@ def test_the_places_are_those_of_airflow(case: str, home: Path, monkeypatch: pyt
         assert settings.has_dags_at(Path(place, "teams/orders_to_lake.py"))
         assert not settings.has_dags_at(Path(f"{place}-2/orders_to_lake.py"))
         assert place in settings.dag_place or not (config or variables)
-    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-len(folders) :] == [folder.format(home=home) for folder in folders]
+
+
+def test_airflow_itself_reads_the_same_places(home: Path) -> None:
+    config, variables, folders = CASES["two bundles"]
+    (home / "airflow").mkdir()
+    (home / "airflow/airflow.cfg").write_text(config)
+    environment = {**os.environ, **variables, "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split()[-2:] == folders
 
 
 def test_a_place_that_is_no_folder_and_an_unknown_airflow(home: Path) -> None:
