@@ -1,4 +1,4 @@
-"""Places of DAG files by Airflow's variables and its file, without an import of Airflow; one is compared with its own."""
+"""Places of DAG files by Airflow's variables and its file, without an import of Airflow; one is compared with it."""
 
 from __future__ import annotations
 
