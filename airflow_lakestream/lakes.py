@@ -44,8 +44,9 @@ class LakeFormat:
     the commit, of change events, and of another sink with a reject table. `check` refuses a design that a table can't
     have, `check_new` one with partitions or an order unfit for its schema. `books` opens a table's ledgers and their
     history, `state` reads the state that a run begins with, `rejects` opens a table with its reject table, `filled` a
-    table to adopt, and `facts` looks at commits for OpenLineage. `audit` is an `audit.run.Audit`, `swap` a module for
-    the table aside a mirror, and `staging` a module that opens and deletes staged files next to a table's files.
+    table to adopt, `near` returns a question for the nearest table of a missing one, and `facts` looks at commits for
+    OpenLineage. `audit` is an `audit.run.Audit`, `swap` a module for the table aside a mirror, and `staging` a module
+    that opens and deletes staged files next to a table's files.
 
     :param pattern: a regex found in the names of the format's tables, and not in the names of later rows.
     :param named: a table in words, for errors.
@@ -78,6 +79,7 @@ class LakeFormat:
     rejects: str
     filled: str
     facts: str
+    near: str
     audit: str
     swap: str
     staging: str
@@ -149,6 +151,7 @@ _ROWS = (
         rejects="airflow_lakestream.run.rejected:of_iceberg",
         filled="airflow_lakestream.adopt.filled:IcebergFilledTable",
         facts="airflow_lakestream.lineage.looking:look_at_iceberg",
+        near="airflow_lakestream.audit.run:near_table",
         audit="airflow_lakestream.audit.run:Audit",
         swap="airflow_lakestream.cdc.swap.iceberg:",
         staging="airflow_lakestream.iceberg.write.handover:",
@@ -183,6 +186,7 @@ _ROWS = (
         rejects="airflow_lakestream.run.rejected:of_delta",
         filled="airflow_lakestream.adopt.delta:DeltaFilledTable",
         facts="airflow_lakestream.lineage.looking:look_at_delta",
+        near="airflow_lakestream.delta.storage:near_table",
         audit="airflow_lakestream.audit.delta:DeltaAudit",
         swap="airflow_lakestream.cdc.swap.delta:",
         staging="airflow_lakestream.delta.handover:",

@@ -18,7 +18,7 @@ from airflow_lakestream.delta.files import read_parts
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.protocol import Action, info_of, read_commit
 from airflow_lakestream.delta.sink import DeltaSink
-from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.delta.storage import DeltaStorage, near_table
 from airflow_lakestream.delta.takeout import live_files
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.positions import PositionColumns
@@ -61,7 +61,7 @@ class DeltaFilledTable:
     def __init__(self, storage: DeltaStorage, name: str, group: str) -> None:
         head = storage.open(name)
         if head is None:
-            raise CannotAdopt(f"there is no Delta table at {name}.")
+            raise CannotAdopt(f"there is no Delta table at {name}.{near_table(storage, name)}")
         self._storage, self._head = storage, head
         self.name, self.head, self.columns, self.properties = name, head.version, head.schema, head.properties
         groups = sorted({*ledger_store.groups(head), group})

@@ -28,7 +28,6 @@ from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.reject_table import DeltaMainLedgers
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.delta.takeout import bounds_of, live_files
-from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES, TOPIC, is_hit
 from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
 from airflow_lakestream.tables.rejects.settlement import RejectSettlement, pending_of, rejects_of
@@ -93,14 +92,7 @@ class DeltaAudit(Audit):
 def _both(storage: DeltaStorage, table: str) -> tuple[DeltaTableHead, DeltaTableHead | None]:
     """Load a table and its reject table (None if absent) in consistent versions."""
     load_rejects = partial(storage.open, rejects_of(table))
-    return load_consistent(partial(_open, storage, table), load_rejects, lambda head: head.version)
-
-
-def _open(storage: DeltaStorage, table: str) -> DeltaTableHead:
-    head = storage.open(table)
-    if head is None:
-        raise InvalidArgument("table", f"there is no Delta table at {table}.")
-    return head
+    return load_consistent(partial(storage.open_existing, table), load_rejects, lambda head: head.version)
 
 
 def _files(head: DeltaTableHead) -> Iterator[Add]:

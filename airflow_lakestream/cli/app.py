@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from typer.main import get_command
 from airflow_lakestream import __version__
 from airflow_lakestream.cli import ledger, mirror, pipeline, rejects
 from airflow_lakestream.cli.adopt import adopt, hand_over
+from airflow_lakestream.cli.airflow_config import airflow_settings
 from airflow_lakestream.cli.audit import audit
 from airflow_lakestream.cli.connections import IcebergConn, KafkaConn, StorageConn, aside, connection_fields
 from airflow_lakestream.cli.decoding import takes_decoding
@@ -126,10 +128,7 @@ def init(
     _write(path, text, force=force)
     report = [*topic_lines(found), *_columns_in(file, found)]
     report += [f"Wrote {path}: {'pipeline' if as_yaml else 'DAG'} {dag_id}, {topic} -> {table}, by {chosen}."]
-    has_gaps = any(_GAP.search(line) for line in lines)
-    report += [f"It needs these connections{'; replace each <...>' if has_gaps else ''}:", *lines]
-    is_chosen = output is not None
-    report += [f"Then: lakestream doctor --topic {topic}{_next_step(path, as_yaml=as_yaml, is_chosen=is_chosen)}."]
+    report += [*lines, f"Then: lakestream doctor --topic {topic}{_next_step(path, as_yaml=as_yaml)}."]
     typer.echo("\n".join(report))
 
 
@@ -145,20 +144,19 @@ def _columns_in(file: DagFile, found: TopicPreview) -> list[str]:
     return columns_lines(heading, file.columns, file.column_notes)
 
 
-def _next_step(path: Path, *, as_yaml: bool, is_chosen: bool) -> str:
-    """Return the advice about the place of the file; empty if it is in Airflow's DAG folder already.
-
-    :param is_chosen: whether the user chose the place. Airflow's configuration is not read for it, only its variables.
-    """
+def _next_step(path: Path, *, as_yaml: bool) -> str:
+    """Return the advice about the place of the file; empty if Airflow reads DAGs from there already."""
+    place = "Airflow's DAG folder"
+    # A file that is no configuration is Airflow's to refuse.
+    with suppress(ValueError):
+        settings = airflow_settings()
+        if not as_yaml and settings.has_dags_at(path):
+            return ""
+        place = settings.dag_place
     if as_yaml:
         load = 'airflow_lakestream.pipelines.load("pipelines/")'
-        return f", and put the file into a folder that a DAG file in Airflow's DAG folder loads: {load}"
-    home = os.environ.get("AIRFLOW_HOME", "~/airflow")
-    dags = Path(os.environ.get("AIRFLOW__CORE__DAGS_FOLDER", f"{home}/dags")).expanduser()
-    is_there = dags.resolve() in path.resolve().parents
-    if is_there:
-        return ""
-    return ", and put the file into Airflow's DAG folder" + (" if it is not there yet" if is_chosen else "")
+        return f", and put the file into a folder that a DAG file loads by {load}. The DAG file is in {place}"
+    return f", and put the file into {place}"
 
 
 def _asked(option: str, value: str | None, default: str | None) -> str:
@@ -273,37 +271,42 @@ def _named(kafka_conn: str, iceberg_conn: str, storage_conn: str | None) -> dict
     return {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
 
 
-# Shell lines for the connections that the file needs: known connections without secrets, else samples to fill in.
 def _connection_lines(
     file: DagFile, bootstrap_servers: str | None, kafka_conn: str, iceberg_conn: str, storage_conn: str | None
 ) -> list[str]:
+    """Return headings and shell lines of the connections that the file needs.
+
+    The connections that Airflow has come first, without their secrets; the others are samples to fill in.
+    """
     from airflow_lakestream.onramp.connection_lines import export_line
     from airflow_lakestream.onramp.dag_file import DagEngine
 
-    # Without a connection for the brokers, do not ask Airflow for the other connections either.
-    known = connection_fields if bootstrap_servers is None else _unknown
-    servers = {"bootstrap.servers": bootstrap_servers or "<broker:9092>"}
-    lines = [export_line(kafka_conn, known(kafka_conn) or {"conn_type": "kafka", "extra": servers})]
-    if LakeCapability.CATALOG not in file.lake.can:
-        if storage_conn is not None:
-            options = {"aws_region": "<region>", "aws_access_key_id": "<id>", "aws_secret_access_key": "<secret>"}
-            lines.append(export_line(storage_conn, known(storage_conn) or {"conn_type": "generic", "extra": options}))
-    elif (catalog := known(iceberg_conn)) is not None:
-        lines.append(export_line(iceberg_conn, catalog))
-    else:
+    found: list[str] = []
+    lacking: list[str] = []
+
+    def add(conn_id: str, sample: Mapping[str, Any], *preparation: str) -> None:
+        # Without a connection for the brokers, do not ask Airflow for the other connections either.
+        known = connection_fields(conn_id) if bootstrap_servers is None else None
+        lines = [*preparation, export_line(conn_id, sample)] if known is None else [export_line(conn_id, known)]
+        (lacking if known is None else found).extend(lines)
+
+    add(kafka_conn, {"conn_type": "kafka", "extra": {"bootstrap.servers": bootstrap_servers or "<broker:9092>"}})
+    if LakeCapability.CATALOG in file.lake.can:
         folder = Path("lake").absolute()
         local = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": folder.as_uri()}
-        lines.append("# To try it, a catalog on this machine; instead: a REST, Glue, Hive or SQL catalog of yours.")
-        lines.append(f"mkdir -p {shlex.quote(str(folder))}")
-        lines.append(export_line(iceberg_conn, {"conn_type": "iceberg", "extra": local}))
+        about = "# To try it, a catalog on this machine; instead: a REST, Glue, Hive or SQL catalog of yours."
+        sample = {"conn_type": "iceberg", "extra": local}
+        add(iceberg_conn, sample, about, f"mkdir -p {shlex.quote(str(folder))}")
+    elif storage_conn is not None:
+        options = {"aws_region": "<region>", "aws_access_key_id": "<id>", "aws_secret_access_key": "<secret>"}
+        add(storage_conn, {"conn_type": "generic", "extra": options})
     if file.engine is DagEngine.SPARK:
-        spark = known("spark_default") or {"conn_type": "spark", "host": "local[*]"}
-        lines.append(export_line("spark_default", spark))
-    return lines
-
-
-def _unknown(conn_id: str) -> dict[str, Any] | None:
-    return None
+        add("spark_default", {"conn_type": "spark", "host": "local[*]"})
+    has_gaps = any(_GAP.search(line) for line in lacking)
+    return [
+        *(["It uses these connections, which are there; each <...> is a secret:", *found] if found else []),
+        *([f"It needs these connections{'; replace each <...>' if has_gaps else ''}:", *lacking] if lacking else []),
+    ]
 
 
 FAILED = 2

@@ -7,14 +7,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from configparser import Error, RawConfigParser
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from airflow_lakestream.cli.airflow_config import airflow_settings
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.settings import problem_of
 from airflow_lakestream.lakes import LakeCapability, lake_of
@@ -32,7 +31,7 @@ _FIELDS = {"conn_type", "description", "host", "login", "password", "port", "sch
 # Catalogs that need only their properties, and that can compare and set.
 _CATALOGS = ("rest", "sql", "glue", "hive")
 # Airflow's settings with their accepted values: other values concern the origin of connections, or shared disks.
-_USUAL = {("secrets", "backend"): "", ("core", "executor"): "LocalExecutor"}
+_USUAL = {("secrets", "backend"): "", ("workers", "secrets_backend"): "", ("core", "executor"): "LocalExecutor"}
 
 
 def kafka_settings(conn_id: str) -> dict[str, Any] | None:
@@ -98,18 +97,12 @@ def _is_airflow_as_usual() -> bool:
     """
     if any(name.startswith(("AIRFLOW__SECRETS__", "AIRFLOW__WORKERS__SECRETS")) for name in os.environ):
         return False
-    home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow")
-    file = Path(os.environ.get("AIRFLOW_CONFIG") or home / "airflow.cfg")
-    config = RawConfigParser(strict=False)
     try:
-        config.read(file.expanduser())
-    except Error:
+        settings = airflow_settings()
+    except ValueError:
         return False
-    for (section, name), usual in _USUAL.items():
-        found = os.environ.get(f"AIRFLOW__{section}__{name}".upper(), config.get(section, name, fallback=usual))
-        if found.strip() not in ("", usual):
-            return False
-    return not config.get("workers", "secrets_backend", fallback="").strip()
+    given = {(section, name): settings.get(section, name) for section, name in _USUAL}
+    return all(value in (None, "", _USUAL[one]) for one, value in given.items())
 
 
 # Airflow's messages about itself while it is imported are not part of an answer.
@@ -237,11 +230,9 @@ def group_of(lake: Any, table: str, given: str | None) -> str:
     if given is not None:
         return given
 
-    from airflow_lakestream.audit.run import near_table
-
     streams = lake_of(table).part("books").at(lake, table)
     if streams is None:
-        near = near_table(lake, table) if LakeCapability.CATALOG in lake_of(table).can else ""
+        near = lake_of(table).part("near")(lake, table)
         raise InvalidArgument("--table", f"there is no table {table}.", f"Correct its name, or say --group, too.{near}")
     known = tuple(group for group in streams.groups() if _has_ledger(streams, group))
     if len(known) == 1:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +20,12 @@ from deltalake.exceptions import TableNotFoundError
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore
 
+from airflow_lakestream.core.names import BESIDE
+from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.protocol import unreadable
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.stores.folders import open_folder
 from airflow_lakestream.stores.object_store import PlaceNotWritable, check_folder, open_store
 from airflow_lakestream.tables.row_buffer import is_of_rows
 
@@ -30,6 +34,8 @@ _LAST = f"{LOG}/_last_checkpoint"
 _FILE = re.compile(r"(\d{20})\.(?:json|checkpoint\.(?:[\w.-]+\.)?(?:parquet|json))")
 _BACKUP = "Put it back from a backup, or from the store's own older versions of the file."
 _ELSEWHERE = "Without one, land in another table."
+# Folders with a near name that are checked for a table, each by a listing.
+_NEAR_FOLDERS = 5
 
 
 class DamagedLog(LakestreamError, Terminal):
@@ -238,12 +244,34 @@ class DeltaStorage:
         check_log(self.store(table), table)
         return head
 
+    def open_existing(self, table: str) -> DeltaTableHead:
+        """Return the table at the current version. Raises InvalidArgument for a missing table, and as `open`."""
+        if (head := self.open(table)) is None:
+            raise InvalidArgument("table", f"there is no Delta table at {table}.{near_table(self, table)}")
+        return head
+
     def store(self, table: str) -> Any:
         """Return the object store with the table's folder as root; a missing local folder is created."""
         where = location(table)
         if "://" not in where:
             return LocalStore(where, mkdir=True)
         return open_store(where, self.options)
+
+
+def near_table(storage: DeltaStorage, table: str) -> str:
+    """Return a question for the nearest Delta table next to a missing table, or an empty text."""
+    # Only an error gets better by it, so that no failure may replace that error.
+    with suppress(Exception):
+        folder, _, name = table.rstrip("/").rpartition("/")
+        store = open_folder(location(table).rpartition("/")[0], storage.options)
+        names = {other for other in store.names() if not other.endswith(BESIDE)}
+        for _ in range(_NEAR_FOLDERS):
+            if (near := nearest(name, names)) is None:
+                break
+            if store.names(f"{near}/{LOG}"):
+                return f" Did you mean '{folder}/{near}'?"
+            names.remove(near)
+    return ""
 
 
 def check_place(tables: DeltaTableAccess, table: str) -> None:

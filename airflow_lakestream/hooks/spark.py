@@ -176,6 +176,11 @@ class SparkHook:
         return str(self._connection["master"])
 
     @property
+    def binary(self) -> str:
+        """The program that submits, such as `spark-submit`."""
+        return str(self._connection["spark_binary"])
+
+    @property
     def namespace(self) -> str:
         """Kubernetes' namespace of the drivers."""
         return str(self._connection["namespace"] or "default")
@@ -226,7 +231,7 @@ class SparkHook:
         """
         left_out = ("AIRFLOW_", "_AIRFLOW_", *OF_CONNECT)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-        if shutil.which(str(self._connection["spark_binary"])) is None:
+        if shutil.which(self.binary) is None:
             # The folder of this Python's pyspark, which may be missing in a worker's PATH.
             environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
         return environment | dict(variables)

@@ -12,7 +12,6 @@ import pyarrow as pa
 from airflow_lakestream.audit.books import NoLedger
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import lake_of
 
 
@@ -75,12 +74,7 @@ def of_delta(storage: Any, table: str) -> RejectView:
     from airflow_lakestream.audit.run import load_consistent
     from airflow_lakestream.tables.rejects.settlement import rejects_of
 
-    def load() -> Any:
-        if (head := storage.open(table)) is None:
-            raise InvalidArgument("table", f"there is no Delta table at {table}.")
-        return head
-
-    load_rejects = partial(storage.open, rejects_of(table))
+    load, load_rejects = partial(storage.open_existing, table), partial(storage.open, rejects_of(table))
     return _DeltaRejectView(storage, *load_consistent(load, load_rejects, lambda head: head.version))
 
 

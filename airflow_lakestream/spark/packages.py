@@ -102,14 +102,7 @@ class PackagesMissing(LakestreamError, Terminal):
 
 
 class SparkMixed(LakestreamError, Terminal):
-    """Error of two versions of Spark in the same folder."""
-
-    def __init__(self, spark: str, client: str) -> None:
-        super().__init__(
-            f"pyspark is {spark}, and pyspark-client {client}: both are installed into one folder, which now has files "
-            f"of either. Install one version of the two: pip install --force-reinstall --no-deps pyspark=={PROVEN} "
-            f"pyspark-client=={PROVEN}"
-        )
+    """Error of two versions of Spark where a driver needs one."""
 
 
 class NoRoomForJars(LakestreamError, Transient):
@@ -143,8 +136,31 @@ def check_spark() -> str:
     spark = installed_spark()
     with suppress(importlib.metadata.PackageNotFoundError):
         if (client := importlib.metadata.version("pyspark-client")) != spark:
-            raise SparkMixed(spark, client)
+            raise SparkMixed(
+                f"pyspark is {spark}, and pyspark-client {client}: both are installed into one folder, which now has "
+                "files of either. Install one version of the two: pip install --force-reinstall --no-deps "
+                f"pyspark=={PROVEN} pyspark-client=={PROVEN}"
+            )
     return spark
+
+
+def check_submitter(binary: str = "spark-submit", environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse a `spark-submit` of another Spark, by the minor version, than the installed pyspark. Raises SparkMixed.
+
+    As in Spark's own scripts, SPARK_HOME decides, or else the folder of the program. A folder without Spark's jars,
+    such as that of pyspark's script, is not checked.
+    """
+    home, source = environment.get("SPARK_HOME"), "SPARK_HOME"
+    if not home:
+        program = shutil.which(binary, path=environment.get("PATH", ""))
+        home, source = ("", "") if program is None else (str(Path(program).resolve().parents[1]), f"by {program}")
+    spark, other = installed_spark(), jar_version("spark-core_*", Path(home, "jars")) if home else ""
+    if other and other.split(".")[:2] != spark.split(".")[:2]:
+        raise SparkMixed(
+            f"{binary} would run Spark {other} in {home} ({source}), and the installed pyspark is {spark}, whose jars "
+            f"the bundled apps take. Unset SPARK_HOME, and put the spark-submit of pyspark first on PATH; or let both "
+            f"lead to a Spark {spark}."
+        )
 
 
 def cut_jars(given: str) -> list[str]:
@@ -155,9 +171,9 @@ def cut_jars(given: str) -> list[str]:
     return [one for one, path in paths.items() if path.is_file() and not zipfile.is_zipfile(path)]
 
 
-def jar_version(artifact: str) -> str:
-    """Return a jar's version in the installed Spark; "" if Spark lacks the jar."""
-    matches = (_VERSION_OF_JAR.search(jar.name) for jar in _spark_jars().glob(f"{artifact}-*.jar"))
+def jar_version(artifact: str, folder: Path | None = None) -> str:
+    """Return a jar's version in the installed Spark, or in another folder of jars; "" if the jar is missing."""
+    matches = (_VERSION_OF_JAR.search(jar.name) for jar in (folder or _spark_jars()).glob(f"{artifact}-*.jar"))
     return next((match[0].removeprefix("-").removesuffix(".jar") for match in matches if match), "")
 
 

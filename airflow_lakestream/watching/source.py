@@ -18,7 +18,7 @@ from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseState
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.lakes import LakeCapability, LakeFormat, lake_named
+from airflow_lakestream.lakes import LakeCapability, LakeFormat, lake_named, lake_of
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint, read_checkpoint
 from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
@@ -90,18 +90,13 @@ class ConsumerProgress:
         return missing - lost, lost
 
 
-def of_streams(
-    streams: TableStreams | None, table: str, consumer_group: str, with_steps: bool = False
-) -> ConsumerProgress:
+def of_streams(streams: TableStreams, table: str, consumer_group: str, with_steps: bool = False) -> ConsumerProgress:
     """Return the progress by the ledger of a consumer group in a table.
 
-    :param streams: the table, or None if it does not exist.
     :param with_steps: whether to return the last landings as `steps`, too.
 
-    Raises NotThere without the table or the ledger, and the errors in `streams.problems`.
+    Raises NotThere without the ledger, and the errors in `streams.problems`.
     """
-    if streams is None:
-        raise NotThere(f"table: there is no Delta table at {table!r}.")
     ledger = streams.ledger(consumer_group)
     if not ledger.topics:
         raise NotThere(_no_ledger_text(f"table {table}", consumer_group, streams.groups()))
@@ -280,7 +275,7 @@ class ConsumerSource:
         else:
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
             storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), share_seconds=OPENED)
-            place, look = ("delta", conn_id or ""), partial(self.lake.part("books").at, storage, name)
+            place, look = ("delta", conn_id or ""), partial(delta_streams, storage, name)
         key = (*place, name, group, with_steps)
         return (yield LookQuestion(key, lambda: of_streams(look(), name, group, with_steps)))
 
@@ -321,14 +316,24 @@ class ConsumerSource:
             answers.append((TopicLook(self.kafka_conn_id, watch, state), ranges, lost))
         return answers
 
-    def _ask_topic(self, watch: KafkaWatch, topic: str, keep: float | None = None) -> LookQuestion:
-        # With `keep` the key is another, or the kept answer would be returned.
-        return LookQuestion(("topic", self.kafka_conn_id, topic, keep is None), lambda: watch.topic(topic), keep)
+    def _ask_topic(self, watch: KafkaWatch, topic: str, share_seconds: float | None = None) -> LookQuestion:
+        # With `share_seconds` the key is another, or the shared answer would be returned.
+        key = ("topic", self.kafka_conn_id, topic, share_seconds is None)
+        return LookQuestion(key, lambda: watch.topic(topic), share_seconds)
 
 
 def ask_kafka(connections: LookConnections, conn_id: str) -> LookQuestion:
     """Ask for a `KafkaWatch` of a connection."""
     return LookQuestion(("kafka", conn_id), lambda: KafkaWatch(*connections.kafka(conn_id)), share_seconds=OPENED)
+
+
+def delta_streams(storage: Any, name: str) -> TableStreams:
+    """Open a Delta table. Raises NotThere."""
+    lake = lake_of(name)
+    streams: TableStreams | None = lake.part("books").at(storage, name)
+    if streams is None:
+        raise NotThere(f"table: there is no Delta table at {name!r}.{lake.part('near')(storage, name)}")
+    return streams
 
 
 def ask_table(connections: LookConnections, conn_id: str, name: str) -> Asking:
@@ -343,6 +348,7 @@ def ask_table(connections: LookConnections, conn_id: str, name: str) -> Asking:
         try:
             return load_table(catalog, name)
         except (NoSuchTableError, NoSuchNamespaceError) as e:
-            raise NotThere(f"table: there is no table {name!r} in the catalog of {conn_id!r}.") from e
+            near = lake_of(name).part("near")(catalog, name)
+            raise NotThere(f"table: there is no table {name!r} in the catalog of {conn_id!r}.{near}") from e
 
     return (yield LookQuestion(("table", conn_id, name), load))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -235,4 +237,46 @@ def test_what_can_never_work_is_said_before_anything_is_submitted(
     run = streams.run("never_works", retries=3, **arguments)
     assert [type(error).__name__ for error in run.errors] == ["AirflowFailException"]
     assert problem in str(run.errors[0])
+    assert not (streams.folder / "drivers").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "problem"),
+    [
+        ("JAVA_HOME", r"bin/java is version 25, on which Spark does not run\. Spark 4 needs a JDK 17 or 21"),
+        ("SPARK_HOME", r"would run Spark 3\.5\.1 in .*\(SPARK_HOME\), and the installed pyspark is 4\.0"),
+        ("PATH", r"would run Spark 3\.5\.1 in .*\(by .*/bin/spark-submit\), and the installed pyspark is 4\.0"),
+        ("PYTHONPATH", r"pyspark is 4\.0\.\d, and pyspark-client 4\.2\.0: both are installed into one folder"),
+    ],
+)
+def test_an_unfit_java_and_a_mixed_spark_are_said_before_anything_is_submitted(
+    streams: Streams, variable: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    for name, text in {
+        "bin/java": "#!/bin/sh\necho 'openjdk version \"25.0.1\" 2025-10-21' >&2\n",
+        "bin/spark-submit": "#!/bin/sh\n",
+        "jars/spark-core_2.12-3.5.1.jar": "",
+        "pyspark_client-4.2.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: pyspark-client\nVersion: 4.2.0\n",
+    }.items():
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        (other / name).write_text(text)
+        (other / name).chmod(0o755)
+    if variable == "PYTHONPATH":
+        monkeypatch.syspath_prepend(other)
+    elif variable == "PATH":
+        (other / "bin/java").unlink()
+        monkeypatch.setenv("PATH", f"{other / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    else:
+        monkeypatch.setenv(variable, str(other))
+    servers = {"conn_type": "kafka", "extra": {"bootstrap.servers": "b"}}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps(servers))
+    catalog = {"type": "sql", "uri": "sqlite://", "warehouse": "file:///w"}
+    monkeypatch.setenv("AIRFLOW_CONN_ICEBERG_DEFAULT", json.dumps({"conn_type": "iceberg", "extra": catalog}))
+    connections = {"kafka_conn_id": "kafka_default", "iceberg_conn_id": "iceberg_default", "packages": "g:h:1"}
+    run = streams.run(
+        "unfit", {"topic": "t", "table": "a.b"}, retries=3, app="kafka_to_iceberg", application=None, **connections
+    )
+    assert [type(error).__name__ for error in run.errors] == ["AirflowFailException"]
+    assert re.search(problem, str(run.errors[0]))
     assert not (streams.folder / "drivers").exists()

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 
 from airflow_lakestream.exceptions import MissingExtra, install_command
 from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
-from airflow_lakestream.spark.packages import JavaUnfit, SparkMixed, check_spark
+from airflow_lakestream.spark.packages import JavaUnfit, SparkMixed, check_spark, check_submitter
 from airflow_lakestream.spark.packages import check_java as find_java
 
 JAVA, PACKAGES = "java", "packages"
@@ -60,6 +60,7 @@ def check_packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
             with suppress(MissingExtra):
                 try:
                     check_spark()
+                    check_submitter()
                 except SparkMixed as e:
                     problems = [str(e)]
         if not problems:

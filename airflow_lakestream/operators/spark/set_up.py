@@ -40,7 +40,7 @@ from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, app_path, check_app,
 from airflow_lakestream.spark.lake_settings import catalog_packages, is_on_s3a, s3a_left_out, s3a_packages
 from airflow_lakestream.spark.lease import fingerprint, inputs_of
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
-from airflow_lakestream.spark.packages import check_java, check_spark, kafka_packages, resolve
+from airflow_lakestream.spark.packages import check_java, check_spark, check_submitter, kafka_packages, resolve
 
 if TYPE_CHECKING:
     from airflow_lakestream.spark.frames.function import FrameFunction
@@ -322,7 +322,10 @@ class _SparkLaunch:
 
     def prepare(self) -> DriverSubmission:
         # The driver may run anywhere, but spark-submit runs here: with another Java version it ends without an error.
-        check_java(self.hook.environment(self.hook.variables))
+        environment = self.hook.environment(self.hook.variables)
+        check_java(environment)
+        if self.operator.app is not None:
+            check_submitter(self.hook.binary, environment)
         folder = new_folder(folder_of(self.operator), self.place.stream, SECRET_FILES)
         code = []
         if (function := _function(self.operator)) is not None:

@@ -34,7 +34,7 @@ from airflow_lakestream.watching.asking import (
 )
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, TopicLook, backlog_of, topics_of
-from airflow_lakestream.watching.source import OPENED, ask_table, of_checkpoint
+from airflow_lakestream.watching.source import OPENED, ask_table, delta_streams, of_checkpoint
 from airflow_lakestream.watching.streams.landing_events import LandingEvent, NewLandings
 from airflow_lakestream.watching.streams.landings import TableStreams
 from airflow_lakestream.watching.streams.status import SparkQuery, StreamFacts, StreamStatus, stream_status
@@ -136,7 +136,8 @@ class StreamSearch:
             # Catalogs also list tables of other formats, and tables that are just being dropped.
             if not queries and name in self.tables:
                 where = "in the catalog:" if LakeCapability.CATALOG in lake_of(name).can else "at"
-                raise InvalidArgument("table", f"there is no table {where} {name}.")
+                near = lake_of(name).part("near")(lake, name)
+                raise InvalidArgument("table", f"there is no table {where} {name}.{near}")
             yield from (self._of_query(query, name) for query in queries)
             return
         other_queries = list(queries)
@@ -281,15 +282,13 @@ class LandingWatch:
 
     def _streams(self, connections: LookConnections) -> Step:
         """Open the table. Returns `TableStreams`; raises NotThere."""
-        books = self.lake.part("books")
         if LakeCapability.CATALOG in self.lake.can:
-            return books((yield from ask_table(connections, self.iceberg_conn_id, self.table)))
+            return self.lake.part("books")((yield from ask_table(connections, self.iceberg_conn_id, self.table)))
         conn_id = self.storage_conn_id
         storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), share_seconds=OPENED)
-        streams = yield LookQuestion((*self._key, "open"), partial(books.at, storage, self.table), share_seconds=0.0)
-        if streams is None:
-            raise NotThere(f"table: there is no Delta table at {self.table!r}.")
-        return streams
+        return (
+            yield LookQuestion((*self._key, "open"), partial(delta_streams, storage, self.table), share_seconds=0.0)
+        )
 
     def _with_completeness(self, connections: LookConnections, one: LandingEvent) -> Step:
         """Set `complete_through` of the event to the end of the landing's covered time, if complete.
