@@ -302,10 +302,11 @@ def _explained(where: str, path: str, error: urllib.error.HTTPError) -> Lakestre
     except (ValueError, OSError, KeyError, TypeError):
         message = None
     resource = path.partition("?")[0]
+    # A worker of 4.1 answers a reading request during a rebalance with 500.
+    if message is not None and error.code in (_CONFLICT, 500) and "rebalanc" in message.lower():
+        return _Busy(f"{where} answers {resource} with {error.code}: {message}.")
     if message is None or error.code in _PASSING:
         return ConnectUnknown(f"{where} answers {resource} with {error.code}{': ' + message if message else ''}.")
-    if error.code == _CONFLICT and "rebalanc" in message.lower():
-        return _Busy(f"{where} answers {resource} with {error.code}: {message}.")
     if error.code == _NOT_FOUND and resource.startswith("/connectors/"):
         return NoSuchConnector(f"{where}: {message}")
     if error.code in (401, 403):

@@ -102,9 +102,18 @@ def test_a_refusal_is_told(worker: Worker, code: int, told: str) -> None:
         ConnectClient(ConnectWorkers([worker.url])).configure("c", {})
 
 
-def test_a_rebalance_is_waited_for_but_not_forever(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (409, "Cannot complete request because of a conflicting operation (e.g. worker rebalance)"),
+        (500, "Request cannot be completed because a rebalance is expected"),
+    ],
+)
+def test_a_rebalance_is_waited_for_but_not_forever(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, code: int, message: str
+) -> None:
     monkeypatch.setattr(clients, "_PAUSE_S", 0.01)
-    busy = error(409, "Cannot complete request because of a conflicting operation (e.g. worker rebalance)")
+    busy = error(code, message)
     worker.answers = [busy, busy, (200, b'{"connector": {"state": "RUNNING"}, "tasks": []}')]
     assert ConnectClient(ConnectWorkers([worker.url])).status("c").state is ConnectorState.RUNNING
     assert len(worker.asked) == 3
