@@ -57,7 +57,6 @@ RUNS = (
     PytestRun("compat", ("compat",), OLDEST),
     PytestRun("start", ("start",)),
     PytestRun("install", ("install",)),
-    PytestRun("page", ("page",)),
     PytestRun(
         "page on Airflow 3.1",
         ("page",),
@@ -65,6 +64,7 @@ RUNS = (
         ("tests/page/test_streams.py",),
         environment={"LAKESTREAM_PICTURES": ".dev/pictures-3.1"},
     ),
+    PytestRun("page", ("page",)),
     PytestRun("events", ("events",)),
     PytestRun("backfill", ("backfill",)),
 )
