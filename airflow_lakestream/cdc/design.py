@@ -45,6 +45,8 @@ class MirrorDesign:
     :param sequence_by: for a mirror of plain records, the columns that order them; empty if offsets alone do. None for
         a mirror of a database's table.
     :param insert_only: for a mirror of plain records, whether the first record of a key stays.
+    :param within: with `insert_only`, how many microseconds around a row's time later records of its key change nothing;
+        None for any time.
     """
 
     table: TableDesign
@@ -61,6 +63,7 @@ class MirrorDesign:
     auditor: RowChecker | None = None
     sequence_by: tuple[str, ...] | None = None
     insert_only: bool = False
+    within: int | None = None
 
     @property
     def is_of_records(self) -> bool:

@@ -40,6 +40,7 @@ from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.hands import MergePool
 from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, first_records, newest, newest_records
+from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
 from airflow_lakestream.cdc.merge.snapshots import without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
@@ -70,7 +71,8 @@ def follow(
         # Without the columns of an origin, no step takes plain records for one transaction of a database.
         events = events.drop_columns([name for name in events.column_names if name in {TRANSACTION, *_OF_ORIGIN}])
         if design.insert_only:
-            return design.noted(), first_records(events, design.key, topics_of(landing), staged)
+            repeats = RepeatedRecords(design.key, design.within)
+            return design.noted(), first_records(events, repeats, topics_of(landing), staged)
         ties = PartitionTies(mirror, topics_of(landing), design.key, design.sequence_by)
         return design.noted(), newest_records(events, ties, soft_delete=design.soft_delete, staged=staged)
     design = checked(design, events, mirror, landing)

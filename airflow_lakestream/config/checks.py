@@ -90,10 +90,19 @@ def check_insert_only(given: Mapping[str, Any]) -> None:
 
     :param given: the arguments by name; templates are not known yet, and pass.
     """
-    if not is_literal(given["insert_only"]) or not arguments.flag("insert_only", given["insert_only"]):
+    if not is_literal(given["insert_only"]):
+        return
+    within, is_first = given["within"], arguments.flag("insert_only", given["insert_only"])
+    by = given["sequence_by"]
+    if is_given(within) and (not is_first or not is_given(by)):
+        problem = f"{within!r} is for messages sent twice, by the column of their time."
+        raise InvalidArgument("within", problem, 'Set insert_only=True and sequence_by="sent_at", or leave it out.')
+    if not is_first:
         return
     for name, reason in _NOT_WITH_FIRST.items():
         value = given.get(name)
+        if name == "sequence_by" and is_given(within):
+            continue
         if is_given(value) and is_literal(value) and str(value).lower() not in ("false", "skip", "reject"):
             problem = f"does not go with {name}={value!r}: {reason}."
             raise InvalidArgument("insert_only", problem, "Leave one out.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from typing import Any
 
 from airflow_lakestream.cdc.design import MirrorDesign
@@ -55,6 +56,7 @@ class MirrorConfig(ExtractConfig):
     :param sequence_by: of plain records, one or two columns that rise with each change of a row; None takes offsets.
     :param delete_when: of plain records, a SQL condition over their columns: such a record deletes its key.
     :param insert_only: of plain records, whether the first record of a key stays, and all later ones change nothing.
+    :param within: with `insert_only`, how near to a row's time a later record changes nothing; None for any time.
     """
 
     envelope: str | None = ValueEnvelope.DEBEZIUM
@@ -70,6 +72,7 @@ class MirrorConfig(ExtractConfig):
     sequence_by: Sequence[str] | str | None = None
     delete_when: str | None = None
     insert_only: bool | str = False
+    within: str | int | float | timedelta | None = None
 
     def __post_init__(self) -> None:
         self._check_taken()
@@ -121,6 +124,9 @@ class MirrorConfig(ExtractConfig):
         check_sequence(by)
         arguments.condition("delete_when", self.delete_when)
         check_insert_only({one.name: getattr(self, one.name) for one in fields(self)})
+        if self._within is not None and len(by) > 1:
+            problem = f"{', '.join(by)}: within goes by one column, the time of a record."
+            raise InvalidArgument("sequence_by", problem, "Name that column alone.")
         if both := sorted({*by} & {*(arguments.items("key", self.key) or ())}):
             problem = f"{both[0]} is part of the key, and so the same in all records of a row."
             raise InvalidArgument("sequence_by", problem, "Name a column that rises with each change of a row.")
@@ -145,6 +151,10 @@ class MirrorConfig(ExtractConfig):
     @property
     def _sequence(self) -> tuple[str, ...]:
         return arguments.items("sequence_by", self.sequence_by) or ()
+
+    @property
+    def _within(self) -> int | None:
+        return arguments.microseconds("within", self.within)
 
     @property
     def _metadata(self) -> tuple[str, ...]:
@@ -191,6 +201,7 @@ class MirrorConfig(ExtractConfig):
             format_of_keys=held.key_format or (held.format if has_registry else KeyFormat.JSON),
             sequence_by=self._sequence,
             delete_when=arguments.condition("delete_when", self.delete_when) or "",
+            is_timed=self._within is not None,
         )
 
     @property
@@ -220,6 +231,7 @@ class MirrorConfig(ExtractConfig):
             auditor=self.auditor,
             sequence_by=self._sequence if self.is_of_records else None,
             insert_only=arguments.flag("insert_only", self.insert_only),
+            within=self._within,
         )
 
     @property

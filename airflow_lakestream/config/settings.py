@@ -254,6 +254,15 @@ _OF_MIRRORS: Rows = (
             SettingTaker.LANDING: _BY_KEY,
         },
     ),
+    Setting(
+        "within",
+        'Time such as `"7 days"`, with `insert_only`: only a record whose time, in the column of `sequence_by`, is that near to the row of its key [changes nothing](upsert.md#within-a-time).',
+        check=arguments.microseconds,
+        not_for={
+            SettingTaker.MIRROR: "a mirror follows the changes of rows",
+            SettingTaker.LANDING: _BY_KEY,
+        },
+    ),
 )
 
 # Arguments of Spark's apps, sensors, events and audits; their classes document them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config.checks import check_insert_only, check_key_given, checks_of_mirror
@@ -84,6 +85,7 @@ class KafkaMirrorOperator(TextRendering, LandingOperator):
         sequence_by: Sequence[str] | str | None = None,
         delete_when: str | None = None,
         insert_only: bool | str = False,
+        within: str | float | timedelta | None = None,
         tombstones: str | None = None,
         format: str = "json",  # noqa: A002  # the word that users know
         key_format: str | None = None,

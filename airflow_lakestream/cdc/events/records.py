@@ -46,6 +46,7 @@ class RecordPayload(PayloadFormats):
     :param format_of_keys: of Kafka keys, which are decoded only where a value lacks the key.
     :param sequence_by: the columns that order the records of a key; empty if offsets alone do.
     :param delete_when: a SQL condition over a record's columns: such a record deletes its key; empty for no record.
+    :param is_timed: whether the column of `sequence_by` has to be a timestamp.
     """
 
     names: ColumnNames = field(default_factory=ColumnNames)
@@ -53,6 +54,7 @@ class RecordPayload(PayloadFormats):
     format_of_keys: str = KeyFormat.JSON
     sequence_by: tuple[str, ...] = ()
     delete_when: str = ""
+    is_timed: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -293,7 +295,7 @@ class _RecordDecoder:
             if name not in rows.column_names:
                 decoded.refuse(~decoded.is_tombstone, _no_order(name))
                 continue
-            check_type(rows.schema.field(name))
+            check_type(rows.schema.field(name), is_timed=self._payload.is_timed)
             values, beyond = place_numbers(one_array(rows[name]))
             decoded.refuse(values.is_null().to_numpy(zero_copy_only=False), _no_order(name))
             decoded.refuse(beyond, f"{name}: it is outside of the range that orders records")

@@ -188,7 +188,7 @@ class BatchMerger:
         works, reached = list[MergeWork](), list[File]()
         if head is not None:
             lookup = KeyLookup(head, search, self.key, self.soft_delete, batch.truncated, self._since())
-            reached = lookup.reached(held)
+            reached = lookup.reached(held if batch.repeats is None else batch.repeats.reached(head, held, batch.rows))
             works.append(MergeWork(lookup, reached, sum(map(head.bytes_in, reached))))
         if opened is not None:
             works.append(opened.wanted(self.key, search))
@@ -205,6 +205,9 @@ class BatchMerger:
         :param late: a mask of the late events; events that change no row of their key are added.
         :param matched: a mask of the events whose key has a row in a file, which is filled here.
         """
+        if self.batch.repeats is not None:
+            late |= self.batch.repeats.mask(self.batch.rows, results)
+            return []
         changes, too_late = [], []
         for file, found, later in zip(files, results, self._later(results), strict=True):
             # A marked row may be older than a truncation, like a late event: it stays.
@@ -219,12 +222,13 @@ class BatchMerger:
     def _since(self) -> int | None:
         """Return the first commit of the events, or None if versions of older rows are needed, too; see `KeyLookup`."""
         needs_all = self.soft_delete or self.batch.guards or not len(self.batch.rows)
-        return None if needs_all else pc.min(self.batch.rows[COMMIT]).as_py()
+        if needs_all:
+            return None
+        within = 0 if self.batch.repeats is None else self.batch.repeats.within or 0
+        return int(pc.min(self.batch.rows[COMMIT]).as_py()) - within
 
     def _later(self, results: Sequence[LookupResult]) -> Sequence[Mask]:
         """Return for each file's hits a mask of the events later than the row. Raises MirrorStopped for a tie."""
-        if self.batch.keeps_rows:
-            return [np.zeros(len(one.at), np.bool_) for one in results]
         later = [np.ones(len(one.at), np.bool_) for one in results]
         with_rows = [
             (number, one.at, one.rows.select(VERSION)) for number, one in enumerate(results) if one.rows is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,9 @@ from airflow_lakestream.cdc.merge.snapshots import Version, versions, with_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
+
+if TYPE_CHECKING:
+    from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
 
 
 class KeyMissing(MirrorStopped):
@@ -56,7 +60,7 @@ class NewestEvents:
     :param topic: the topic's name, for errors.
     :param staged: with staged events, executors read the values of rows: `rows` have key, operation, version and place.
     :param ties: for events of plain records, the check of their order; None for events of a database.
-    :param keeps_rows: a row that the table has stays; only events of other keys count.
+    :param repeats: with it, rows of the table stay, and it finds the records that change nothing.
     """
 
     rows: pa.Table
@@ -69,7 +73,7 @@ class NewestEvents:
     topic: str = ""
     staged: StagedEvents | None = None
     ties: PartitionTies | None = None
-    keeps_rows: bool = False
+    repeats: RepeatedRecords | None = None
 
 
 def newest(
@@ -146,18 +150,23 @@ def newest_records(
     return NewestEvents(_with_contents(rows, last, contents), at, topic=ties.topic, staged=staged, ties=ties)
 
 
-def first_records(events: pa.Table, key: Sequence[str], topic: str, staged: StagedEvents | None) -> NewestEvents:
+def first_records(
+    events: pa.Table, repeats: RepeatedRecords, topic: str, staged: StagedEvents | None
+) -> NewestEvents:
     """Reduce plain records of a batch to the first record of each key, which stays.
 
-    Records of several partitions have no order: the lowest partition of the batch is taken as the first.
+    Records of several partitions have no order: the lowest partition of the batch is taken as the first. Within a time,
+    the rows of the table decide which records are the first ones: then all records are returned.
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param staged: the files with the values of rows, if `events` lacks the values.
     """
-    rows = by_version(events.combine_chunks())
-    (found,) = greatest_of_each(by_place(rows, key), -np.arange(len(rows)))
-    first = rows.take(pa.array(np.sort(-found)))
-    return NewestEvents(first, first.select(VERSION), topic=topic, staged=staged, keeps_rows=True)
+    rows = events.combine_chunks()
+    first = rows.take(pc.sort_indices(rows, sort_keys=[(PARTITION, "ascending"), (OFFSET, "ascending")]))
+    if repeats.within is None:
+        (found,) = greatest_of_each(by_place(first, repeats.key), -np.arange(len(first)))
+        first = first.take(pa.array(np.sort(-found)))
+    return NewestEvents(first, first.select(VERSION), topic=topic, staged=staged, repeats=repeats)
 
 
 def _guards(

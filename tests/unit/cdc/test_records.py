@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -107,6 +109,26 @@ class FirstRows:
             self.rows.setdefault(one.key, one.row)
 
 
+@dataclass
+class RecentRows:
+    """Model of a table by key that compares times: a record is a row unless the key has one within this many days."""
+
+    within: int
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def land(self, batch: Sequence[Upsert]) -> None:
+        """Take the records of a commit."""
+        for one in sorted(batch, key=lambda one: one.partition):
+            own = [row["at"] for row in self.rows if row["id"] == one.key]
+            if all(abs(day(one.at) - at) > timedelta(days=self.within) for at in own):
+                self.rows.append(one.row | {"at": day(one.at)})
+
+
+def day(number: int) -> datetime:
+    """Return a day as a time."""
+    return datetime(2026, 1, 10, tzinfo=UTC) + timedelta(days=number)
+
+
 def stop_of(follower: Follower, batch: Sequence[Record]) -> StopReason | None:
     """Land records; return the reason if the mirror stops, or None."""
     try:
@@ -167,3 +189,46 @@ def test_the_first_record_of_each_key_stays_however_often_the_key_comes_again(
             found = follower.rows()
             assert {row["id"]: row for row in found} == model.rows
             assert len(found) == len(model.rows)
+
+
+@settings(max_examples=FEW // 2, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.integers(1, 3), st.sampled_from(sorted(MIRRORS)))
+def test_a_key_that_comes_again_outside_of_the_time_is_a_new_row_however_batches_end(
+    data: st.DataObject, within: int, table_format: str
+) -> None:
+    records = data.draw(upserts(by_sequence=True, moves=True))
+    ends = sorted(data.draw(st.sets(st.integers(1, len(records)), max_size=4)) | {len(records)})
+    asked = {"envelope": None, "key": ["id"], "schema": "id bigint, text string, at timestamptz, op string"}
+    asked |= {"insert_only": True, "sequence_by": "at", "within": f"{within} days"}
+    model = RecentRows(within)
+    with tempfile.TemporaryDirectory() as folder:
+        mirror = MIRRORS[table_format](Path(folder), executors=data.draw(st.sampled_from([0, 2])))
+        follower = Follower(mirror, asked)
+        for start, end in pairwise([0, *ends]):
+            some = [
+                replace(one.record(in_value=True), value=json.dumps(one.row | {"at": str(day(one.at))}).encode())
+                for one in records[start:end]
+            ]
+            follower.land(some)
+            model.land(records[start:end])
+            in_order = [sorted(rows, key=lambda row: (row["id"], row["at"])) for rows in (follower.rows(), model.rows)]
+            assert in_order[0] == in_order[1]
+
+
+@pytest.mark.parametrize("table_format", sorted(MIRRORS))
+def test_files_of_another_time_are_not_read(tmp_path: Path, table_format: str) -> None:
+    asked = {"envelope": None, "key": ["id"], "insert_only": True, "sequence_by": "at", "within": timedelta(days=7)}
+    follower = Follower(MIRRORS[table_format](tmp_path), asked)
+
+    def land(month: int, *days: int) -> None:
+        values = [{"id": 1, "day": day, "at": f"2026-{month:02}-{day:02}T00:00:00Z"} for day in days]
+        follower.land([Record(None, json.dumps(value).encode()) for value in values])
+
+    land(1, 1, 2)
+    [old] = [path for path in tmp_path.rglob("*.parquet") if "_delta_log" not in path.parts]
+    kept = old.read_bytes()
+    old.unlink()
+    land(3, 1, 9)
+    land(3, 2, 8)
+    old.write_bytes(kept)
+    assert sorted(row["at"].month * 100 + row["day"] for row in follower.rows()) == [101, 301, 309]
