@@ -373,6 +373,12 @@ def test_messages_sent_twice_write_no_row_again(tmp_path: Path, table_format: st
         land(lake, *some, *some, *some)
 
 
+@pytest.mark.parametrize("value", [1, "2026"])
+def test_a_time_that_is_no_timestamp_is_refused_by_name(lake: GivenLake, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"sequence_by: at is .*within goes by a timestamp.*schema=\"at timesta"):
+        land(lake, record({"id": 1, "at": value}), sequence_by="at", insert_only=True, within="7 days")
+
+
 def test_flattened_events_of_debezium_are_rows_with_a_condition(lake: GivenLake) -> None:
     config = {"delete_when": "__deleted = 'true'"}
     some = [record({"id": 1, "v": "read"}), record({"id": 2, "v": "a", "__op": "c", "__deleted": "false"})]

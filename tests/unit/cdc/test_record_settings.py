@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ def record(value: Any) -> Record:
         ({"insert_only": "true", "delete_when": "gone"}, "insert_only: does not go with delete_when='gone': no row"),
         ({"insert_only": True, "tombstones": "delete"}, "insert_only: does not go with tombstones='delete'"),
         ({"insert_only": True, "soft_delete": True}, "insert_only: does not go with soft_delete=True"),
+        ({"within": "7 days"}, "within: '7 days' is for messages sent twice, by the column of their time"),
+        ({"within": "7 days", "insert_only": True}, "within: '7 days' is for messages sent twice"),
+        ({"within": "soon", "insert_only": True, "sequence_by": "at"}, "within: 'soon' is not a number of seconds"),
+        ({"within": 0, "insert_only": True, "sequence_by": "at"}, "within: has to be above 0"),
+        ({"within": 9, "insert_only": True, "sequence_by": ["at", "b"]}, "sequence_by: at, b: within goes by one"),
+        ({"envelope": "debezium", "within": "7 days"}, "within: is not for a mirror"),
         ({"sequence_by": "id"}, "sequence_by: id is part of the key"),
         ({"schema": "id bigint, at timestamp from unix millis"}, "schema: "),
         ({"key_format": "avro"}, "schema_registry: key_format='avro' needs one"),
@@ -90,6 +97,7 @@ def test_the_operator_refuses_them_where_the_dag_is_parsed_and_leaves_templates_
     )
     make(**UPSERT, insert_only="{{ params.once }}", sequence_by="{{ params.by }}")
     make(**UPSERT, insert_only=True, tombstones="reject")
+    make(**UPSERT, insert_only=True, sequence_by="at", within=timedelta(days=7))
     make(envelope="{{ params.envelope }}", sequence_by="at", source_tables="a")
     for config, problem in (
         ({"envelope": None}, "key: is missing"),
@@ -97,6 +105,7 @@ def test_the_operator_refuses_them_where_the_dag_is_parsed_and_leaves_templates_
         (UPSERT | {"out_of_range": "null"}, "out_of_range: is not for a table by key"),
         ({"sequence_by": "at"}, "sequence_by: is not for a mirror"),
         (UPSERT | {"insert_only": True, "sequence_by": "at"}, "insert_only: does not go with sequence_by"),
+        (UPSERT | {"within": "7 days", "sequence_by": "at"}, "within: '7 days' is for messages sent twice"),
         (UPSERT | {"delete_when": "where op = 'D'"}, "delete_when: .* is not a condition"),
         (UPSERT | {"sql": "select 1"}, "sql: is not for a table by key"),
         (UPSERT | {"merge": "given"}, "merge"),
