@@ -43,7 +43,8 @@ class MirrorConfig(ExtractConfig):
 
     With `envelope=None` the mirror is one of plain records: the newest record of each key is a row.
 
-    :param key: the columns of the primary key; None takes them from the records' keys, if these are JSON.
+    :param key: the columns of the primary key; None takes them from the records' keys, if these are JSON. Of plain
+        records also nested fields, `user.id` for the column `user_id`.
     :param soft_delete: whether deleted rows stay, with `_is_deleted` true.
     :param out_of_range: the policy for a value that its column's type can't hold, such as a timestamp of the year
         12000: "reject" makes the record bad, "clamp" takes the nearest value, "null" takes NULL.
@@ -120,6 +121,11 @@ class MirrorConfig(ExtractConfig):
         if self.format == ValueFormat.CSV and not is_given(self.schema):
             problem = "is missing: fields of CSV have no names."
             raise InvalidArgument("schema", problem, 'Name the columns in order: "id bigint, name string".')
+        for path in self._nested.values():
+            if not all(path):
+                raise InvalidArgument("key", f"{'.'.join(path)!r} is no path of a nested field.", 'Write "user.id".')
+        if twice := [name for name in self._key if self._key.count(name) > 1]:
+            raise InvalidArgument("key", f"the column {twice[0]} is there twice.", "Name each column once.")
         by = self._sequence
         check_sequence(by)
         arguments.condition("delete_when", self.delete_when)
@@ -127,7 +133,7 @@ class MirrorConfig(ExtractConfig):
         if self._within is not None and len(by) > 1:
             problem = f"{', '.join(by)}: within goes by one column, the time of a record."
             raise InvalidArgument("sequence_by", problem, "Name that column alone.")
-        if both := sorted({*by} & {*(arguments.items("key", self.key) or ())}):
+        if both := sorted({*by} & {*self._key}):
             problem = f"{both[0]} is part of the key, and so the same in all records of a row."
             raise InvalidArgument("sequence_by", problem, "Name a column that rises with each change of a row.")
 
@@ -147,6 +153,18 @@ class MirrorConfig(ExtractConfig):
             problem = "'keep' makes a row of NULLs, and a row of a table by key has a key."
             raise InvalidArgument("tombstones", problem, 'Use "delete", "skip" or "reject".')
         return found
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        """The columns of the key; empty if not given."""
+        given = arguments.items("key", self.key) or ()
+        return tuple(one.replace(".", "_") for one in given) if self.is_of_records else given
+
+    @property
+    def _nested(self) -> Mapping[str, tuple[str, ...]]:
+        """The paths of the columns of the key that are nested fields of plain records."""
+        given = arguments.items("key", self.key) or ()
+        return {one.replace(".", "_"): tuple(one.split(".")) for one in given if self.is_of_records and "." in one}
 
     @property
     def _sequence(self) -> tuple[str, ...]:
@@ -176,7 +194,7 @@ class MirrorConfig(ExtractConfig):
             "writer_schemas": held.writer_schemas,
             "timestamps_finer": held.timestamps_finer,
             "names": self.names,
-            "key": arguments.items("key", self.key) or (),
+            "key": self._key,
         }
         if self.is_of_records:
             return self._of_records(held, common)
@@ -192,6 +210,7 @@ class MirrorConfig(ExtractConfig):
         has_registry = held.registry is not None and held.row.kind is not None
         return RecordPayload(
             **common,
+            nested=self._nested,
             unknown_fields=UnknownFields.EVOLVE if held.row.keeps_unknown else UnknownFields.IGNORE,
             csv_delimiter=held.csv_delimiter,
             renamed=held.renamed,
@@ -214,6 +233,7 @@ class MirrorConfig(ExtractConfig):
             soft_delete=arguments.flag("soft_delete", self.soft_delete),
             lake=self.lake,
             of_records=self.is_of_records,
+            nested=tuple(name.lower() for name in self._nested),
         )
 
     @property
@@ -221,7 +241,7 @@ class MirrorConfig(ExtractConfig):
         """Design of the mirror, for creating the mirror or for checking an existing mirror."""
         return MirrorDesign(
             super().design,
-            key=arguments.items("key", self.key) or None,
+            key=self._key or None,
             soft_delete=arguments.flag("soft_delete", self.soft_delete),
             out_of_range=choose(OutOfRange, "out_of_range", self.out_of_range),
             renamed=self.names.renamed,

@@ -197,7 +197,7 @@ _ERRORS: Rows = (
 _OF_MIRRORS: Rows = (
     Setting(
         "key",
-        "Columns of the primary key; the table keeps the columns. The default needs keys in JSON; with `envelope=None` there is none.",
+        "Columns of the primary key; the table keeps the columns. The default needs keys in JSON; with `envelope=None` there is none, and `user.id` is [a nested field](upsert.md#the-key).",
         SettingKind.NAMES,
         default="of the records' keys",
         not_for=_WITH_MIRRORS,

@@ -29,6 +29,7 @@ class ColumnNames:
     :param soft_delete: whether deleted rows stay.
     :param lake: the format of the table, which may reserve names.
     :param of_records: the columns are those of plain records, not of a database's table.
+    :param nested: columns of the key whose values are nested fields, in lower case.
     """
 
     table: str = "the table"
@@ -37,6 +38,7 @@ class ColumnNames:
     soft_delete: bool = False
     lake: LakeFormat = DEFAULT
     of_records: bool = False
+    nested: tuple[str, ...] = ()
 
     @property
     def naming(self) -> EventNaming:
@@ -49,7 +51,7 @@ class ColumnNames:
         names = [OP, SOURCE, PARTITION, OFFSET]
         names += [RECORD_KEY] if self.with_key or self.of_records else []
         names += [DELETED] if self.soft_delete else []
-        return frozenset([*names, *self.lake.columns_taken])
+        return frozenset([*names, *self.nested, *self.lake.columns_taken])
 
     def check_argument(self) -> None:
         """Refuse new names that are reserved, unfit for the table's format, or given twice. Raises InvalidArgument."""

@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, MARK, OF_EVENTS, OP, POSITION, is_kept
 from airflow_lakestream.cdc.events.deletions import DeletionCondition
-from airflow_lakestream.cdc.events.kafka_keys import KafkaKeyReader, columns_in_keys
+from airflow_lakestream.cdc.events.kafka_keys import FieldPath, KafkaKeyReader, columns_in_keys, type_at
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.notes import with_notes_of_records
 from airflow_lakestream.cdc.events.schemas import RecordSchemas
 from airflow_lakestream.cdc.events.sequence import check_type, place_numbers
-from airflow_lakestream.cdc.events.widening import grown
+from airflow_lakestream.cdc.events.widening import grown, joined_type
 from airflow_lakestream.core.policies import UNAVAILABLE, KeyFormat
 from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.connect.unavailable import Mask, left_out, may_be_left_out
@@ -43,6 +43,7 @@ class RecordPayload(PayloadFormats):
 
     :param names: the names of the mirror's columns.
     :param key: the columns of the mirror's key.
+    :param nested: the paths of the columns of the key whose values are nested fields of a record.
     :param format_of_keys: of Kafka keys, which are decoded only where a value lacks the key.
     :param sequence_by: the columns that order the records of a key; empty if offsets alone do.
     :param delete_when: a SQL condition over a record's columns: such a record deletes its key; empty for no record.
@@ -51,6 +52,7 @@ class RecordPayload(PayloadFormats):
 
     names: ColumnNames = field(default_factory=ColumnNames)
     key: tuple[str, ...] = ()
+    nested: Mapping[str, FieldPath] = field(default_factory=dict)
     format_of_keys: str = KeyFormat.JSON
     sequence_by: tuple[str, ...] = ()
     delete_when: str = ""
@@ -120,7 +122,7 @@ class RecordPayload(PayloadFormats):
         """
         first = without_bare(first, self.named_sides, self.format)
         first = pick(first, np.flatnonzero(first.values.is_valid().to_numpy(zero_copy_only=False)))
-        own = self._value_columns(first)
+        own = self.with_nested(pa.Table.from_batches([], self._value_columns(first))).schema
         return grown(own, self.key_columns(first, [name for name in self.key if name not in own.names]))
 
     def key_columns(self, first: RawBatch, names: Sequence[str]) -> pa.Schema:
@@ -132,13 +134,20 @@ class RecordPayload(PayloadFormats):
             kind = row.first_key(self, keys)
         else:
             kind = row.key_of(self.finder.find(self.format_of_keys, first.topic, "key", keys.values))
-        found = columns_in_keys(kind, self.fields_of_key)
+        found = columns_in_keys(kind, {name: self.path_of(name) for name in self.key})
         return pa.schema([one for one in found if one.name in names])
 
-    @property
-    def fields_of_key(self) -> Mapping[str, str]:
-        """The columns of the key, by the names of the fields in records."""
-        return {self.field_of(name): name for name in self.key}
+    def path_of(self, name: str) -> FieldPath:
+        """Return the path in records of the field for a column of the key."""
+        first, *rest = self.nested.get(name, (name,))
+        return (self.field_of(first), *rest)
+
+    def with_nested(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the columns of the key whose values are nested fields, as far as rows have the fields."""
+        for name, (first, *rest) in self.nested.items():
+            if first in rows.column_names and type_at(rows.schema.field(first).type, tuple(rest)) is not None:
+                rows = rows.append_column(name, pc.struct_field(rows[first], rest))
+        return rows
 
     def decoder(self, schema: pa.Schema) -> Any:
         """Return the decoder of records for the columns of a row; `schema` may also have the columns of an event."""
@@ -149,8 +158,16 @@ class RecordPayload(PayloadFormats):
         )
 
     def of_columns(self, schema: pa.Schema) -> ColumnDecoder:
-        """Return the decoder of values for exactly these columns."""
-        return super().decoder(schema)
+        """Return the decoder of values for exactly these columns, without columns for nested fields."""
+        return super().decoder(self.of_fields(schema))
+
+    def label(self, name: str) -> str:
+        """Return the text for a column of the key in errors: the path of a nested field, or the column's name."""
+        return ".".join(self.nested.get(name, (name,)))
+
+    def of_fields(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns that fields of a record have under their own names."""
+        return pa.schema([one for one in schema if one.name not in self.nested])
 
     def record_schemas(self) -> RecordSchemas | None:
         """Return the finder of columns in the records' schemas, or None for a format without schemas."""
@@ -160,9 +177,10 @@ class RecordPayload(PayloadFormats):
 
     def key_reader(self, columns: pa.Schema) -> KafkaKeyReader:
         """Return the reader of Kafka keys into these columns of the key. Raises InvalidArgument for an unfit type."""
-        fields = pa.schema([column.with_name(self.field_of(column.name)) for column in columns])
+        paths = [self.path_of(name) for name in columns.names]
+        fields = pa.schema([one.with_name(".".join(path)) for one, path in zip(columns, paths, strict=True)])
         row = FORMATS[self.format_of_keys]
-        return KafkaKeyReader(self.format_of_keys, fields, self.finder, lambda schema: row.key(self, schema))
+        return KafkaKeyReader(self.format_of_keys, fields, paths, self.finder, lambda schema: row.key(self, schema))
 
     def key_records(self, schema: pa.Schema) -> ColumnDecoder:
         """Return the decoder of Kafka keys that are records, for the records' columns."""
@@ -225,10 +243,12 @@ class _RecordDecoder:
         schema, decoder = self._schema, self._decoder
         if self._schemas is not None:
             schema = grown(schema, self._payload.of_schemas(self._schemas.row(values), schema.names))
-        if decoder.schema != schema:
+        if decoder.schema != self._payload.of_fields(schema):
             self._decoder = decoder = self._payload.of_columns(schema)
         decoded = decoder.decode(values)
-        schema = grown(schema, decoded.rows.schema)
+        decoded_rows = self._payload.with_nested(decoded.rows)
+        self._check_nested(schema, decoded_rows.schema)
+        schema = grown(schema, decoded_rows.schema)
         lacking = [name for name in self._payload.key if name not in schema.names]
         # A column keeps its first type: the rows of one process go into one file.
         self._schema = schema = grown(schema, self._payload.key_columns(batch, lacking))
@@ -237,16 +257,24 @@ class _RecordDecoder:
         at = np.full(len(batch), -1)
         at[places[good]] = np.arange(len(good))
         kept = np.flatnonzero((at >= 0) | ~there)
-        rows = _with_columns(decoded.rows, schema)
+        rows = _with_columns(decoded_rows, schema)
         if len(kept) > len(good):
             rows = rows.take(pa.array(at[kept], mask=at[kept] < 0))
         return _BatchRows(rows, kept, ~there[kept], bad)
+
+    def _check_nested(self, columns: pa.Schema, found: pa.Schema) -> None:
+        """Refuse a nested field of another type than its column's. Raises InvalidArgument."""
+        for name in self._payload.nested.keys() & set(columns.names) & set(found.names):
+            own, kind = columns.field(name).type, found.field(name).type
+            if joined_type(own, kind) is None:
+                problem = f"{self._payload.label(name)} is {kind} in the records, and the column {name} is {own}."
+                raise InvalidArgument("key", problem, "Give the nested field and the column the same type in schema.")
 
     def _complete_keys(self, batch: RawBatch, decoded: _BatchRows) -> None:
         """Fill key columns without a value from the Kafka keys; a record without any value of the key is bad."""
         key = self._payload.key
         if missing := [name for name in key if name not in decoded.rows.column_names]:
-            decoded.refuse(np.ones(len(decoded.rows), np.bool_), _no_value(missing[0]))
+            decoded.refuse(np.ones(len(decoded.rows), np.bool_), _no_value(self._payload.label(missing[0])))
             return
         lacking = np.zeros(len(decoded.rows), np.bool_)
         for name in key:
@@ -263,7 +291,7 @@ class _RecordDecoder:
         for number, reason in found.reasons.items():
             decoded.refuse_one(int(at[number]), reason)
         for name in key:
-            decoded.refuse(decoded.rows[name].is_null().to_numpy(), _no_value(name))
+            decoded.refuse(decoded.rows[name].is_null().to_numpy(), _no_value(self._payload.label(name)))
 
     def _find_deleted(self, decoded: _BatchRows) -> None:
         """Note the rows for which `delete_when` is true; a record that makes the condition fail is bad."""

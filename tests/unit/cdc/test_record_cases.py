@@ -132,6 +132,54 @@ def test_a_record_that_makes_no_row_is_bad_by_name_and_the_others_land(
     assert list(lake.rejected()) == [1]
 
 
+NESTED = {"key": ["user.id", "at.place.zone"]}
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_nested_fields_of_value_and_kafka_key_are_columns_of_the_key(tmp_path: Path, table_format: str) -> None:
+    lake = GivenLake(tmp_path, table_format, kind=MirrorConfig)
+    parts = {"user": {"id": 1, "name": "a"}, "at": {"place": {"zone": "x"}}}
+    some = [record(parts), record(parts | {"user": {"id": 2}}), record({"at": parts["at"]}, b'{"user": {"id": 3}}')]
+    # A value within the record wins over the Kafka key's, and what the value lacks comes from the Kafka key.
+    some[2] = record({"at": {"place": {"zone": "y"}}}, json.dumps(parts | {"user": {"id": 3}}).encode())
+    land(lake, *some, **NESTED)
+    found = {(one["user_id"], one["at_place_zone"]): one["user"] for one in lake.rows()}
+    assert found == {(1, "x"): {"id": 1, "name": "a"}, (2, "x"): {"id": 2, "name": None}, (3, "y"): None}
+    land(lake, *some, Record(None, b'{"user": {"id": 1}, "at": {"place": {"zone": "x", "more": 1}}}'), **NESTED)
+    assert sorted(one["user_id"] for one in lake.rows()) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (record({"user": {"id": None}}), r"user\.id: null in value and key; the mirror's key needs a value"),
+        (record({"user": None}), r"user\.id: null in value and key"),
+        (Record(None, b'{"id": 1}'), r"user\.id: null in value and key"),
+        (Record(None, b'{"user": {"id": "a"}}'), r"the key: user\.id: "),
+        (record({"user": {"id": 2}, "user_id": 3}), r"user_id: no column can be added"),
+    ],
+    ids=lambda one: str(one)[:60],
+)
+def test_a_record_without_a_nested_field_of_the_key_is_bad_by_its_path(
+    lake: GivenLake, bad: Record, reason: str
+) -> None:
+    first = record({"user": {"id": 1}})
+    land(lake, first, key="user.id")
+    with pytest.raises(BadRecord, match=f"offset 1: {reason}"):
+        land(lake, first, bad, key="user.id")
+    assert land(lake, first, Record(None, b"1"), key="user.id").counts.written == 1
+    assert lake.rows() == []
+
+
+def test_a_nested_key_takes_new_names_and_refuses_a_column_of_another_type(lake: GivenLake) -> None:
+    config = {"key": "who.id", "rename_columns": {"user": "who", "who_id": "other"}}
+    land(lake, record({"user": {"id": 1}, "who_id": 5}), **config)
+    land(lake, record({"user": {"id": 1}, "who_id": 5}), Record(None, b'{"user": {"id": 1}}'), **config)
+    assert lake.rows() == []
+    with pytest.raises(InvalidArgument, match=r"key: b\.id is int64 in the records, and the column b_id is string"):
+        land(replace(lake, table="lake.other"), record({"b": {"id": 1}}), key="b.id", schema="b_id string")
+
+
 def test_a_batch_whose_records_all_lack_the_key_fails_by_its_name(lake: GivenLake) -> None:
     with pytest.raises(BadRecord, match=r"offset 0: ident: null in value and key"):
         land(lake, record({"id": 1}), key=["ident"])
@@ -149,6 +197,16 @@ def test_avro_keys_are_records_or_bare_and_a_new_schema_adds_its_columns(tmp_pat
         land(lake, *first, *deletions, *more, Record(None, b"17"), format="avro")
     land(lake, *first, *deletions, *more, Record(None, b"3"), format="avro", key_format="json")
     assert [one["id"] for one in rows(lake)] == [4]
+
+
+def test_avro_has_nested_fields_of_the_key_in_values_and_keys(tmp_path: Path) -> None:
+    inner = {"type": "record", "name": "U", "fields": [{"name": "id", "type": "long"}]}
+    shape = json.dumps({"type": "record", "name": "R", "fields": [{"name": "user", "type": inner}]})
+    lake = GivenLake(tmp_path, schemas={1: ("AVRO", shape)}, kind=MirrorConfig)
+    some = [Record(avro(shape, {"user": {"id": number}}, 1)) for number in (1, 2)]
+    land(lake, *some, format="avro", key="user.id")
+    land(lake, *some, Record(None, avro(shape, {"user": {"id": 1}}, 1)), format="avro", key="user.id")
+    assert [(one["user_id"], one["user"]) for one in lake.rows()] == [(2, {"id": 2})]
 
 
 def schema_of(kind: str) -> str:

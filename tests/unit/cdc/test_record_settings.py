@@ -38,6 +38,8 @@ def record(value: Any) -> Record:
     ("config", "problem"),
     [
         ({"key": None}, "key: is missing: plain records do not show which columns identify a row"),
+        ({"key": ["user."]}, "key: 'user.' is no path of a nested field"),
+        ({"key": ["user.id", "user_id"]}, "key: the column user_id is there twice"),
         ({"format": "raw"}, "format: 'raw' has no fields"),
         ({"format": "csv"}, "schema: is missing: fields of CSV have no names"),
         ({"source_tables": "a.*"}, "source_tables: is not for a table by key: it is for Debezium's events"),

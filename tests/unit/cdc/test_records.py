@@ -48,13 +48,13 @@ class Upsert:
         """Whether the record deletes its key."""
         return self.text is None or self.op == "D"
 
-    def record(self, *, in_value: bool) -> Record:
-        """Return the record, with the key in the value or only in the Kafka key."""
-        row = {name: value for name, value in self.row.items() if in_value or name != "id"}
-        value = None if self.text is None else json.dumps(row).encode()
-        return Record(
-            json.dumps({"id": self.key}).encode() if self.key % 2 else b"%d" % self.key, value, self.partition
-        )
+    def record(self, *, in_value: bool, nested: bool = False) -> Record:
+        """Return the record, with the key in the value or only in the Kafka key, perhaps within an object."""
+        key: dict[str, Any] = {"id": self.key}
+        row = {name: value for name, value in self.row.items() if name != "id"}
+        key = {"user": key} if nested else key
+        value = None if self.text is None else json.dumps(row | (key if in_value else {})).encode()
+        return Record(json.dumps(key).encode() if self.key % 2 else b"%d" % self.key, value, self.partition)
 
 
 @dataclass
@@ -109,6 +109,14 @@ class FirstRows:
             self.rows.setdefault(one.key, one.row)
 
 
+def flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose key may be a nested field, with the key alone."""
+    if "user_id" not in row:
+        return row
+    assert row["user"] in (None, {"id": row["user_id"]})
+    return {"id" if name == "user_id" else name: value for name, value in row.items() if name != "user"}
+
+
 @dataclass
 class RecentRows:
     """Model of a table by key that compares times: a record is a row unless the key has one within this many days."""
@@ -147,15 +155,19 @@ def test_a_table_has_the_newest_record_of_each_key_however_the_records_come(
     in_value = data.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
     ends = sorted(data.draw(st.sets(st.integers(1, len(records)), max_size=4)) | {len(records)})
     model, executors = NewestRows(by_sequence), data.draw(st.sampled_from([0, 1, 2]))
-    schema = "id bigint, text string, at bigint, op string"
-    asked = {"envelope": None, "key": ["id"], "schema": schema, "soft_delete": soft_delete, "delete_when": "op = 'D'"}
+    nested = data.draw(st.booleans())
+    schema = "user struct<id: bigint>, user_id bigint" if nested else "id bigint"
+    asked = {"envelope": None, "key": ["user.id" if nested else "id"], "schema": f"{schema}, text string, at bigint"}
+    asked |= {"soft_delete": soft_delete, "delete_when": "op = 'D'"}
+    asked["schema"] += ", op string"
     with tempfile.TemporaryDirectory() as folder:
         modes = [MergeMode.AUTO] if table_format == "delta" else [*MergeMode]
         mirror = MIRRORS[table_format](Path(folder), modes=modes, executors=executors)
         follower = Follower(mirror, asked | ({"sequence_by": ["at"]} if by_sequence else {}))
         done = 0
         for end in ends:
-            batch = [one.record(in_value=of) for one, of in zip(records[done:end], in_value[done:end], strict=True)]
+            several = zip(records[done:end], in_value[done:end], strict=True)
+            batch = [one.record(in_value=of, nested=nested) for one, of in several]
             rows, is_unknown, has_ties = model.of(records[:end])
             if (reason := stop_of(follower, batch)) is not None:
                 assert reason is StopReason.ORDER_UNKNOWN
@@ -163,11 +175,11 @@ def test_a_table_has_the_newest_record_of_each_key_however_the_records_come(
                 return
             assert not is_unknown
             done = end
-            found = follower.rows()
+            found = [flat(row) for row in follower.rows()]
             assert {row["id"]: row for row in found} == {key: one.row for key, one in rows.items() if not one.deletes}
             assert len(found) == len({one["id"] for one in found})
             # A record that deletes its key is the row, marked; a tombstone leaves the row before.
-            marked = {row["id"]: row["text"] for row in mirror.found() if row.get("_is_deleted")}
+            marked = {flat(row)["id"]: row["text"] for row in mirror.found() if row.get("_is_deleted")}
             assert marked.keys() == {key for key, one in rows.items() if soft_delete and one.deletes}
             assert all(text == rows[key].text for key, text in marked.items() if rows[key].text is not None)
 
