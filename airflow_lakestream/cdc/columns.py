@@ -34,7 +34,9 @@ LEAVES_OUT, DELETES_HAVE_VALUES, ROW_BYTES = "_cdc_leaves_out", "_cdc_tells_more
 NOTES = (LEAVES_OUT, DELETES_HAVE_VALUES, ROW_BYTES)
 # The number of an event in its batch, if only its files have the row's values; see `cdc.events.apart`.
 PLACE = "_cdc_place"
-OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, *NOTES)
+# Of a plain record with only some of the fields: the columns that it gives; see `cdc.events.presence`.
+GIVEN = "_cdc_given"
+OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, GIVEN, *NOTES)
 
 # Operations: a row read by a snapshot, and the last row of the table that it read.
 READ, READ_LAST = "r", "r: last"

@@ -45,8 +45,9 @@ class MirrorDesign:
     :param sequence_by: for a mirror of plain records, the columns that order them; empty if offsets alone do. None for
         a mirror of a database's table.
     :param insert_only: for a mirror of plain records, whether the first record of a key stays.
-    :param within: with `insert_only`, how many microseconds around a row's time later records of its key change nothing;
-        None for any time.
+    :param within: with `insert_only`, the microseconds around a row's time in which later records of its key change
+        nothing; None for any time.
+    :param keeps_absent: for a mirror of plain records, whether fields that a record lacks keep their values.
     """
 
     table: TableDesign
@@ -64,6 +65,7 @@ class MirrorDesign:
     sequence_by: tuple[str, ...] | None = None
     insert_only: bool = False
     within: int | None = None
+    keeps_absent: bool = False
 
     @property
     def is_of_records(self) -> bool:

@@ -40,6 +40,7 @@ from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.hands import MergePool
 from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, first_records, newest, newest_records
+from airflow_lakestream.cdc.merge.partial import PartialRecords, without_late
 from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
 from airflow_lakestream.cdc.merge.snapshots import without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
@@ -74,7 +75,11 @@ def follow(
             repeats = RepeatedRecords(design.key, design.within)
             return design.noted(), first_records(events, repeats, topics_of(landing), staged)
         ties = PartitionTies(mirror, topics_of(landing), design.key, design.sequence_by)
-        return design.noted(), newest_records(events, ties, soft_delete=design.soft_delete, staged=staged)
+        found = newest_records(events, ties, soft_delete=design.soft_delete, staged=staged)
+        if design.keeps_absent:
+            records = without_late(by_version(events.combine_chunks()), design.key)
+            found = replace(found, partial=PartialRecords(records, design.key))
+        return design.noted(), found
     design = checked(design, events, mirror, landing)
     events, logs = order_by_log(events, design.logs, _other_log(events, mirror, landing))
     design = replace(design, logs=logs).noted()
@@ -423,6 +428,8 @@ class Mirror(WrappedSharedSink):
             raise ValuesApart("deleted rows stay")
         if design.auditor is not None:
             raise ValuesApart("checks look at the rows")
+        if design.keeps_absent:
+            raise ValuesApart("records have only some of the fields")
         return read_bare(self.table.staging.open_file, self.outline(), self._taken.files, design.key)
 
     def _forget(self) -> None:

@@ -13,9 +13,9 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.records import RecordPayload
 from airflow_lakestream.cdc.events.sequence import check_sequence
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.checks import check_insert_only, check_key_given, checks_of_mirror
+from airflow_lakestream.config.checks import check_insert_only, check_key_given, check_merge, checks_of_mirror
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.config.setting import SettingTaker
+from airflow_lakestream.config.setting import RecordMerge, SettingTaker
 from airflow_lakestream.config.settings import mirror_taker, refusal_of
 from airflow_lakestream.core.policies import (
     KeyFormat,
@@ -58,6 +58,7 @@ class MirrorConfig(ExtractConfig):
     :param delete_when: of plain records, a SQL condition over their columns: such a record deletes its key.
     :param insert_only: of plain records, whether the first record of a key stays, and all later ones change nothing.
     :param within: with `insert_only`, how near to a row's time a later record changes nothing; None for any time.
+    :param merge: of plain records, "replace" if a record is the whole row, "given" if absent fields keep their values.
     """
 
     envelope: str | None = ValueEnvelope.DEBEZIUM
@@ -74,6 +75,7 @@ class MirrorConfig(ExtractConfig):
     delete_when: str | None = None
     insert_only: bool | str = False
     within: str | int | float | timedelta | None = None
+    merge: str = RecordMerge.REPLACE
 
     def __post_init__(self) -> None:
         self._check_taken()
@@ -129,7 +131,8 @@ class MirrorConfig(ExtractConfig):
         by = self._sequence
         check_sequence(by)
         arguments.condition("delete_when", self.delete_when)
-        check_insert_only({one.name: getattr(self, one.name) for one in fields(self)})
+        check_insert_only(given := {one.name: getattr(self, one.name) for one in fields(self)})
+        check_merge(given)
         if self._within is not None and len(by) > 1:
             problem = f"{', '.join(by)}: within goes by one column, the time of a record."
             raise InvalidArgument("sequence_by", problem, "Name that column alone.")
@@ -169,6 +172,10 @@ class MirrorConfig(ExtractConfig):
     @property
     def _sequence(self) -> tuple[str, ...]:
         return arguments.items("sequence_by", self.sequence_by) or ()
+
+    @property
+    def _keeps_absent(self) -> bool:
+        return choose(RecordMerge, "merge", self.merge) is RecordMerge.GIVEN
 
     @property
     def _within(self) -> int | None:
@@ -221,6 +228,7 @@ class MirrorConfig(ExtractConfig):
             sequence_by=self._sequence,
             delete_when=arguments.condition("delete_when", self.delete_when) or "",
             is_timed=self._within is not None,
+            keeps_absent=self._keeps_absent,
         )
 
     @property
@@ -252,6 +260,7 @@ class MirrorConfig(ExtractConfig):
             sequence_by=self._sequence if self.is_of_records else None,
             insert_only=arguments.flag("insert_only", self.insert_only),
             within=self._within,
+            keeps_absent=self._keeps_absent,
         )
 
     @property

@@ -23,6 +23,7 @@ from airflow_lakestream.config.reading_settings import (
 )
 from airflow_lakestream.config.setting import (
     MIRRORS,
+    RecordMerge,
     Setting,
     SettingKind,
     SettingRefusal,
@@ -251,6 +252,15 @@ _OF_MIRRORS: Rows = (
         SettingKind.FLAG,
         not_for={
             SettingTaker.MIRROR: "a mirror follows the changes of rows",
+            SettingTaker.LANDING: _BY_KEY,
+        },
+    ),
+    Setting(
+        "merge",
+        'Effect of a record on the row of its key, with `envelope=None`. `"replace"` takes the record as the whole row, `"given"` keeps the values of [absent fields](upsert.md#records-with-some-of-the-fields).',
+        RecordMerge,
+        not_for={
+            SettingTaker.MIRROR: "an event has the whole row",
             SettingTaker.LANDING: _BY_KEY,
         },
     ),

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.config.checks import check_insert_only, check_key_given, checks_of_mirror
-from airflow_lakestream.config.setting import SettingTaker
+from airflow_lakestream.config.checks import check_insert_only, check_key_given, check_merge, checks_of_mirror
+from airflow_lakestream.config.setting import RecordMerge, SettingTaker
 from airflow_lakestream.config.settings import mirror_taker, refusal_of, refuse_for
 from airflow_lakestream.core.policies import (
     UNAVAILABLE,
@@ -85,6 +85,7 @@ class KafkaMirrorOperator(TextRendering, LandingOperator):
         sequence_by: Sequence[str] | str | None = None,
         delete_when: str | None = None,
         insert_only: bool | str = False,
+        merge: str = RecordMerge.REPLACE.value,
         within: str | float | timedelta | None = None,
         tombstones: str | None = None,
         format: str = "json",  # noqa: A002  # the word that users know
@@ -150,6 +151,7 @@ def _check_taken(given: Mapping[str, Any]) -> None:
     if taker is SettingTaker.UPSERT:
         check_key_given(given["key"])
         check_insert_only(given)
+        check_merge(given)
 
 
 def _one(_: str, table: object) -> None:

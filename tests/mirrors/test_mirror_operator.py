@@ -117,6 +117,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "sequence_by": "",
         "delete_when": "",
         "insert_only": "False",
+        "merge": "replace",
         "within": "",
         "tombstones": "",
         "key_format": "",

@@ -10,15 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, MARK, OF_EVENTS, OP, POSITION, is_kept
+from airflow_lakestream.cdc.columns import COMMIT, GIVEN, MARK, OF_EVENTS, OP, POSITION, is_kept
 from airflow_lakestream.cdc.events.deletions import DeletionCondition
 from airflow_lakestream.cdc.events.kafka_keys import FieldPath, KafkaKeyReader, columns_in_keys, type_at
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.notes import with_notes_of_records
+from airflow_lakestream.cdc.events.presence import given_fields
 from airflow_lakestream.cdc.events.schemas import RecordSchemas
 from airflow_lakestream.cdc.events.sequence import check_type, place_numbers
 from airflow_lakestream.cdc.events.widening import grown, joined_type
-from airflow_lakestream.core.policies import UNAVAILABLE, KeyFormat
+from airflow_lakestream.core.policies import UNAVAILABLE, KeyFormat, ValueFormat
 from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.connect.unavailable import Mask, left_out, may_be_left_out
 from airflow_lakestream.decode.formats import PayloadFormats
@@ -48,6 +49,7 @@ class RecordPayload(PayloadFormats):
     :param sequence_by: the columns that order the records of a key; empty if offsets alone do.
     :param delete_when: a SQL condition over a record's columns: such a record deletes its key; empty for no record.
     :param is_timed: whether the column of `sequence_by` has to be a timestamp.
+    :param keeps_absent: whether rows note the columns that their records give.
     """
 
     names: ColumnNames = field(default_factory=ColumnNames)
@@ -57,6 +59,7 @@ class RecordPayload(PayloadFormats):
     sequence_by: tuple[str, ...] = ()
     delete_when: str = ""
     is_timed: bool = False
+    keeps_absent: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -227,6 +230,8 @@ class _RecordDecoder:
         and the registry's errors.
         """
         decoded = self._with_values(batch)
+        if self._payload.keeps_absent:
+            self._note_given(batch, decoded)
         self._complete_keys(batch, decoded)
         self._find_deleted(decoded)
         self._place(decoded)
@@ -261,6 +266,15 @@ class _RecordDecoder:
         if len(kept) > len(good):
             rows = rows.take(pa.array(at[kept], mask=at[kept] < 0))
         return _BatchRows(rows, kept, ~there[kept], bad)
+
+    def _note_given(self, batch: RawBatch, decoded: _BatchRows) -> None:
+        """Add the columns that each record gives."""
+        kept, columns = pick(batch, decoded.places), self._payload.own_columns(decoded.rows.column_names)
+        fields = {self._payload.field_of(name): name for name in columns if name not in self._payload.nested}
+        is_avro = self._payload.format == ValueFormat.AVRO and self._schemas is not None
+        by_schema = self._schemas.fields_of(kept) if is_avro and self._schemas is not None else ()
+        given = given_fields(decoded.rows, fields, kept.values, self._payload.format, by_schema)
+        decoded.rows = decoded.rows.append_column(GIVEN, given)
 
     def _check_nested(self, columns: pa.Schema, found: pa.Schema) -> None:
         """Refuse a nested field of another type than its column's. Raises InvalidArgument."""

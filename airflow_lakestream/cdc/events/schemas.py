@@ -16,6 +16,7 @@ from airflow_lakestream.decode.connect.debezium import IMAGES, is_event, row_of
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.decode.writer_schemas import Writer, writers
+from airflow_lakestream.tables.rising import Numbers
 
 # At any one time a topic has few schemas.
 _MOST = 1_000
@@ -60,6 +61,11 @@ class RecordSchemas:
                         raise type_changed(self.table, one.name, first, seen, of_records=self.of_records)
                     self._found[one.name] = (there.with_type(kind), first)
             return [one for one, _ in self._found.values()]
+
+    def fields_of(self, batch: RawBatch) -> Iterator[tuple[Sequence[str], Numbers]]:
+        """Yield the names of the fields in each schema of records, with the indices of the records."""
+        for writer, places in writers(batch.values, self.format, self.finder, self._prefixes):
+            yield [one.name for one in self._cached(writer)], places
 
     def _of_batch(self, batch: RawBatch) -> Iterator[tuple[Row, int]]:
         """Yield the columns of each schema, with the index of the schema's first record."""

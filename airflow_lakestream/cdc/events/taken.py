@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import (
     DELETED,
+    GIVEN,
     GTID,
     KEY_NAMES,
     MILLIS,
@@ -70,7 +71,12 @@ def columns_of_events(mirror: pa.Schema, *, with_key: bool) -> pa.Schema:
     own = [one.with_nullable(True) for one in mirror if one.name not in (*version_schema().names, DELETED, *OF_EVENTS)]
     key = [pa.field(RECORD_KEY, pa.binary())] if with_key else []
     origin = [pa.field(TABLE, pa.string()), pa.field(TRANSACTION, pa.int64()), pa.field(KEY_NAMES, pa.string())]
-    origin += [pa.field(GTID, pa.string()), pa.field(SERVER, pa.int64()), pa.field(MILLIS, pa.int64())]
+    origin += [
+        pa.field(GIVEN, pa.string()),
+        pa.field(GTID, pa.string()),
+        pa.field(SERVER, pa.int64()),
+        pa.field(MILLIS, pa.int64()),
+    ]
     return pa.schema([*own, pa.field(OP, pa.string()), *version_schema(), *origin, *note_columns(), *key])
 
 

@@ -135,7 +135,11 @@ class BatchMerger:
         self._judged = GuardedRowCheck(self.batch, judge)
         late = is_before(rows, memory.truncated) if memory.truncated is not None else np.zeros(len(rows), np.bool_)
         matched = np.zeros(len(rows), np.bool_)
-        changes = self._changes(head, reached, found, late, matched) if head is not None else []
+        changes: list[FileChange] = []
+        if self.batch.repeats is not None:
+            late |= self.batch.repeats.mask(rows, found)
+        elif head is not None:
+            changes = self._changes(head, reached, found, late, matched)
         self._judged.check_unanswered(memory)
         is_delete = is_gone(rows)
         # An event without a row in the table is late if the memory has a later deletion of the key.
@@ -205,9 +209,6 @@ class BatchMerger:
         :param late: a mask of the late events; events that change no row of their key are added.
         :param matched: a mask of the events whose key has a row in a file, which is filled here.
         """
-        if self.batch.repeats is not None:
-            late |= self.batch.repeats.mask(self.batch.rows, results)
-            return []
         changes, too_late = [], []
         for file, found, later in zip(files, results, self._later(results), strict=True):
             # A marked row may be older than a truncation, like a late event: it stays.
@@ -254,6 +255,8 @@ class BatchMerger:
         wanted = {origin.key for source in every for origin in source.origins if origin.moved is None}
         needed |= {place for place, _ in self.batch.sources}
         needed |= {at for at, _ in find_keys(rows, self.key, wanted)}
+        if self.batch.partial is not None:
+            needed |= set(np.flatnonzero(~is_delete & ~late).tolist())
         deletes = np.flatnonzero(is_delete & ~late).tolist()
         return needed | set(deletes if self.soft_delete else self.batch.befores)
 
@@ -276,7 +279,8 @@ class BatchMerger:
         :param deletes: the indices of the deletions.
         """
         place_of = np.full(len(self.batch.rows), -1, np.int64)
-        if not self.soft_delete and not self.batch.sources and self.look is None:
+        is_whole = not self.batch.sources and self.batch.partial is None
+        if not self.soft_delete and is_whole and self.look is None:
             # The rows are complete, so they are copied once only: for the file that they go into.
             place_of[upserts] = upserts
             rows, staged = self.batch.rows, self.batch.staged

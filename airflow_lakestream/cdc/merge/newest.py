@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import OF_EVENTS, OFFSET, OP, PARTITION, VERSION
+from airflow_lakestream.cdc.columns import GIVEN, OF_EVENTS, OFFSET, OP, PARTITION, VERSION
 from airflow_lakestream.cdc.events.apart import StagedEvents
 from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind
 from airflow_lakestream.cdc.keys.identity import Key, by_place, find_keys, greatest_of_each
@@ -27,6 +27,7 @@ from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
 
 if TYPE_CHECKING:
+    from airflow_lakestream.cdc.merge.partial import PartialRecords
     from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
 
 
@@ -60,6 +61,7 @@ class NewestEvents:
     :param topic: the topic's name, for errors.
     :param staged: with staged events, executors read the values of rows: `rows` have key, operation, version and place.
     :param ties: for events of plain records, the check of their order; None for events of a database.
+    :param partial: all records, if they may have only some of the fields.
     :param repeats: with it, rows of the table stay, and it finds the records that change nothing.
     """
 
@@ -73,6 +75,7 @@ class NewestEvents:
     topic: str = ""
     staged: StagedEvents | None = None
     ties: PartitionTies | None = None
+    partial: PartialRecords | None = None
     repeats: RepeatedRecords | None = None
 
 
@@ -146,13 +149,12 @@ def newest_records(
     last, contents = _last_of_each(rows, ties.key)
     if not soft_delete:
         contents = last
-    at = rows.select(VERSION).take(pa.array(contents))
-    return NewestEvents(_with_contents(rows, last, contents), at, topic=ties.topic, staged=staged, ties=ties)
+    at, found = rows.select(VERSION).take(pa.array(contents)), _with_contents(rows, last, contents)
+    found = found.drop_columns([GIVEN] if GIVEN in found.column_names else [])
+    return NewestEvents(found, at, topic=ties.topic, staged=staged, ties=ties)
 
 
-def first_records(
-    events: pa.Table, repeats: RepeatedRecords, topic: str, staged: StagedEvents | None
-) -> NewestEvents:
+def first_records(events: pa.Table, repeats: RepeatedRecords, topic: str, staged: StagedEvents | None) -> NewestEvents:
     """Reduce plain records of a batch to the first record of each key, which stays.
 
     Records of several partitions have no order: the lowest partition of the batch is taken as the first. Within a time,

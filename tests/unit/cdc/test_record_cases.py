@@ -171,13 +171,15 @@ def test_a_record_without_a_nested_field_of_the_key_is_bad_by_its_path(
     assert lake.rows() == []
 
 
-def test_a_nested_key_takes_new_names_and_refuses_a_column_of_another_type(lake: GivenLake) -> None:
+def test_a_nested_key_takes_new_names_and_refuses_a_column_of_another_type(tmp_path: Path, lake: GivenLake) -> None:
     config = {"key": "who.id", "rename_columns": {"user": "who", "who_id": "other"}}
     land(lake, record({"user": {"id": 1}, "who_id": 5}), **config)
     land(lake, record({"user": {"id": 1}, "who_id": 5}), Record(None, b'{"user": {"id": 1}}'), **config)
     assert lake.rows() == []
+    (tmp_path / "other").mkdir()
+    other = GivenLake(tmp_path / "other", kind=MirrorConfig)
     with pytest.raises(InvalidArgument, match=r"key: b\.id is int64 in the records, and the column b_id is string"):
-        land(replace(lake, table="lake.other"), record({"b": {"id": 1}}), key="b.id", schema="b_id string")
+        land(other, record({"b": {"id": 1}}), key="b.id", schema="b_id string")
 
 
 def test_a_batch_whose_records_all_lack_the_key_fails_by_its_name(lake: GivenLake) -> None:
@@ -429,6 +431,32 @@ def test_messages_sent_twice_write_no_row_again(tmp_path: Path, table_format: st
     assert rows(lake) == [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}]
     with pytest.raises(InvalidArgument, match=r"insert_only: .* was made with True, so its rows are the first records"):
         land(lake, *some, *some, *some)
+
+
+def test_fields_that_an_avro_schema_lacks_keep_their_values_and_null_replaces_them(tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path, schemas=SCHEMAS, kind=MirrorConfig)
+    some = [Record(avro(WIDE, {"id": key, "name": "a", "more": 1.5}, 4)) for key in (1, 2)]
+    land(lake, *some, format="avro", merge="given")
+    some += [Record(avro(ROW, {"id": 1, "name": "b"}, 1)), Record(avro(WIDE, {"id": 2, "name": "b", "more": None}, 4))]
+    land(lake, *some, format="avro", merge="given")
+    assert rows(lake) == [{"id": 1, "name": "b", "more": 1.5}, {"id": 2, "name": "b", "more": None}]
+
+
+def test_fields_that_a_protobuf_message_lacks_keep_their_values(tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path, schemas={7: ("PROTOBUF", PROTO)}, kind=MirrorConfig)
+    some = [Record(HEAD + b"\x00\x08\x01\x12\x01a"), Record(HEAD + b"\x02\x02\x08\x01\x18\x01")]
+    land(lake, *some, format="protobuf", key_format="json", merge="given")
+    assert rows(lake) == [{"id": 1, "name": "a", "more": True}]
+
+
+def test_fields_of_a_new_column_and_of_a_json_schema_are_absent_in_older_records(tmp_path: Path) -> None:
+    shape = {"type": "object", "properties": {"id": {"type": "integer"}, "name": {"type": "string"}}}
+    lake = GivenLake(tmp_path, schemas={7: ("JSON", json.dumps(shape))}, kind=MirrorConfig)
+    some = [Record(HEAD + b'{"id": 1, "name": "a"}'), Record(HEAD + b'{"id": 2, "name": "a"}')]
+    land(lake, *some, format="json_schema", merge="given")
+    some += [Record(HEAD + b'{"id": 1, "other": 5}'), Record(HEAD + b'{"id": 2, "name": null}')]
+    land(lake, *some, format="json_schema", merge="given")
+    assert rows(lake) == [{"id": 1, "name": "a", "other": 5}, {"id": 2, "name": None, "other": None}]
 
 
 @pytest.mark.parametrize("value", [1, "2026"])

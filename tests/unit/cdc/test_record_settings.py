@@ -61,6 +61,10 @@ def record(value: Any) -> Record:
         ({"insert_only": "true", "delete_when": "gone"}, "insert_only: does not go with delete_when='gone': no row"),
         ({"insert_only": True, "tombstones": "delete"}, "insert_only: does not go with tombstones='delete'"),
         ({"insert_only": True, "soft_delete": True}, "insert_only: does not go with soft_delete=True"),
+        ({"merge": "some"}, "merge: 'some'"),
+        ({"merge": "given", "soft_delete": True}, "merge: does not go with soft_delete=True: the next record"),
+        ({"merge": "given", "insert_only": True}, "insert_only: does not go with merge='given': no row is changed"),
+        ({"envelope": "debezium", "merge": "given"}, "merge: is not for a mirror: an event has the whole row"),
         ({"within": "7 days"}, "within: '7 days' is for messages sent twice, by the column of their time"),
         ({"within": "7 days", "insert_only": True}, "within: '7 days' is for messages sent twice"),
         ({"within": "soon", "insert_only": True, "sequence_by": "at"}, "within: 'soon' is not a number of seconds"),
@@ -110,7 +114,8 @@ def test_the_operator_refuses_them_where_the_dag_is_parsed_and_leaves_templates_
         (UPSERT | {"within": "7 days", "sequence_by": "at"}, "within: '7 days' is for messages sent twice"),
         (UPSERT | {"delete_when": "where op = 'D'"}, "delete_when: .* is not a condition"),
         (UPSERT | {"sql": "select 1"}, "sql: is not for a table by key"),
-        (UPSERT | {"merge": "given"}, "merge"),
+        (UPSERT | {"merge": "some"}, "merge: 'some'"),
+        (UPSERT | {"merge": "given", "format": "csv"}, "merge: does not go with format='csv'"),
     ):
         with pytest.raises((InvalidArgument, TypeError), match=problem):
             make(**config)

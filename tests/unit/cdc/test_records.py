@@ -109,6 +109,27 @@ class FirstRows:
             self.rows.setdefault(one.key, one.row)
 
 
+@dataclass
+class GivenRows:
+    """Model of a table by key whose records have some of the fields: each field as the last record gave it."""
+
+    by_sequence: bool
+    rows: dict[int, dict[str, Any] | None] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
+
+    def land(self, key: int, record: dict[str, Any] | None) -> None:
+        """Take a record in the order of offsets; a late one changes nothing."""
+        place = 0 if record is None or not self.by_sequence else record["at"]
+        if place < self.places.get(key, place):
+            return
+        self.places[key] = place
+        if record is None or record.get("op") == "D":
+            self.rows[key] = None
+        else:
+            before = self.rows.get(key) or dict.fromkeys(("a", "b", "op"))
+            self.rows[key] = before | record
+
+
 def flat(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row whose key may be a nested field, with the key alone."""
     if "user_id" not in row:
@@ -244,3 +265,40 @@ def test_files_of_another_time_are_not_read(tmp_path: Path, table_format: str) -
     land(3, 2, 8)
     old.write_bytes(kept)
     assert sorted(row["at"].month * 100 + row["day"] for row in follower.rows()) == [101, 301, 309]
+
+
+@settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.booleans(), st.sampled_from(sorted(MIRRORS)))
+def test_absent_fields_keep_their_values_and_null_is_a_value_however_batches_end(
+    data: st.DataObject, by_sequence: bool, table_format: str
+) -> None:
+    given_fields = st.fixed_dictionaries(
+        {"at": st.integers(-3, 3)},
+        optional={
+            "a": st.sampled_from([None, 1, 2]),
+            "b": st.sampled_from([None, {"c": 1}, {"d": 2}]),
+            "op": st.sampled_from([None, "U", "D"]),
+        },
+    )
+    values = given_fields if by_sequence else st.none() | given_fields
+    records = data.draw(st.lists(st.tuples(st.integers(0, 2), values), min_size=1, max_size=12))
+    ends = sorted(data.draw(st.sets(st.integers(1, len(records)), max_size=4)) | {len(records)})
+    schema = "id bigint, at bigint, a bigint, b struct<c: bigint, d: bigint>, op string"
+    asked = {"envelope": None, "key": ["id"], "schema": schema, "merge": "given", "delete_when": "op = 'D'"}
+    model = GivenRows(by_sequence)
+    with tempfile.TemporaryDirectory() as folder:
+        modes = [MergeMode.AUTO] if table_format == "delta" else [*MergeMode]
+        mirror = MIRRORS[table_format](Path(folder), modes=modes, executors=data.draw(st.sampled_from([0, 2])))
+        follower = Follower(mirror, asked | ({"sequence_by": ["at"]} if by_sequence else {}))
+        for start, end in pairwise([0, *ends]):
+            batch = []
+            for key, record in records[start:end]:
+                model.land(key, record)
+                value = None if record is None else json.dumps(record | {"id": key}).encode()
+                batch.append(Record(b"%d" % key, value, key % PARTITIONS))
+            follower.land(batch)
+            expected = {key: row for key, row in model.rows.items() if row is not None}
+            for row in expected.values():
+                row["b"] = None if row["b"] is None else {"c": None, "d": None} | row["b"]
+            found = {row["id"]: {name: row[name] for name in ("at", "a", "b", "op")} for row in follower.rows()}
+            assert found == expected

@@ -66,7 +66,7 @@ def test_spark_keeps_the_same_table_with_its_app_of_mirrors(tmp_path: Path) -> N
         ("key: [id]", "key: [id], insert_only: true", "insert_only: does not go with tombstones='delete'"),
         ("key: [id]", "key: [id], within: 7 days", "within: '7 days' is for messages sent twice"),
         ("mode: upsert, key: [id]", "delete_when: a", "delete_when is not for a landing of records"),
-        ("key: [id]", "key: [id], merge: given", "sinks.lake.merge: there is no such key"),
+        ("key: [id]", "key: [id], merge: some", "merge: 'some'"),
         ("engine: extract", "engine: flink", "upsert is not for the engine flink"),
         ("engine: extract", "engine: group", "upsert is not for the engine group"),
         ("mode: upsert, key: [id]", "sequence_by: at", "sequence_by is not for a landing of records"),
