@@ -133,6 +133,7 @@ _NOT_WITH_FIRST = {
 }
 _NOT_WITH_GIVEN = {
     "format": "a record in CSV has all fields",
+    "sql": "the statement gives all its columns",
     "soft_delete": "the next record of a deleted key would get its old values",
 }
 

@@ -12,11 +12,13 @@ from airflow_lakestream.cdc.events.decoder import EventPayload
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.records import RecordPayload
 from airflow_lakestream.cdc.events.sequence import check_sequence
+from airflow_lakestream.cdc.events.statement import RecordStatement
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import check_insert_only, check_key_given, check_merge, checks_of_mirror
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.setting import RecordMerge, SettingTaker
 from airflow_lakestream.config.settings import mirror_taker, refusal_of
+from airflow_lakestream.config.sql import SqlStatement
 from airflow_lakestream.core.policies import (
     KeyFormat,
     MergeMode,
@@ -32,6 +34,7 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.routing import check_mirror_name
 from airflow_lakestream.decode.formats import PayloadFormats
+from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes.formats import LakeCapability
 from airflow_lakestream.tables.design import TableDesign
@@ -118,7 +121,8 @@ class MirrorConfig(ExtractConfig):
     def _check_records(self) -> None:
         """Refuse arguments that plain records contradict. Raises InvalidArgument."""
         check_key_given(self.key)
-        if self.format == ValueFormat.RAW:
+        statement = self.statement
+        if self.format == ValueFormat.RAW and statement is None:
             raise InvalidArgument("format", "'raw' has no fields for the columns of a key.", "Name another format.")
         if self.format == ValueFormat.CSV and not is_given(self.schema):
             problem = "is missing: fields of CSV have no names."
@@ -128,6 +132,9 @@ class MirrorConfig(ExtractConfig):
                 raise InvalidArgument("key", f"{'.'.join(path)!r} is no path of a nested field.", 'Write "user.id".')
         if twice := [name for name in self._key if self._key.count(name) > 1]:
             raise InvalidArgument("key", f"the column {twice[0]} is there twice.", "Name each column once.")
+        for name in () if statement is None else statement.schema.column_names:
+            if (problem := self.names.problem(name)) is not None:
+                raise InvalidArgument("sql", f"it makes a column {name!r}: {problem}.", "Give it another name: AS.")
         by = self._sequence
         check_sequence(by)
         arguments.condition("delete_when", self.delete_when)
@@ -144,6 +151,12 @@ class MirrorConfig(ExtractConfig):
     def is_of_records(self) -> bool:
         """Whether the mirror is one of plain records, not of a database's events."""
         return not is_given(self.envelope)
+
+    @property
+    def statement(self) -> SqlStatement | None:
+        """SQL statement for plain records, or None. Kafka keys are decoded without it."""
+        names = metadata_schema(self.metadata_columns)
+        return SqlStatement.parse({**vars(self), "key_format": None}, self._given_schema, names)
 
     @property
     def tombstone_policy(self) -> Tombstones:
@@ -214,11 +227,13 @@ class MirrorConfig(ExtractConfig):
         )
 
     def _of_records(self, held: PayloadFormats, common: Mapping[str, Any]) -> RecordPayload:
-        has_registry = held.registry is not None and held.row.kind is not None
+        has_registry, statement = held.registry is not None and held.row.kind is not None, self.statement
         return RecordPayload(
             **common,
             nested=self._nested,
-            unknown_fields=UnknownFields.EVOLVE if held.row.keeps_unknown else UnknownFields.IGNORE,
+            unknown_fields=UnknownFields.EVOLVE
+            if held.row.keeps_unknown and statement is None
+            else UnknownFields.IGNORE,
             csv_delimiter=held.csv_delimiter,
             renamed=held.renamed,
             refused_characters=held.refused_characters,
@@ -226,6 +241,7 @@ class MirrorConfig(ExtractConfig):
             given=held.given,
             format_of_keys=held.key_format or (held.format if has_registry else KeyFormat.JSON),
             sequence_by=self._sequence,
+            statement=None if statement is None else RecordStatement(statement.transform, self._metadata),
             delete_when=arguments.condition("delete_when", self.delete_when) or "",
             is_timed=self._within is not None,
             keeps_absent=self._keeps_absent,

@@ -56,10 +56,7 @@ def _metadata(argument: str, value: object) -> None:
 
 _ADDED = "columns that the database adds are added"
 _ADDED_FIELDS = "each field of the records gets a column"
-_ROWS = {
-    SettingTaker.MIRROR: "a mirror has the rows of the database's table",
-    SettingTaker.UPSERT: "a row is the newest record of its key",
-}
+_ROWS = {SettingTaker.MIRROR: "a mirror has the rows of the database's table"}
 _ONE_MIRROR = {SettingTaker.MIRROR: "each topic has one mirror", SettingTaker.UPSERT: "each topic has one table"}
 _WITH_MIRRORS = {
     SettingTaker.LANDING: SettingRefusal("it goes with a mirror", "Set mode: mirror, or mode: upsert, or leave it out.")
@@ -124,6 +121,7 @@ _SQL: Rows = (
         "sql",
         "A SELECT from `{{ input }}` that makes each record a row, or leaves it out; or a file `.sql`: [SQL](sql.md).",
         not_for=_ROWS,
+        for_mirrors="With `envelope=None`, a SELECT from `{{ input }}` that makes each record a row [before its key is taken](upsert.md#sql), or leaves it out; or a file `.sql`.",
     ),
     Setting(
         "sql_input",

@@ -17,6 +17,7 @@ from airflow_lakestream.core.policies import (
     OnEmpty,
     OnError,
     OutOfRange,
+    SqlInput,
     TableFormat,
     TimestampsFiner,
     ValueEnvelope,
@@ -28,7 +29,7 @@ from airflow_lakestream.core.routing import TableTemplate, check_mirror_name
 from airflow_lakestream.lakes.formats import LakeCapability, lake_of
 from airflow_lakestream.operators.arguments import documented, set_arguments, templated
 from airflow_lakestream.operators.landing import LandingOperator
-from airflow_lakestream.operators.rendering import TextRendering
+from airflow_lakestream.operators.sql_template import SqlRendering, check_written_out
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @documented(SettingTaker.MIRROR)
-class KafkaMirrorOperator(TextRendering, LandingOperator):
+class KafkaMirrorOperator(SqlRendering, LandingOperator):
     """Keep a table equal to a table of a database, by Debezium's change events up to now; or a table by key.
 
     With `envelope=None` the records of any topic are taken as they are: the newest record of each key is the row.
@@ -60,6 +61,7 @@ class KafkaMirrorOperator(TextRendering, LandingOperator):
 
     template_fields_renderers = {
         "schema": "sql",
+        "sql": "sql",
         "delete_when": "sql",
         "rename_columns": "json",
         "table_properties": "json",
@@ -82,6 +84,8 @@ class KafkaMirrorOperator(TextRendering, LandingOperator):
         source_tables: str | None = None,
         merge_mode: str = MergeMode.AUTO.value,
         envelope: str | None = ValueEnvelope.DEBEZIUM.value,
+        sql: str | None = None,
+        sql_input: str = SqlInput.RAW.value,
         sequence_by: Sequence[str] | str | None = None,
         delete_when: str | None = None,
         insert_only: bool | str = False,
@@ -121,6 +125,7 @@ class KafkaMirrorOperator(TextRendering, LandingOperator):
             if refused := refusal_of(mirror_taker(envelope), name):
                 raise refused
         super().__init__(**kwargs)
+        check_written_out(sql, sql_input)
         _check_taken(locals())
         set_arguments(self, KafkaMirrorOperator, locals(), {"table": _one, "checks": checks_of_mirror})
 

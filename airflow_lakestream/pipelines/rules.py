@@ -293,9 +293,7 @@ def _of_columns(document: YamlDocument, flow: RecordFlow) -> Iterator[FileProble
 def _of_mirror(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     is_upsert = flow.sink.mode == "upsert"
     taker = SettingTaker.UPSERT if is_upsert else SettingTaker.MIRROR
-    if flow.steps and is_upsert and (refusal := SETTINGS["sql"].refusal(taker)) is not None:
-        yield document.problem(flow.last_at[:1], f"SQL {refusal.text(taker)} Leave it out, or take mode: append.")
-    elif flow.steps and (lack := lack_of("mirror", EngineCapability.SQL)):
+    if flow.steps and not is_upsert and (lack := lack_of("mirror", EngineCapability.SQL)):
         yield document.problem(flow.last_at[:1], f"SQL {' '.join(lack)}")
     if flow.source.envelope not in (None, *(() if is_upsert else (ValueEnvelope.DEBEZIUM,))):
         problem = (

@@ -114,6 +114,8 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "source_tables": "",
         "merge_mode": "copy-on-write",
         "envelope": "debezium",
+        "sql": "",
+        "sql_input": "raw",
         "sequence_by": "",
         "delete_when": "",
         "insert_only": "False",

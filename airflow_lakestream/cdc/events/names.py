@@ -57,7 +57,7 @@ class ColumnNames:
         """Refuse new names that are reserved, unfit for the table's format, or given twice. Raises InvalidArgument."""
         taken = Counter(name.lower() for name in self.renamed.values())
         for source, name in self.renamed.items():
-            problem = self._problem(name) or ("two columns get it" if taken[name.lower()] > 1 else None)
+            problem = self.problem(name) or ("two columns get it" if taken[name.lower()] > 1 else None)
             if problem:
                 raise InvalidArgument("rename_columns", f"{source!r} can't become {name!r}: {problem}.")
 
@@ -86,7 +86,7 @@ class ColumnNames:
             if not self.of_records and (meant := _meant(one.name)) is not None:
                 raise name_garbled(self.table, one.name, meant)
             name = self.renamed.get(one.name, one.name)
-            if (problem := self._problem(name)) is not None:
+            if (problem := self.problem(name)) is not None:
                 raise self.not_free(one.name, problem)
             if (twin := named.setdefault(name.lower(), name)) != name:
                 problem = (
@@ -102,7 +102,8 @@ class ColumnNames:
         """Return the error for a column or a field with a name that the mirror can't have."""
         return name_not_free(self.table, name, reason, of_records=self.of_records)
 
-    def _problem(self, name: str) -> str | None:
+    def problem(self, name: str) -> str | None:
+        """Return why the mirror can't have a column of this name, or None."""
         if name.lower() in self.reserved or is_kept(name):
             return f"the mirror keeps the name {name.lower()} for itself"
         if bad := sorted(set(self.lake.characters_refused) & set(name)):

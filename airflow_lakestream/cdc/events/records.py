@@ -18,6 +18,7 @@ from airflow_lakestream.cdc.events.notes import with_notes_of_records
 from airflow_lakestream.cdc.events.presence import given_fields
 from airflow_lakestream.cdc.events.schemas import RecordSchemas
 from airflow_lakestream.cdc.events.sequence import check_type, place_numbers
+from airflow_lakestream.cdc.events.statement import RecordRows, RecordStatement
 from airflow_lakestream.cdc.events.widening import grown, joined_type
 from airflow_lakestream.core.policies import UNAVAILABLE, KeyFormat, ValueFormat
 from airflow_lakestream.core.records import RawBatch, RecordPart
@@ -49,6 +50,7 @@ class RecordPayload(PayloadFormats):
     :param sequence_by: the columns that order the records of a key; empty if offsets alone do.
     :param delete_when: a SQL condition over a record's columns: such a record deletes its key; empty for no record.
     :param is_timed: whether the column of `sequence_by` has to be a timestamp.
+    :param statement: makes rows of values, before the key is taken; None if values are decoded into rows.
     :param keeps_absent: whether rows note the columns that their records give.
     """
 
@@ -60,6 +62,7 @@ class RecordPayload(PayloadFormats):
     delete_when: str = ""
     is_timed: bool = False
     keeps_absent: bool = False
+    statement: RecordStatement | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +76,8 @@ class RecordPayload(PayloadFormats):
     def parts(self) -> frozenset[RecordPart]:
         """The parts of records that decoding reads; always keys."""
         headers = (RecordPart.HEADERS,) if uses_registry(self.format_of_keys) else ()
-        return super().parts | {RecordPart.KEY, *headers}
+        read = frozenset[RecordPart]() if self.statement is None else self.statement.transform.parts
+        return super().parts.union({RecordPart.KEY, *headers}, read)
 
     @property
     def uses_registry(self) -> bool:
@@ -174,7 +178,7 @@ class RecordPayload(PayloadFormats):
 
     def record_schemas(self) -> RecordSchemas | None:
         """Return the finder of columns in the records' schemas, or None for a format without schemas."""
-        if self.row.kind is None:
+        if self.row.kind is None or self.statement is not None:
             return None
         return RecordSchemas(self.format, self.finder, self.names.table, of_records=True)
 
@@ -195,6 +199,8 @@ class RecordPayload(PayloadFormats):
         return pa.schema([one.with_nullable(True) for one in self.names.columns(fields, there)])
 
     def _value_columns(self, first: RawBatch) -> pa.Schema:
+        if self.statement is not None:
+            return self.statement.columns
         columns, schemas = super()._value_columns(first), self.record_schemas()
         # The registry's newest schema may have more columns than the records, and other types than older records.
         return columns if schemas is None else grown(self.of_schemas(schemas.row(first), ()), columns)
@@ -210,7 +216,7 @@ class _RecordDecoder:
         self._payload, self._schema = payload, schema
         self._schemas = payload.record_schemas()
         # The decoder and the reader for the last batch's columns, which the next batch mostly has, too.
-        self._decoder = payload.of_columns(schema)
+        self._decoder = payload.of_columns(schema if payload.statement is None else payload.statement.decoded or schema)
         self._keys: KafkaKeyReader | None = None
         self._condition: DeletionCondition | None = None
 
@@ -244,28 +250,34 @@ class _RecordDecoder:
         """Return a row for each good value, and a row of nulls for each tombstone."""
         there = batch.values.is_valid().to_numpy(zero_copy_only=False)
         places = np.flatnonzero(there)
-        values = batch if there.all() else pick(batch, places)
-        schema, decoder = self._schema, self._decoder
-        if self._schemas is not None:
-            schema = grown(schema, self._payload.of_schemas(self._schemas.row(values), schema.names))
-        if decoder.schema != self._payload.of_fields(schema):
-            self._decoder = decoder = self._payload.of_columns(schema)
-        decoded = decoder.decode(values)
-        decoded_rows = self._payload.with_nested(decoded.rows)
-        self._check_nested(schema, decoded_rows.schema)
-        schema = grown(schema, decoded_rows.schema)
+        made = self._rows_of(batch if there.all() else pick(batch, places))
+        found = self._payload.with_nested(made.rows)
+        self._check_types(found.schema)
+        schema = grown(self._schema, found.schema)
         lacking = [name for name in self._payload.key if name not in schema.names]
         # A column keeps its first type: the rows of one process go into one file.
         self._schema = schema = grown(schema, self._payload.key_columns(batch, lacking))
-        bad = {int(places[row.index]): replace(row, index=int(places[row.index])) for row in decoded.bad}
-        good = all_but(len(values), [row.index for row in decoded.bad])
+        bad = {int(places[row.index]): replace(row, index=int(places[row.index])) for row in made.bad}
         at = np.full(len(batch), -1)
-        at[places[good]] = np.arange(len(good))
+        at[places[made.kept]] = np.arange(len(made.kept))
         kept = np.flatnonzero((at >= 0) | ~there)
-        rows = _with_columns(decoded_rows, schema)
-        if len(kept) > len(good):
+        rows = _with_columns(found, schema)
+        if len(kept) > len(made.kept):
             rows = rows.take(pa.array(at[kept], mask=at[kept] < 0))
-        return _BatchRows(rows, kept, ~there[kept], bad)
+        return _BatchRows(rows, kept, ~there[kept], bad, places[made.filtered].tolist())
+
+    def _rows_of(self, values: RawBatch) -> RecordRows:
+        """Return the rows of values, decoded or made by the statement, with further columns for new fields."""
+        if self._payload.statement is not None:
+            return self._payload.statement.rows(values, self._decoder)
+        if self._schemas is not None:
+            columns = self._payload.of_schemas(self._schemas.row(values), self._schema.names)
+            self._schema = grown(self._schema, columns)
+        if self._decoder.schema != self._payload.of_fields(self._schema):
+            self._decoder = self._payload.of_columns(self._schema)
+        decoded = self._decoder.decode(values)
+        kept = all_but(len(values), [row.index for row in decoded.bad])
+        return RecordRows(decoded.rows, kept, kept[:0], decoded.bad)
 
     def _note_given(self, batch: RawBatch, decoded: _BatchRows) -> None:
         """Add the columns that each record gives."""
@@ -276,13 +288,23 @@ class _RecordDecoder:
         given = given_fields(decoded.rows, fields, kept.values, self._payload.format, by_schema)
         decoded.rows = decoded.rows.append_column(GIVEN, given)
 
-    def _check_nested(self, columns: pa.Schema, found: pa.Schema) -> None:
-        """Refuse a nested field of another type than its column's. Raises InvalidArgument."""
-        for name in self._payload.nested.keys() & set(columns.names) & set(found.names):
-            own, kind = columns.field(name).type, found.field(name).type
-            if joined_type(own, kind) is None:
+    def _check_types(self, found: pa.Schema) -> None:
+        """Refuse a nested field, or a column of the statement, of another type than its column's.
+
+        Raises InvalidArgument.
+        """
+        statement, nested = self._payload.statement, self._payload.nested
+        for name in found.names:
+            if (statement is None and name not in nested) or name not in self._schema.names:
+                continue
+            own, kind = self._schema.field(name).type, found.field(name).type
+            if joined_type(own, kind) is not None:
+                continue
+            if name in nested:
                 problem = f"{self._payload.label(name)} is {kind} in the records, and the column {name} is {own}."
                 raise InvalidArgument("key", problem, "Give the nested field and the column the same type in schema.")
+            problem = f"it makes {kind} of the column {name}, which is {own}."
+            raise InvalidArgument("sql", problem, "Cast it to the column's type, or name another column: AS.")
 
     def _complete_keys(self, batch: RawBatch, decoded: _BatchRows) -> None:
         """Fill key columns without a value from the Kafka keys; a record without any value of the key is bad."""
@@ -350,7 +372,7 @@ class _RecordDecoder:
 
 @dataclass
 class _BatchRows:
-    """Rows of a batch, with positions of the records; `bad` has the bad records by position.
+    """Rows of a batch, with positions of the records; `bad` has the bad records by position, `filtered` those left out.
 
     :ivar is_deleted: a mask of the rows whose values delete their key.
     """
@@ -359,6 +381,7 @@ class _BatchRows:
     places: Indices
     is_tombstone: Mask
     bad: dict[int, BadRow]
+    filtered: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.is_deleted: Mask = np.zeros(len(self.rows), np.bool_)
@@ -381,7 +404,9 @@ class _BatchRows:
         """Return the rows of good records, with notes, and the bad records."""
         is_bad = np.isin(self.places, np.array(list(self.bad), np.int64))
         rows = self.rows.filter(pa.array(~is_bad)) if is_bad.any() else self.rows
-        return DecoderResult(with_notes_of_records(rows), [self.bad[place] for place in sorted(self.bad)])
+        return DecoderResult(
+            with_notes_of_records(rows), [self.bad[place] for place in sorted(self.bad)], self.filtered
+        )
 
 
 def _with_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:

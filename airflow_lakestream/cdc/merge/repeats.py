@@ -57,7 +57,7 @@ class RepeatedRecords:
         # 1. Number the keys: the lookup has found rows for one record of each key.
         (first,) = greatest_of_each(by_place(rows, self.key), -np.arange(len(rows)))
         numbers = places(rows, rows.take(pa.array(-first)), self.key)
-        # 2. Collect the times of the table's rows of each key; those that the lookup leaves out are older than any window.
+        # 2. Collect the times of each key's rows; rows that the lookup leaves out are older than any window.
         times = defaultdict[int, list[int]](list)
         for one in results:
             if one.rows is not None:

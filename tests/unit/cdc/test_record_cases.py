@@ -433,6 +433,56 @@ def test_messages_sent_twice_write_no_row_again(tmp_path: Path, table_format: st
         land(lake, *some, *some, *some)
 
 
+SQL = """SELECT (value->>'$.n')::BIGINT AS id, upper(value->>'$.v') AS v, "offset" AS at FROM {{ input }}
+WHERE value->>'$.v' <> 'out'"""
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_sql_makes_the_rows_before_the_key_is_taken_and_tombstones_pass_it_by(
+    tmp_path: Path, table_format: str
+) -> None:
+    lake = GivenLake(tmp_path, table_format, kind=MirrorConfig)
+    config = {"sql": SQL, "delete_when": "v = 'GONE'", "sequence_by": "at", "tombstones": "skip"}
+    some = [record({"n": n, "v": v}) for n, v in ((1, "a"), (2, "b"), (1, "out"), (3, "c"), (2, "gone"))]
+    found = land(lake, *some, **config)
+    assert (found.counts.written, found.counts.filtered) == (4, 1)
+    assert rows(lake) == [{"id": 1, "v": "A", "at": 0}, {"id": 3, "v": "C", "at": 3}]
+    # A filtered record is used up, and a record for which the statement fails is bad.
+    assert land(lake, *some, record({"n": 3, "v": "out"}), **config).counts.filtered == 1
+    some += [record({"n": 3, "v": "out"}), record({"n": "x", "v": "a"}), record({"n": 3, "v": "d"}), Record(None, b"1")]
+    with pytest.raises(BadRecord, match=r"offset 6: .*Could not convert string 'x'"):
+        land(lake, *some, **config)
+    found = land(lake, *some, **config, on_error="reject")
+    assert (found.counts.rejected, found.counts.skipped) == (1, 1)
+    assert rows(lake) == [{"id": 1, "v": "A", "at": 0}, {"id": 3, "v": "D", "at": 7}]
+
+
+def test_sql_over_decoded_columns_takes_a_missing_key_from_the_kafka_key(lake: GivenLake) -> None:
+    sql = "SELECT id, user, n * 2 AS twice FROM {{ input }} WHERE n > 0"
+    config = {"sql": sql, "sql_input": "decoded", "schema": "id bigint, user struct<zone: string>, n bigint"}
+    config |= {"key": ["id", "user.zone"]}
+    some = [
+        record({"id": 1, "n": 4, "user": {"zone": "x"}}),
+        record({"n": 5, "other": 1}, b'{"id": 2, "user": {"zone": "y"}}'),
+    ]
+    some += [record({"n": 0}), Record(None, b'{"id": 1, "user": {"zone": "x"}}')]
+    found = land(lake, *some, **config)
+    assert (found.counts.written, found.counts.filtered) == (3, 1)
+    assert rows(lake) == [{"id": 2, "user": None, "user_zone": "y", "twice": 10}]
+
+
+def test_avro_is_decoded_before_sql_and_a_new_statement_may_not_change_a_type(tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path, schemas=SCHEMAS, kind=MirrorConfig)
+    config = {"format": "avro", "sql_input": "decoded", "schema": "id bigint, name string"}
+    some = [Record(avro(ROW, {"id": key, "name": "a"}, 1)) for key in (1, 2)]
+    land(lake, *some, **config, sql="SELECT id, name || '!' AS name FROM {{ input }}")
+    some += [Record(None, avro(KEY, {"id": 1}, 2)), Record(avro(WIDE, {"id": 2, "name": "b", "more": 1.5}, 4))]
+    land(lake, *some, **config, sql="SELECT id, name, 1 AS new FROM {{ input }}")
+    assert rows(lake) == [{"id": 2, "name": "b", "new": 1}]
+    with pytest.raises(InvalidArgument, match="sql: it makes int64 of the column name, which is string"):
+        land(lake, *some, some[0], **config, sql="SELECT id, id AS name FROM {{ input }}")
+
+
 def test_fields_that_an_avro_schema_lacks_keep_their_values_and_null_replaces_them(tmp_path: Path) -> None:
     lake = GivenLake(tmp_path, schemas=SCHEMAS, kind=MirrorConfig)
     some = [Record(avro(WIDE, {"id": key, "name": "a", "more": 1.5}, 4)) for key in (1, 2)]

@@ -41,6 +41,17 @@ def test_the_extract_engine_keeps_a_table_by_key_with_the_mirror_operator(tmp_pa
     assert config.tombstone_policy is Tombstones.DELETE
 
 
+def test_transformations_are_the_statement_before_the_merge(tmp_path: Path) -> None:
+    text = UPSERT.replace("sinks:", f"transformations: [{ROWS}]\nsinks:").replace(', schema: "id string"', "")
+    found = compiled(tmp_path, text)
+    assert operator_of(found).arguments["sql"] == "SELECT 1 AS id FROM {{ input }}"
+    [config] = check(found)
+    assert isinstance(config, MirrorConfig)
+    assert isinstance(config.payload, RecordPayload)
+    assert config.payload.statement is not None
+    assert config.payload.statement.columns.names == ["id"]
+
+
 def test_spark_keeps_the_same_table_with_its_app_of_mirrors(tmp_path: Path) -> None:
     text = UPSERT.replace("[id],", "[id], sequence_by: at, delete_when: is_deleted,")
     found = compiled(tmp_path, text.replace("engine: extract", "engine: spark"))
@@ -70,11 +81,6 @@ def test_spark_keeps_the_same_table_with_its_app_of_mirrors(tmp_path: Path) -> N
         ("engine: extract", "engine: flink", "upsert is not for the engine flink"),
         ("engine: extract", "engine: group", "upsert is not for the engine group"),
         ("mode: upsert, key: [id]", "sequence_by: at", "sequence_by is not for a landing of records"),
-        (
-            "sinks:",
-            f"transformations: [{ROWS}]\nsinks:",
-            "SQL is not for a table by key: a row is the newest record of its key",
-        ),
     ],
     ids=lambda one: one[:40],
 )  # fmt: skip
