@@ -17,6 +17,10 @@ VERSION = (COMMIT, POSITION, PARTITION, OFFSET)
 # Not `_deleted`: Iceberg reserves that name, and Spark can't compact a table with such a column.
 DELETED = "_is_deleted"
 
+# Only with the history of rows: from which time to which a version was valid, and whether it has no end.
+VALID_FROM, VALID_TO, IS_CURRENT = "_valid_from", "_valid_to", "_is_current"
+HISTORY = (VALID_FROM, VALID_TO, IS_CURRENT)
+
 OP, SOURCE, RECORD_KEY = "_op", "_source", "_kafka_key"
 # An event's origin: its transaction, its table, and the columns of its record's key.
 TRANSACTION, TABLE, KEY_NAMES = "_cdc_transaction", "_cdc_table", "_cdc_key_names"
@@ -56,6 +60,10 @@ def version_schema() -> pa.Schema:
     return pa.schema(list(_VERSION_TYPES.items()))
 
 
-def mirror_schema(*, soft_delete: bool) -> pa.Schema:
-    """Return a mirror's own columns, in addition to the row's: the version, and with `soft_delete` also `DELETED`."""
-    return version_schema().append(pa.field(DELETED, pa.bool_())) if soft_delete else version_schema()
+def mirror_schema(*, soft_delete: bool, history: bool = False) -> pa.Schema:
+    """Return a mirror's own columns, in addition to the row's: the version, the mark of deleted rows, the history."""
+    time = pa.timestamp("us", "UTC")
+    further = [pa.field(DELETED, pa.bool_())] if soft_delete else []
+    if history:
+        further = [pa.field(VALID_FROM, time), pa.field(VALID_TO, time), pa.field(IS_CURRENT, pa.bool_())]
+    return pa.schema([*version_schema(), *further])

@@ -47,6 +47,7 @@ class MirrorDesign:
     :param insert_only: for a mirror of plain records, whether the first record of a key stays.
     :param within: with `insert_only`, the microseconds around a row's time in which later records of its key change
         nothing; None for any time.
+    :param history: for a mirror of plain records, whether each version of a row is a row.
     :param keeps_absent: for a mirror of plain records, whether fields that a record lacks keep their values.
     """
 
@@ -66,6 +67,7 @@ class MirrorDesign:
     insert_only: bool = False
     within: int | None = None
     keeps_absent: bool = False
+    history: bool = False
 
     @property
     def is_of_records(self) -> bool:
@@ -96,6 +98,8 @@ class MirrorDesign:
         if (insert_only := bool(held.get("insert_only"))) != self.insert_only:
             problem = f"{name} was made with {insert_only}, so its rows are the {_ROWS[insert_only]} of their keys."
             raise InvalidArgument("insert_only", problem, "A table keeps its setting: make a new one for another.")
+        if (history := bool(held.get("history"))) != self.history:
+            raise InvalidArgument("history", f"{name} was made with {history}.", "A table keeps its setting.")
         record_key = None if held.get("record_key") is None else tuple(held["record_key"])
         if not self.is_key_given and self.key is None and record_key is not None and set(record_key) != set(key):
             problem = f"{name} is mirrored by {', '.join(key)}, but the records' keys have other columns."
@@ -158,9 +162,13 @@ class MirrorDesign:
         logs = self.logs.to_note()
         optional: dict[str, Any] = {"record_key": self.record_key, "source_table": self.source_table, "logs": logs}
         optional |= {"sequence_by": self.sequence_by, "insert_only": self.insert_only or None}
+        optional |= {"history": self.history or None}
         text = json.dumps(note | {name: value for name, value in optional.items() if value is not None})
         schema = None if self.table.schema is None else _with_required(self.table.schema, key)
-        metadata_columns, notes = mirror_schema(soft_delete=self.soft_delete), {**self.table.notes, MIRROR: text}
+        metadata_columns, notes = (
+            mirror_schema(soft_delete=self.soft_delete, history=self.history),
+            {**self.table.notes, MIRROR: text},
+        )
         return replace(self, key=key, table=replace(self.table, schema=schema, metadata=metadata_columns, notes=notes))
 
     def noted(self) -> MirrorDesign:

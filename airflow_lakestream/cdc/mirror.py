@@ -39,7 +39,14 @@ from airflow_lakestream.cdc.events.taken import CommitEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.hands import MergePool
-from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, first_records, newest, newest_records
+from airflow_lakestream.cdc.merge.newest import (
+    NewestEvents,
+    by_version,
+    every_record,
+    first_records,
+    newest,
+    newest_records,
+)
 from airflow_lakestream.cdc.merge.partial import PartialRecords, without_late
 from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
 from airflow_lakestream.cdc.merge.snapshots import without_ends
@@ -75,6 +82,8 @@ def follow(
             repeats = RepeatedRecords(design.key, design.within)
             return design.noted(), first_records(events, repeats, topics_of(landing), staged)
         ties = PartitionTies(mirror, topics_of(landing), design.key, design.sequence_by)
+        if design.history:
+            return design.noted(), every_record(events, ties)
         found = newest_records(events, ties, soft_delete=design.soft_delete, staged=staged)
         if design.keeps_absent:
             records = without_late(by_version(events.combine_chunks()), design.key)
@@ -430,6 +439,8 @@ class Mirror(WrappedSharedSink):
             raise ValuesApart("checks look at the rows")
         if design.keeps_absent:
             raise ValuesApart("records have only some of the fields")
+        if design.history:
+            raise ValuesApart("each version of a row is kept")
         return read_bare(self.table.staging.open_file, self.outline(), self._taken.files, design.key)
 
     def _forget(self) -> None:

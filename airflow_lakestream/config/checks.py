@@ -114,6 +114,19 @@ def check_merge(given: Mapping[str, Any]) -> None:
         _refuse_others("merge", _NOT_WITH_GIVEN, given)
 
 
+def check_history(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that the history of rows contradicts, and a history without times. Raises InvalidArgument.
+
+    :param given: the arguments by name; templates are not known yet, and pass.
+    """
+    if not is_literal(given["history"]) or not arguments.flag("history", given["history"]):
+        return
+    if not is_given(given["sequence_by"]):
+        problem = "needs sequence_by: a version is valid from the time of its record on."
+        raise InvalidArgument("history", problem, 'Name the column of the time first, such as ["updated_at"].')
+    _refuse_others("history", _NOT_WITH_HISTORY, given)
+
+
 def _refuse_others(argument: str, others: Mapping[str, str], given: Mapping[str, Any]) -> None:
     for name, reason in others.items():
         value = given.get(name)
@@ -130,6 +143,11 @@ _NOT_WITH_FIRST = {
     "tombstones": "no row is deleted",
     "soft_delete": "no row is deleted",
     "merge": "no row is changed",
+}
+_NOT_WITH_HISTORY = {
+    "soft_delete": "a deletion ends a version, which stays",
+    "insert_only": "no row is changed",
+    "merge": "a version is a whole row",
 }
 _NOT_WITH_GIVEN = {
     "format": "a record in CSV has all fields",

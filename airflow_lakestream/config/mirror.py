@@ -14,7 +14,13 @@ from airflow_lakestream.cdc.events.records import RecordPayload
 from airflow_lakestream.cdc.events.sequence import check_sequence
 from airflow_lakestream.cdc.events.statement import RecordStatement
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.checks import check_insert_only, check_key_given, check_merge, checks_of_mirror
+from airflow_lakestream.config.checks import (
+    check_history,
+    check_insert_only,
+    check_key_given,
+    check_merge,
+    checks_of_mirror,
+)
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.setting import RecordMerge, SettingTaker
 from airflow_lakestream.config.settings import mirror_taker, refusal_of
@@ -62,6 +68,7 @@ class MirrorConfig(ExtractConfig):
     :param insert_only: of plain records, whether the first record of a key stays, and all later ones change nothing.
     :param within: with `insert_only`, how near to a row's time a later record changes nothing; None for any time.
     :param merge: of plain records, "replace" if a record is the whole row, "given" if absent fields keep their values.
+    :param history: of plain records, whether each version of a row stays, with the time in which it was valid.
     """
 
     envelope: str | None = ValueEnvelope.DEBEZIUM
@@ -79,6 +86,7 @@ class MirrorConfig(ExtractConfig):
     insert_only: bool | str = False
     within: str | int | float | timedelta | None = None
     merge: str = RecordMerge.REPLACE
+    history: bool | str = False
 
     def __post_init__(self) -> None:
         self._check_taken()
@@ -140,6 +148,7 @@ class MirrorConfig(ExtractConfig):
         arguments.condition("delete_when", self.delete_when)
         check_insert_only(given := {one.name: getattr(self, one.name) for one in fields(self)})
         check_merge(given)
+        check_history(given)
         if self._within is not None and len(by) > 1:
             problem = f"{', '.join(by)}: within goes by one column, the time of a record."
             raise InvalidArgument("sequence_by", problem, "Name that column alone.")
@@ -185,6 +194,10 @@ class MirrorConfig(ExtractConfig):
     @property
     def _sequence(self) -> tuple[str, ...]:
         return arguments.items("sequence_by", self.sequence_by) or ()
+
+    @property
+    def _history(self) -> bool:
+        return arguments.flag("history", self.history)
 
     @property
     def _keeps_absent(self) -> bool:
@@ -243,7 +256,7 @@ class MirrorConfig(ExtractConfig):
             sequence_by=self._sequence,
             statement=None if statement is None else RecordStatement(statement.transform, self._metadata),
             delete_when=arguments.condition("delete_when", self.delete_when) or "",
-            is_timed=self._within is not None,
+            is_timed=self._within is not None or self._history,
             keeps_absent=self._keeps_absent,
         )
 
@@ -257,6 +270,7 @@ class MirrorConfig(ExtractConfig):
             soft_delete=arguments.flag("soft_delete", self.soft_delete),
             lake=self.lake,
             of_records=self.is_of_records,
+            history=self._history,
             nested=tuple(name.lower() for name in self._nested),
         )
 
@@ -277,6 +291,7 @@ class MirrorConfig(ExtractConfig):
             insert_only=arguments.flag("insert_only", self.insert_only),
             within=self._within,
             keeps_absent=self._keeps_absent,
+            history=self._history,
         )
 
     @property

@@ -254,6 +254,15 @@ _OF_MIRRORS: Rows = (
         },
     ),
     Setting(
+        "history",
+        "Whether each version of a row is a row, with `_valid_from`, `_valid_to` and `_is_current` (SCD type 2), with `envelope=None`: [history](upsert.md#history). The table keeps it.",
+        SettingKind.FLAG,
+        not_for={
+            SettingTaker.MIRROR: "a mirror has the current rows",
+            SettingTaker.LANDING: _BY_KEY,
+        },
+    ),
+    Setting(
         "merge",
         'Effect of a record on the row of its key, with `envelope=None`. `"replace"` takes the record as the whole row, `"given"` keeps the values of [absent fields](upsert.md#records-with-some-of-the-fields).',
         RecordMerge,

@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.config.checks import check_insert_only, check_key_given, check_merge, checks_of_mirror
+from airflow_lakestream.config.checks import (
+    check_history,
+    check_insert_only,
+    check_key_given,
+    check_merge,
+    checks_of_mirror,
+)
 from airflow_lakestream.config.setting import RecordMerge, SettingTaker
 from airflow_lakestream.config.settings import mirror_taker, refusal_of, refuse_for
 from airflow_lakestream.core.policies import (
@@ -89,6 +95,7 @@ class KafkaMirrorOperator(SqlRendering, LandingOperator):
         sequence_by: Sequence[str] | str | None = None,
         delete_when: str | None = None,
         insert_only: bool | str = False,
+        history: bool | str = False,
         merge: str = RecordMerge.REPLACE.value,
         within: str | float | timedelta | None = None,
         tombstones: str | None = None,
@@ -157,6 +164,7 @@ def _check_taken(given: Mapping[str, Any]) -> None:
         check_key_given(given["key"])
         check_insert_only(given)
         check_merge(given)
+        check_history(given)
 
 
 def _one(_: str, table: object) -> None:

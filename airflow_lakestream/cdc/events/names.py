@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from airflow_lakestream.cdc.columns import DELETED, IMAGE, OFFSET, OP, PARTITION, RECORD_KEY, SOURCE, is_kept
+from airflow_lakestream.cdc.columns import DELETED, HISTORY, IMAGE, OFFSET, OP, PARTITION, RECORD_KEY, SOURCE, is_kept
 from airflow_lakestream.cdc.stops import MirrorStopped, name_garbled, name_not_free
 from airflow_lakestream.decode.connect.debezium import EventNaming
 from airflow_lakestream.exceptions import InvalidArgument
@@ -29,6 +29,7 @@ class ColumnNames:
     :param soft_delete: whether deleted rows stay.
     :param lake: the format of the table, which may reserve names.
     :param of_records: the columns are those of plain records, not of a database's table.
+    :param history: whether each version of a row is kept.
     :param nested: columns of the key whose values are nested fields, in lower case.
     """
 
@@ -38,6 +39,7 @@ class ColumnNames:
     soft_delete: bool = False
     lake: LakeFormat = DEFAULT
     of_records: bool = False
+    history: bool = False
     nested: tuple[str, ...] = ()
 
     @property
@@ -51,6 +53,7 @@ class ColumnNames:
         names = [OP, SOURCE, PARTITION, OFFSET]
         names += [RECORD_KEY] if self.with_key or self.of_records else []
         names += [DELETED] if self.soft_delete else []
+        names += HISTORY if self.history else ()
         return frozenset([*names, *self.nested, *self.lake.columns_taken])
 
     def check_argument(self) -> None:

@@ -49,7 +49,7 @@ class RecordPayload(PayloadFormats):
     :param format_of_keys: of Kafka keys, which are decoded only where a value lacks the key.
     :param sequence_by: the columns that order the records of a key; empty if offsets alone do.
     :param delete_when: a SQL condition over a record's columns: such a record deletes its key; empty for no record.
-    :param is_timed: whether the column of `sequence_by` has to be a timestamp.
+    :param is_timed: whether the first column of `sequence_by` has to be a timestamp.
     :param statement: makes rows of values, before the key is taken; None if values are decoded into rows.
     :param keeps_absent: whether rows note the columns that their records give.
     """
@@ -359,7 +359,7 @@ class _RecordDecoder:
             if name not in rows.column_names:
                 decoded.refuse(~decoded.is_tombstone, _no_order(name))
                 continue
-            check_type(rows.schema.field(name), is_timed=self._payload.is_timed)
+            check_type(rows.schema.field(name), is_timed=self._payload.is_timed and not number)
             values, beyond = place_numbers(one_array(rows[name]))
             decoded.refuse(values.is_null().to_numpy(zero_copy_only=False), _no_order(name))
             decoded.refuse(beyond, f"{name}: it is outside of the range that orders records")

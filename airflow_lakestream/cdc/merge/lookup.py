@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, DELETED, VERSION, version_schema
+from airflow_lakestream.cdc.columns import COMMIT, DELETED, VALID_TO, VERSION, mirror_schema
 from airflow_lakestream.cdc.keys.identity import KeySearch
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.newest import is_before
@@ -57,7 +57,7 @@ class KeyLookup:
     """Lookup of a batch's keys in a file.
 
     :param search: the keys of the batch's events.
-    :param soft_delete: whether deleted rows stay, marked.
+    :param marks: further columns to read: the mark of deleted rows, or the end of a version.
     :param truncated: the batch's last truncation.
     :param since: first commit of the batch's events: `LookupResult.rows` is None if all rows are older; None keeps all.
     """
@@ -65,7 +65,7 @@ class KeyLookup:
     head: MirrorHead
     search: KeySearch
     key: tuple[str, ...]
-    soft_delete: bool
+    marks: tuple[str, ...]
     truncated: Version | None
     since: int | None
 
@@ -93,13 +93,17 @@ class KeyLookup:
 
     def _newer_rows(self, parts: Sequence[pa.Table]) -> pa.Table | None:
         # Without any row of the file, only the columns matter.
-        rows = joined(parts) if parts else no_rows(version_schema())
+        rows = (
+            joined(parts)
+            if parts
+            else no_rows(mirror_schema(soft_delete=DELETED in self.marks, history=VALID_TO in self.marks))
+        )
         is_older = self.since is not None and (rows[COMMIT].to_numpy() < self.since).all()
         return None if is_older else rows
 
     @property
     def _columns_needed(self) -> list[str]:
-        return [*VERSION, *([DELETED] if self.soft_delete else [])]
+        return [*VERSION, *self.marks]
 
     def _in(self, rows: pa.Table) -> LookupResult:
         hits, at = self.search(rows)
@@ -111,7 +115,7 @@ class KeyLookup:
         if self.truncated is None:
             return None
         gone = is_before(rows, self.truncated)
-        return gone & ~pc.fill_null(rows[DELETED], False).to_numpy() if self.soft_delete else gone
+        return gone & ~pc.fill_null(rows[DELETED], False).to_numpy() if DELETED in self.marks else gone
 
 
 def may_hold(bounds: tuple[Any, Any] | None, ordered: Sequence[Any]) -> bool:

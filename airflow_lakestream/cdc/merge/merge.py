@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, DELETED, MARK, OP, VERSION
+from airflow_lakestream.cdc.columns import COMMIT, DELETED, MARK, OP, VALID_TO, VERSION
 from airflow_lakestream.cdc.keys.guards import GuardCheck
 from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, find_keys, in_order
 from airflow_lakestream.cdc.merge.audited import Look
@@ -68,7 +68,7 @@ class MergeResult:
 
 
 @dataclass
-class _IncomingRows:
+class IncomingRows:
     """Incoming rows of a merge. Each rewritten file takes its rows; `rest` has the rows for new files.
 
     :param place_of: for each event the index of its row; -1 without a row, or after a file has taken the row.
@@ -153,16 +153,27 @@ class BatchMerger:
         incoming = self._incoming(values, np.flatnonzero(~late & ~is_delete), deletes)
         if self.look is not None:
             self.look(incoming.rows)
-        # 4. Write: rewrite files, delete rows in place, and put the rows that no file has taken into new files.
+        entries = self._entries(values, deletes)
+        # For executors the rows are pickled, which is one more copy of them.
+        del values, old
+        return self._written(head, held, changes, incoming, entries)
+
+    def _written(
+        self,
+        head: MirrorHead | None,
+        held: Sequence[File],
+        changes: Sequence[FileChange],
+        incoming: IncomingRows,
+        entries: pa.Table,
+    ) -> MergeResult:
+        """Rewrite files, delete rows in place, and put the rows that no file has taken into new files."""
         rewrites, in_place = self._ways(head, changes)
         rewrites += self._small(head, held, changes) if head is not None else []
-        entries = self._entries(values, deletes)
         if head is None:
             return MergeResult([], [], [], self._rows_of(self._packed(incoming.rest(self.key))), entries)
         works = [self._rewriting(head, rewrites, incoming), self._deleting(head, in_place)]
         rest = incoming.rest(self.key)
-        # For executors the rows are pickled, which is one more copy of them.
-        del incoming, values, old
+        del incoming
         pa.default_memory_pool().release_unused()
         size = self._size(rest)
         works.append(MergeWork(RowWriteTask(head, self._rows_of), [*map(self._packed, in_parts(rest, size))], size))
@@ -191,7 +202,8 @@ class BatchMerger:
         opened = self.entries.open()
         works, reached = list[MergeWork](), list[File]()
         if head is not None:
-            lookup = KeyLookup(head, search, self.key, self.soft_delete, batch.truncated, self._since())
+            more = (VALID_TO,) if self.batch.is_history else (DELETED,) if self.soft_delete else ()
+            lookup = KeyLookup(head, search, self.key, more, batch.truncated, self._since())
             reached = lookup.reached(held if batch.repeats is None else batch.repeats.reached(head, held, batch.rows))
             works.append(MergeWork(lookup, reached, sum(map(head.bytes_in, reached))))
         if opened is not None:
@@ -222,7 +234,8 @@ class BatchMerger:
 
     def _since(self) -> int | None:
         """Return the first commit of the events, or None if versions of older rows are needed, too; see `KeyLookup`."""
-        needs_all = self.soft_delete or self.batch.guards or not len(self.batch.rows)
+        batch = self.batch
+        needs_all = self.soft_delete or batch.is_history or batch.guards or not len(batch.rows)
         if needs_all:
             return None
         within = 0 if self.batch.repeats is None else self.batch.repeats.within or 0
@@ -272,7 +285,7 @@ class BatchMerger:
                 old.add(rows)
         return old
 
-    def _incoming(self, values: RowValues, upserts: Numbers, deletes: Numbers) -> _IncomingRows:
+    def _incoming(self, values: RowValues, upserts: Numbers, deletes: Numbers) -> IncomingRows:
         """Return the events' complete rows, and the deleted rows to keep. Raises ValueMissing.
 
         :param upserts: the indices of the events that create or change a row.
@@ -284,7 +297,7 @@ class BatchMerger:
             # The rows are complete, so they are copied once only: for the file that they go into.
             place_of[upserts] = upserts
             rows, staged = self.batch.rows, self.batch.staged
-            return _IncomingRows(rows.drop_columns([OP]) if staged is None else staged.needed(rows, self.key), place_of)
+            return IncomingRows(rows.drop_columns([OP]) if staged is None else staged.needed(rows, self.key), place_of)
         rows = values.complete(upserts)
         parts, events = [rows], [upserts]
         if self.soft_delete:
@@ -295,7 +308,7 @@ class BatchMerger:
                 events.append(places_)
         of_rows = np.concatenate(events)
         place_of[of_rows] = np.arange(len(of_rows))
-        return _IncomingRows(pa.concat_tables(parts, promote_options="permissive").combine_chunks(), place_of)
+        return IncomingRows(pa.concat_tables(parts, promote_options="permissive").combine_chunks(), place_of)
 
     def _ways(
         self, head: MirrorHead | None, changes: Sequence[FileChange]
@@ -354,7 +367,7 @@ class BatchMerger:
         """Return the size of incoming rows in bytes, as written."""
         return rows.nbytes if self.batch.staged is None else len(rows) * self.batch.staged.row_bytes
 
-    def _rewriting(self, head: MirrorHead, changes: Sequence[FileChange], incoming: _IncomingRows) -> MergeWork:
+    def _rewriting(self, head: MirrorHead, changes: Sequence[FileChange], incoming: IncomingRows) -> MergeWork:
         """Return the work for rewriting files with the remaining rows and the new versions of changed rows."""
         items = [[(one, self._packed(incoming.take(one))) for one in bundle] for bundle in self._bundles(head, changes)]
         rewriting = FileRewriteTask(head, self.batch.truncated, self._rows_of)

@@ -62,6 +62,7 @@ class NewestEvents:
     :param staged: with staged events, executors read the values of rows: `rows` have key, operation, version and place.
     :param ties: for events of plain records, the check of their order; None for events of a database.
     :param partial: all records, if they may have only some of the fields.
+    :param is_history: `rows` are all records, each of which begins or ends a version of its key.
     :param repeats: with it, rows of the table stay, and it finds the records that change nothing.
     """
 
@@ -77,6 +78,7 @@ class NewestEvents:
     ties: PartitionTies | None = None
     partial: PartialRecords | None = None
     repeats: RepeatedRecords | None = None
+    is_history: bool = False
 
 
 def newest(
@@ -152,6 +154,17 @@ def newest_records(
     at, found = rows.select(VERSION).take(pa.array(contents)), _with_contents(rows, last, contents)
     found = found.drop_columns([GIVEN] if GIVEN in found.column_names else [])
     return NewestEvents(found, at, topic=ties.topic, staged=staged, ties=ties)
+
+
+def every_record(events: pa.Table, ties: PartitionTies) -> NewestEvents:
+    """Return all plain records of a batch in order, for the history of rows. Raises MirrorStopped.
+
+    :param events: the row's columns, `OP` and `VERSION`, in any order.
+    :param ties: has the columns of the key, and checks the order.
+    """
+    rows = by_version(events.combine_chunks())
+    _check_keys(rows, ties.key, ties.table, ties.topic)
+    return NewestEvents(rows, rows.select(VERSION), topic=ties.topic, ties=ties, is_history=True)
 
 
 def first_records(events: pa.Table, repeats: RepeatedRecords, topic: str, staged: StagedEvents | None) -> NewestEvents:

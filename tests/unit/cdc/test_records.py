@@ -130,6 +130,30 @@ class GivenRows:
             self.rows[key] = before | record
 
 
+@dataclass
+class RowHistory:
+    """Model of a table with the history of rows: each record begins a version, which ends at the next one of its key."""
+
+    records: dict[int, list[tuple[int, int, Upsert]]] = field(default_factory=dict)
+
+    def land(self, number: int, one: Upsert) -> None:
+        """Take a record; `number` is its place in the topic."""
+        self.records.setdefault(one.key, []).append((one.at, number, one))
+
+    def versions(self) -> list[dict[str, Any]]:
+        """Return the rows, in the order of key and record."""
+        found = []
+        for _, own in sorted(self.records.items()):
+            in_order = sorted(own, key=lambda one: one[:2])
+            ends: list[datetime | None] = [*(day(at) for at, _, _ in in_order[1:]), None]
+            found += [
+                {"id": one.key, "text": one.text, "_valid_from": day(at), "_valid_to": end, "_is_current": end is None}
+                for (at, _, one), end in zip(in_order, ends, strict=True)
+                if not one.deletes
+            ]
+        return found
+
+
 def flat(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row whose key may be a nested field, with the key alone."""
     if "user_id" not in row:
@@ -302,3 +326,30 @@ def test_absent_fields_keep_their_values_and_null_is_a_value_however_batches_end
                 row["b"] = None if row["b"] is None else {"c": None, "d": None} | row["b"]
             found = {row["id"]: {name: row[name] for name in ("at", "a", "b", "op")} for row in follower.rows()}
             assert found == expected
+
+
+@settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.sampled_from(sorted(MIRRORS)))
+def test_each_version_of_a_row_is_valid_until_the_next_one_however_late_records_come(
+    data: st.DataObject, table_format: str
+) -> None:
+    records = data.draw(upserts(by_sequence=True, moves=False))
+    ends = sorted(data.draw(st.sets(st.integers(1, len(records)), max_size=5)) | {len(records)})
+    asked = {"envelope": None, "key": ["id"], "schema": "id bigint, text string, at timestamptz, op string"}
+    asked |= {"history": True, "sequence_by": "at", "delete_when": "op = 'D'"}
+    model = RowHistory()
+    with tempfile.TemporaryDirectory() as folder:
+        modes = [MergeMode.AUTO] if table_format == "delta" else [*MergeMode]
+        mirror = MIRRORS[table_format](Path(folder), modes=modes, executors=data.draw(st.sampled_from([0, 2])))
+        follower = Follower(mirror, asked)
+        for start, end in pairwise([0, *ends]):
+            batch = []
+            for number in range(start, end):
+                one = records[number]
+                model.land(number, one)
+                value = json.dumps(one.row | {"at": str(day(one.at))}).encode()
+                batch.append(replace(one.record(in_value=True), value=value))
+            follower.land(batch)
+            columns = ("id", "text", "_valid_from", "_valid_to", "_is_current")
+            in_order = sorted(mirror.found(), key=lambda row: (row["id"], row["_valid_from"], row["_kafka_offset"]))
+            assert [{name: row[name] for name in columns} for row in in_order] == model.versions()
