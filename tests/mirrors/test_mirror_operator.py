@@ -119,6 +119,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "sequence_by": "",
         "delete_when": "",
         "insert_only": "False",
+        "history": "False",
         "merge": "replace",
         "within": "",
         "tombstones": "",

@@ -483,6 +483,21 @@ def test_avro_is_decoded_before_sql_and_a_new_statement_may_not_change_a_type(tm
         land(lake, *some, some[0], **config, sql="SELECT id, id AS name FROM {{ input }}")
 
 
+def test_a_table_keeps_its_history_and_its_times(lake: GivenLake) -> None:
+    config = {"history": True, "sequence_by": ["at", "n"], "schema": "at timestamptz, n bigint"}
+    some = [record({"id": 1, "at": "2026-01-01T00:00:00Z", "n": n}) for n in (2, 1)]
+    land(lake, *some, **config)
+    # At the same time the second column decides, and the earlier version has no duration.
+    assert [(one["n"], one["_is_current"]) for one in sorted(lake.rows(), key=lambda one: one["n"])] == [
+        (1, False),
+        (2, True),
+    ]
+    with pytest.raises(InvalidArgument, match="history: lake.events was made with True"):
+        land(lake, *some, some[0], **config | {"history": False})
+    with pytest.raises(BadRecord, match="_valid_to: no column can be added"):
+        land(lake, *some, record({"id": 2, "at": "2026-01-01T00:00:00Z", "n": 1, "_valid_to": 1}), **config)
+
+
 def test_fields_that_an_avro_schema_lacks_keep_their_values_and_null_replaces_them(tmp_path: Path) -> None:
     lake = GivenLake(tmp_path, schemas=SCHEMAS, kind=MirrorConfig)
     some = [Record(avro(WIDE, {"id": key, "name": "a", "more": 1.5}, 4)) for key in (1, 2)]

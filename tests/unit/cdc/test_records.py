@@ -132,7 +132,7 @@ class GivenRows:
 
 @dataclass
 class RowHistory:
-    """Model of a table with the history of rows: each record begins a version, which ends at the next one of its key."""
+    """Model of a table with the history of rows: a version ends at the next record of its key."""
 
     records: dict[int, list[tuple[int, int, Upsert]]] = field(default_factory=dict)
 
