@@ -103,7 +103,8 @@ def test_repeats_fields_versions_and_statements_follow_a_topic(
     name = topic(2)
     common: dict[str, Any] = {"topic": name, "envelope": None, "schema": "at timestamptz", "max_batch_bytes": "2KB"}
     by_time = common | {"key": ["user.id"], "sequence_by": ["at"]}
-    sql = "SELECT (value->>'$.user.id')::BIGINT AS id, value->>'$.name' AS name FROM {{ input }} WHERE value->>'$.op' IS NULL"
+    sql = """SELECT (value->>'$.user.id')::BIGINT AS id, value->>'$.name' AS name
+        FROM {{ input }} WHERE value->>'$.op' IS NULL"""
     with DAG("by_strategy", schedule=None) as dag:
         KafkaMirrorOperator(
             task_id="recent", table="lake.recent", insert_only=True, within="7 days", consumer_group="r", **by_time
@@ -138,8 +139,8 @@ def test_repeats_fields_versions_and_statements_follow_a_topic(
     assert [changed[key] for key in range(4)] == [("a0", 1), (None, 1), ("a2", 2), ("a3", 1)]
     history = [row for row in rows_of("history", "user_id", "_valid_from", "_valid_to", "_is_current") if row[0] < 4]
     assert history == [
-        (0, 1, None, True), (1, 1, 2, False), (1, 2, 3, False), (1, 3, None, True), (2, 1, 9, False), (2, 9, None, True),
-        (3, 1, 5, False),
+        (0, 1, None, True), (1, 1, 2, False), (1, 2, 3, False), (1, 3, None, True),
+        (2, 1, 9, False), (2, 9, None, True), (3, 1, 5, False),
     ]  # fmt: skip
     assert dict(rows_of("by_sql", "id", "name"))[1] == "late"
     assert run.task("sql").xcom["filtered"] == 1

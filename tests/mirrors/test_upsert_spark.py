@@ -83,9 +83,15 @@ def test_spark_and_the_worker_keep_versions_and_fields_in_turn(
     lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
 ) -> None:
     read = topic(1)
-    common = {"topic": read, "consumer_group": GROUP, "envelope": None, "key": "user.id", "sequence_by": "at"}
+    common: dict[str, Any] = {
+        "topic": read,
+        "consumer_group": GROUP,
+        "envelope": None,
+        "key": "user.id",
+        "sequence_by": "at",
+    }
     common["schema"] = "at timestamptz"
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "history": {"history": True},
         "given": {"merge": "given"},
         "once": {"insert_only": True, "within": "9 days"},
@@ -107,7 +113,7 @@ def test_spark_and_the_worker_keep_versions_and_fields_in_turn(
             (by_worker if turn % 2 else by_spark)(lake, landing(kind), spark)
 
     def rows(kind: str) -> list[dict[str, Any]]:
-        return sorted(lake.scan(f"{lake.name}_{kind}").to_pylist(), key=lambda row: (row["user_id"], row["at"]))
+        return sorted(lake.scan(f"_{kind}").to_pylist(), key=lambda row: (row["user_id"], row["at"]))
 
     ends = [(row["user_id"], row["name"], row["_is_current"]) for row in rows("history") if row["user_id"] == 1]
     assert ends == [(1, "v0", False), (1, "v1", False), (1, "v2", True)]

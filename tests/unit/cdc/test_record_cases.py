@@ -492,7 +492,7 @@ def test_a_table_keeps_its_history_and_its_times(lake: GivenLake) -> None:
         (1, False),
         (2, True),
     ]
-    with pytest.raises(InvalidArgument, match="history: lake.events was made with True"):
+    with pytest.raises(InvalidArgument, match=r"history: lake\.events was made with True"):
         land(lake, *some, some[0], **config | {"history": False})
     with pytest.raises(BadRecord, match="_valid_to: no column can be added"):
         land(lake, *some, record({"id": 2, "at": "2026-01-01T00:00:00Z", "n": 1, "_valid_to": 1}), **config)
