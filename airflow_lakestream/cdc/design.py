@@ -48,6 +48,7 @@ class MirrorDesign:
     :param within: with `insert_only`, the microseconds around a row's time in which later records of its key change
         nothing; None for any time.
     :param history: for a mirror of plain records, whether each version of a row is a row.
+    :param is_flattened: whether plain records are Debezium's flattened events.
     :param keeps_absent: for a mirror of plain records, whether fields that a record lacks keep their values.
     """
 
@@ -68,6 +69,7 @@ class MirrorDesign:
     within: int | None = None
     keeps_absent: bool = False
     history: bool = False
+    is_flattened: bool = False
 
     @property
     def is_of_records(self) -> bool:
@@ -98,6 +100,9 @@ class MirrorDesign:
         if (insert_only := bool(held.get("insert_only"))) != self.insert_only:
             problem = f"{name} was made with {insert_only}, so its rows are the {_ROWS[insert_only]} of their keys."
             raise InvalidArgument("insert_only", problem, "A table keeps its setting: make a new one for another.")
+        if bool(held.get("flattened")) != self.is_flattened:
+            other = None if self.is_flattened else "flattened"
+            raise InvalidArgument("envelope", f"{name} was made with {other!r}.", "A table keeps its setting.")
         if (history := bool(held.get("history"))) != self.history:
             raise InvalidArgument("history", f"{name} was made with {history}.", "A table keeps its setting.")
         record_key = None if held.get("record_key") is None else tuple(held["record_key"])
@@ -162,7 +167,7 @@ class MirrorDesign:
         logs = self.logs.to_note()
         optional: dict[str, Any] = {"record_key": self.record_key, "source_table": self.source_table, "logs": logs}
         optional |= {"sequence_by": self.sequence_by, "insert_only": self.insert_only or None}
-        optional |= {"history": self.history or None}
+        optional |= {"history": self.history or None, "flattened": self.is_flattened or None}
         text = json.dumps(note | {name: value for name, value in optional.items() if value is not None})
         schema = None if self.table.schema is None else _with_required(self.table.schema, key)
         metadata_columns, notes = (

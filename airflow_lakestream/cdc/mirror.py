@@ -374,7 +374,7 @@ class Mirror(WrappedSharedSink):
         self.table.take(self.design)
         self._grow(columns)
         own_topics = {identity.topic for identity in landing.topics}
-        if self.design.sequence_by or {one.topic for one in self._topics} - own_topics:
+        if self.design.sequence_by or self.design.is_flattened or {one.topic for one in self._topics} - own_topics:
             # Entries do not contain their topic: which of them are older than the lows of one topic is unknown. And by
             # a sequence, a record may be late at any offset.
             landing = replace(landing, lows={})

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.setting import RecordMerge
+from airflow_lakestream.config.setting import RecordEnvelope, RecordMerge
 from airflow_lakestream.core.checks import LandingChecks, RowChecker, RowCountCheck
 from airflow_lakestream.core.policies import SchemaEvolution, ValueFormat, is_given, is_literal
 from airflow_lakestream.core.routing import TableTemplate
@@ -114,6 +114,15 @@ def check_merge(given: Mapping[str, Any]) -> None:
         _refuse_others("merge", _NOT_WITH_GIVEN, given)
 
 
+def check_flattened(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that flattened events of a database contradict. Raises InvalidArgument.
+
+    :param given: the arguments by name; templates are not known yet, and pass.
+    """
+    if given["envelope"] == RecordEnvelope.FLATTENED:
+        _refuse_others("envelope", _NOT_WITH_FLATTENED, given)
+
+
 def check_history(given: Mapping[str, Any]) -> None:
     """Refuse arguments that the history of rows contradicts, and a history without times. Raises InvalidArgument.
 
@@ -143,6 +152,13 @@ _NOT_WITH_FIRST = {
     "tombstones": "no row is deleted",
     "soft_delete": "no row is deleted",
     "merge": "no row is changed",
+}
+_NOT_WITH_FLATTENED = {
+    "sequence_by": "events are in the order of the database's log, or of offsets",
+    "insert_only": "a mirror follows the changes of rows",
+    "history": "it goes with envelope=None, and the column of a time",
+    "merge": "an event has the whole row",
+    "sql": "it goes with envelope=None",
 }
 _NOT_WITH_HISTORY = {
     "soft_delete": "a deletion ends a version, which stays",

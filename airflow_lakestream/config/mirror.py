@@ -15,6 +15,7 @@ from airflow_lakestream.cdc.events.sequence import check_sequence
 from airflow_lakestream.cdc.events.statement import RecordStatement
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import (
+    check_flattened,
     check_history,
     check_insert_only,
     check_key_given,
@@ -22,7 +23,7 @@ from airflow_lakestream.config.checks import (
     checks_of_mirror,
 )
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.config.setting import RecordMerge, SettingTaker
+from airflow_lakestream.config.setting import RecordEnvelope, RecordMerge, SettingTaker
 from airflow_lakestream.config.settings import mirror_taker, refusal_of
 from airflow_lakestream.config.sql import SqlStatement
 from airflow_lakestream.core.policies import (
@@ -149,6 +150,7 @@ class MirrorConfig(ExtractConfig):
         check_insert_only(given := {one.name: getattr(self, one.name) for one in fields(self)})
         check_merge(given)
         check_history(given)
+        check_flattened(given)
         if self._within is not None and len(by) > 1:
             problem = f"{', '.join(by)}: within goes by one column, the time of a record."
             raise InvalidArgument("sequence_by", problem, "Name that column alone.")
@@ -159,7 +161,19 @@ class MirrorConfig(ExtractConfig):
     @property
     def is_of_records(self) -> bool:
         """Whether the mirror is one of plain records, not of a database's events."""
-        return not is_given(self.envelope)
+        return mirror_taker(self.envelope) is SettingTaker.UPSERT
+
+    @property
+    def is_flattened(self) -> bool:
+        """Whether plain records are Debezium's events, flattened by `ExtractNewRecordState`."""
+        return self.envelope == RecordEnvelope.FLATTENED
+
+    @property
+    def value_envelope(self) -> str | None:
+        """The envelope of values; of flattened events, Connect's JSON may be around the row."""
+        if self.is_flattened:
+            return ValueEnvelope.CONNECT if self.format == ValueFormat.JSON else None
+        return super().value_envelope
 
     @property
     def statement(self) -> SqlStatement | None:
@@ -241,12 +255,13 @@ class MirrorConfig(ExtractConfig):
 
     def _of_records(self, held: PayloadFormats, common: Mapping[str, Any]) -> RecordPayload:
         has_registry, statement = held.registry is not None and held.row.kind is not None, self.statement
+        keeps_unknown = held.row.keeps_unknown and self.value_envelope is None
         return RecordPayload(
             **common,
             nested=self._nested,
-            unknown_fields=UnknownFields.EVOLVE
-            if held.row.keeps_unknown and statement is None
-            else UnknownFields.IGNORE,
+            unknown_fields=UnknownFields.EVOLVE if keeps_unknown and statement is None else UnknownFields.IGNORE,
+            envelope=self.value_envelope,
+            is_flattened=self.is_flattened,
             csv_delimiter=held.csv_delimiter,
             renamed=held.renamed,
             refused_characters=held.refused_characters,
@@ -292,6 +307,7 @@ class MirrorConfig(ExtractConfig):
             within=self._within,
             keeps_absent=self._keeps_absent,
             history=self._history,
+            is_flattened=self.is_flattened,
         )
 
     @property

@@ -51,6 +51,14 @@ class RecordMerge(StrEnum):
     GIVEN = auto()
 
 
+class RecordEnvelope(StrEnum):
+    """Wrapping around the row in a value: `core.policies.ValueEnvelope`, and Debezium's flattened events."""
+
+    CONNECT = auto()
+    DEBEZIUM = auto()
+    FLATTENED = auto()
+
+
 class SettingTaker(StrEnum):
     """A landing, a mirror, a group or an engine, which takes settings; the value completes "is not for".
 

@@ -23,6 +23,7 @@ from airflow_lakestream.config.reading_settings import (
 )
 from airflow_lakestream.config.setting import (
     MIRRORS,
+    RecordEnvelope,
     RecordMerge,
     Setting,
     SettingKind,
@@ -329,8 +330,9 @@ def refusal_of(taker: SettingTaker, name: str, prefix: str = "") -> InvalidArgum
 
 
 def mirror_taker(envelope: object) -> SettingTaker:
-    """Return the taker of a mirror's settings: of a database's events, or of plain records if no envelope is given."""
-    return SettingTaker.MIRROR if is_given(envelope) else SettingTaker.UPSERT
+    """Return the taker of a mirror's settings: of a database's events, or of plain or flattened records."""
+    is_of_events = is_given(envelope) and envelope != RecordEnvelope.FLATTENED
+    return SettingTaker.MIRROR if is_of_events else SettingTaker.UPSERT
 
 
 def refuse_for(taker: SettingTaker, given: Mapping[str, object]) -> None:

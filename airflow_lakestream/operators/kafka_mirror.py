@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config.checks import (
+    check_flattened,
     check_history,
     check_insert_only,
     check_key_given,
@@ -165,6 +166,7 @@ def _check_taken(given: Mapping[str, Any]) -> None:
         check_insert_only(given)
         check_merge(given)
         check_history(given)
+        check_flattened(given)
 
 
 def _one(_: str, table: object) -> None:

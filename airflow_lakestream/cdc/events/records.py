@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, GIVEN, MARK, OF_EVENTS, OP, POSITION, is_kept
 from airflow_lakestream.cdc.events.deletions import DeletionCondition
+from airflow_lakestream.cdc.events.flattened import FlattenedRecords, place_columns
 from airflow_lakestream.cdc.events.kafka_keys import FieldPath, KafkaKeyReader, columns_in_keys, type_at
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.notes import with_notes_of_records
@@ -20,12 +21,16 @@ from airflow_lakestream.cdc.events.schemas import RecordSchemas
 from airflow_lakestream.cdc.events.sequence import check_type, place_numbers
 from airflow_lakestream.cdc.events.statement import RecordRows, RecordStatement
 from airflow_lakestream.cdc.events.widening import grown, joined_type
-from airflow_lakestream.core.policies import UNAVAILABLE, KeyFormat, ValueFormat
+from airflow_lakestream.cdc.stops import MirrorStopped, StopReason, name_not_free
+from airflow_lakestream.core.policies import UNAVAILABLE, KeyFormat, OutOfRange, ValueFormat
 from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.connect.unavailable import Mask, left_out, may_be_left_out
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import without_bare
 from airflow_lakestream.decode.json.column_names import NameRules
+from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColumn
+from airflow_lakestream.decode.json.document import Json
+from airflow_lakestream.decode.json.growing import grow
 from airflow_lakestream.decode.keys import ColumnDecoder
 from airflow_lakestream.decode.known_formats import FORMATS, PayloadSettings, uses_registry
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Indices, all_but, pick
@@ -51,6 +56,7 @@ class RecordPayload(PayloadFormats):
     :param delete_when: a SQL condition over a record's columns: such a record deletes its key; empty for no record.
     :param is_timed: whether the first column of `sequence_by` has to be a timestamp.
     :param statement: makes rows of values, before the key is taken; None if values are decoded into rows.
+    :param is_flattened: whether records are Debezium's flattened events, in JSON perhaps with Connect's schema.
     :param keeps_absent: whether rows note the columns that their records give.
     """
 
@@ -63,6 +69,7 @@ class RecordPayload(PayloadFormats):
     is_timed: bool = False
     keeps_absent: bool = False
     statement: RecordStatement | None = None
+    is_flattened: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,7 +185,7 @@ class RecordPayload(PayloadFormats):
 
     def record_schemas(self) -> RecordSchemas | None:
         """Return the finder of columns in the records' schemas, or None for a format without schemas."""
-        if self.row.kind is None or self.statement is not None:
+        if (self.row.kind is None and self.envelope is None) or self.statement is not None:
             return None
         return RecordSchemas(self.format, self.finder, self.names.table, of_records=True)
 
@@ -191,8 +198,25 @@ class RecordPayload(PayloadFormats):
 
     def key_records(self, schema: pa.Schema) -> ColumnDecoder:
         """Return the decoder of Kafka keys that are records, for the records' columns."""
-        settings = PayloadSettings(self.format_of_keys, registry=self.registry, timestamps_finer=self.timestamps_finer)
+        wrapped = self.envelope if self.format_of_keys == KeyFormat.JSON else None
+        settings = PayloadSettings(
+            self.format_of_keys, envelope=wrapped, registry=self.registry, timestamps_finer=self.timestamps_finer
+        )
         return FORMATS[self.format_of_keys].decoder(settings, schema)
+
+    def documents(self, schema: pa.Schema, unknown_fields: str) -> ColumnDecoder:
+        """Return the decoder of plain JSON. For flattened events WithoutColumn is raised for an unknown field."""
+        if self.is_flattened:
+            return WatchingDecoder(schema, (), out_of_range=OutOfRange.REJECT, finer=self.finer)
+        return super().documents(schema, unknown_fields)
+
+    def with_fields(self, schema: pa.Schema, leftovers: Sequence[Json]) -> pa.Schema:
+        """Return the columns, with those for unknown fields of JSON. Raises MirrorStopped for a reserved name."""
+        there = self.of_fields(schema)
+        found = grow(self.new_names.fields(there), leftovers, self.name_rules)
+        for path, reason in found.refused.items():
+            raise name_not_free(self.names.table, path, reason, of_records=True)
+        return grown(schema, self.of_schemas(list(found.schema), there.names))
 
     def of_schemas(self, fields: Sequence[pa.Field], there: Sequence[str]) -> pa.Schema:
         """Return the columns for fields of records' schemas. Raises MirrorStopped for a reserved name."""
@@ -240,7 +264,13 @@ class _RecordDecoder:
             self._note_given(batch, decoded)
         self._complete_keys(batch, decoded)
         self._find_deleted(decoded)
+        flattened = FlattenedRecords(decoded.rows) if self._payload.is_flattened else None
+        if flattened is not None:
+            self._check_flattened(batch, decoded, flattened.whole_events(), "it is a whole event of Debezium")
+            decoded.is_deleted |= flattened.deleted()
         self._place(decoded)
+        if flattened is not None:
+            self._place_by_log(batch, decoded, flattened)
         for name in self._payload.own_columns(decoded.rows.column_names):
             if may_be_left_out(decoded.rows.schema.field(name).type):
                 decoded.refuse(left_out(decoded.rows[name]), f"{name}: {_LEFT_OUT}")
@@ -273,9 +303,14 @@ class _RecordDecoder:
         if self._schemas is not None:
             columns = self._payload.of_schemas(self._schemas.row(values), self._schema.names)
             self._schema = grown(self._schema, columns)
-        if self._decoder.schema != self._payload.of_fields(self._schema):
-            self._decoder = self._payload.of_columns(self._schema)
-        decoded = self._decoder.decode(values)
+        while True:
+            if self._decoder.schema != self._payload.of_fields(self._schema):
+                self._decoder = self._payload.of_columns(self._schema)
+            try:
+                decoded = self._decoder.decode(values)
+                break
+            except WithoutColumn as found:
+                self._schema = self._payload.with_fields(self._schema, list(found.leftovers.values()))
         kept = all_but(len(values), [row.index for row in decoded.bad])
         return RecordRows(decoded.rows, kept, kept[:0], decoded.bad)
 
@@ -305,6 +340,34 @@ class _RecordDecoder:
                 raise InvalidArgument("key", problem, "Give the nested field and the column the same type in schema.")
             problem = f"it makes {kind} of the column {name}, which is {own}."
             raise InvalidArgument("sql", problem, "Cast it to the column's type, or name another column: AS.")
+
+    def _check_flattened(self, batch: RawBatch, decoded: _BatchRows, mask: Mask, problem: str) -> None:
+        """Stop at the first good record of a mask: it has no order with flattened events. Raises MirrorStopped."""
+        bad = np.isin(decoded.places, np.array(list(decoded.bad), np.int64))
+        for place in decoded.places[mask & ~bad][:1].tolist():
+            where = f"{batch.topic}[{batch.partition}] offset {batch.offsets[place]}"
+            remedy = "Let one connector with one setting of ExtractNewRecordState write a new topic, for a new table."
+            raise MirrorStopped(
+                self._payload.names.table, StopReason.ORDER_UNKNOWN, f"{where}: {problem} among flattened ones.", remedy
+            )
+
+    def _place_by_log(self, batch: RawBatch, decoded: _BatchRows, flattened: FlattenedRecords) -> None:
+        """Set the place of each record in the database's log, if records have one. Raises MirrorStopped."""
+        found = flattened.places()
+        if found is None:
+            return
+        commit, position = found
+        lacks = commit.is_null().to_numpy(zero_copy_only=False)
+        columns = place_columns(decoded.rows.column_names)
+        self._check_flattened(batch, decoded, lacks & ~decoded.is_tombstone, f"it has no {columns}, unlike others")
+        if flattened.has_deletions:
+            # The deletion itself came as a record.
+            decoded.leave_out(decoded.is_tombstone)
+        else:
+            reason = f"a tombstone has no {columns}: set delete.tombstone.handling.mode=rewrite in the connector"
+            decoded.refuse(decoded.is_tombstone, reason)
+        for name, column in ((COMMIT, commit), (POSITION, position)):
+            decoded.set(name, pc.coalesce(column, pa.scalar(0, pa.int64())))
 
     def _complete_keys(self, batch: RawBatch, decoded: _BatchRows) -> None:
         """Fill key columns without a value from the Kafka keys; a record without any value of the key is bad."""
@@ -400,9 +463,13 @@ class _BatchRows:
         place = int(self.places[at])
         self.bad.setdefault(place, BadRow(place, reason))
 
+    def leave_out(self, mask: Mask) -> None:
+        """Take the records of the rows of a mask for filtered ones."""
+        self.filtered = sorted({*self.filtered, *self.places[mask].tolist()} - self.bad.keys())
+
     def result(self) -> DecoderResult:
         """Return the rows of good records, with notes, and the bad records."""
-        is_bad = np.isin(self.places, np.array(list(self.bad), np.int64))
+        is_bad = np.isin(self.places, np.array([*self.bad, *self.filtered], np.int64))
         rows = self.rows.filter(pa.array(~is_bad)) if is_bad.any() else self.rows
         return DecoderResult(
             with_notes_of_records(rows), [self.bad[place] for place in sorted(self.bad)], self.filtered

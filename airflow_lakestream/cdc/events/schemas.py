@@ -84,6 +84,9 @@ class RecordSchemas:
     def _attached(self, text: str) -> Row:
         # The schema next to a JSON value, from Connect's JsonConverter.
         shape = connect_schema.parse(text)
+        if self.of_records:
+            members = {} if shape is None else shape.fields
+            return [connect_schema.arrow_field(name, inner, name) for name, inner in members.items()]
         # Only the row's images and the operation, by which an event is recognized.
         members = (
             {} if shape is None else {name: shape.fields[name] for name in (*IMAGES, "op") if name in shape.fields}
