@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from airflow_lakestream.config.setting import SettingSection
+from airflow_lakestream.config.setting import RecordEnvelope, SettingSection
 from airflow_lakestream.core.policies import (
     KeyFormat,
     StartOffset,
-    ValueEnvelope,
     ValueFormat,
 )
 from airflow_lakestream.pipelines.part import (
@@ -58,7 +57,7 @@ class Source(Part):
     consumer_group: str | None = Field(default=None, description="names the ledger; default: the pipeline's name")
     format: ValueFormat = ValueFormat.JSON
     key_format: KeyFormat | None = None
-    envelope: ValueEnvelope | None = None
+    envelope: RecordEnvelope | None = None
     start_offset: StartOffset = StartOffset.EARLIEST
     schema_: str | None = Field(default=None, alias="schema", description="DDL of what transformations read")
 

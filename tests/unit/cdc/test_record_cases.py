@@ -498,6 +498,84 @@ def test_a_table_keeps_its_history_and_its_times(lake: GivenLake) -> None:
         land(lake, *some, record({"id": 2, "at": "2026-01-01T00:00:00Z", "n": 1, "_valid_to": 1}), **config)
 
 
+FLAT = {"envelope": "flattened"}
+
+
+def flat(key: int, text: str | None, op: str | None, lsn: int | None = None, **more: Any) -> dict[str, Any]:
+    """Return a row of ExtractNewRecordState; one of a snapshot need not have an operation."""
+    row = {
+        "id": key,
+        "text": text,
+        "__deleted": "true" if op == "d" else "false",
+        "__op": op,
+        "__source_lsn": lsn,
+    } | more
+    return {name: value for name, value in row.items() if not (name.startswith("__") and value is None)}
+
+
+def with_schema(row: dict[str, Any]) -> bytes:
+    """Return a row in JSON with Connect's schema."""
+    kinds = {"id": "int32", "born": "int32", "__source_lsn": "int64"}
+    fields = [{"field": name, "type": kinds.get(name, "string"), "optional": True} for name in row]
+    for one in fields:
+        one.update({"name": "io.debezium.time.Date", "version": 1} if one["field"] == "born" else {})
+    return json.dumps({"schema": {"type": "struct", "fields": fields, "optional": False}, "payload": row}).encode()
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_flattened_events_are_in_the_order_of_the_log_and_delete_their_rows(
+    tmp_path: Path, table_format: str, wrapped: bool
+) -> None:
+    lake = GivenLake(tmp_path, table_format, kind=MirrorConfig)
+    key = with_schema({"id": 1}) if wrapped else b'{"id": 1}'
+
+    def one(row: dict[str, Any]) -> Record:
+        return Record(with_schema(row) if wrapped else json.dumps(row).encode(), key)
+
+    some = [one(flat(n, "read", None, 5)) for n in (1, 2, 3)] + [one(flat(1, "a", "u", 9)), one(flat(2, "b", "u", 7))]
+    land(lake, *some, **FLAT)
+    # Sent again, or late; a deletion with the tombstone behind it; a new column.
+    some += [one(flat(1, "old", "u", 8)), one(flat(2, None, "d", 10)), Record(None, key.replace(b"1}", b"2}"))]
+    some += [one(flat(3, "c", "u", 11, born=20_000)), one(flat(2, "b", "u", 7))]
+    found = land(lake, *some, **FLAT)
+    assert (found.counts.written, found.counts.filtered) == (4, 1)
+    born = date(2024, 10, 4) if wrapped else 20_000
+    assert [(one["id"], one["text"], one["born"]) for one in rows(lake)] == [(1, "a", None), (3, "c", born)]
+    # An event without a place has no order with the others.
+    with pytest.raises(MirrorStopped, match=r"\[0\] offset 10: it has no __source_lsn, unlike others.*order-unknown"):
+        land(lake, *some, one(flat(1, "x", "u")), **FLAT, on_error="reject")
+
+
+def test_flattened_events_without_a_place_are_in_the_order_of_offsets_and_tombstones_delete(lake: GivenLake) -> None:
+    some = [record(flat(1, "a", "c")), record(flat(2, "b", "c")), record(flat(1, None, "d"))]
+    some += [Record(None, b'{"id": %d}' % key) for key in (1, 2)]
+    land(lake, *some, record(flat(1, "c", "c")), **FLAT)
+    assert [(one["id"], one["text"]) for one in rows(lake)] == [(1, "c")]
+    with pytest.raises(InvalidArgument, match=r"envelope: lake\.events was made with 'flattened'"):
+        land(lake, record({"id": 1}))
+
+
+def test_flattened_events_of_a_binary_log_are_in_the_order_of_its_files(lake: GivenLake) -> None:
+    def at(file: int, byte: int, row: int) -> dict[str, Any]:
+        return {"__source_file": f"binlog.{file:06}", "__source_pos": byte, "__source_row": row}
+
+    places = (("b", (2, 4, 0)), ("c", (2, 4, 1)), ("a", (1, 900, 0)))
+    some = [flat(1, text, "u", **at(*place)) for text, place in places]
+    land(lake, *map(record, some), **FLAT)
+    assert rows(lake)[0]["text"] == "c"
+
+
+def test_whole_events_and_tombstones_without_deletions_have_no_order_with_flattened_ones(lake: GivenLake) -> None:
+    first = record({"id": 1, "__source_lsn": 5})
+    land(lake, first, **FLAT)
+    with pytest.raises(BadRecord, match=r"a tombstone has no __source_lsn: set delete.tombstone.handling.mode=rewrite"):
+        land(lake, first, Record(None, b'{"id": 1}'), **FLAT)
+    whole = {"before": None, "after": {"id": 1}, "source": {"lsn": 6}, "op": "u"}
+    with pytest.raises(MirrorStopped, match=r"offset 1: it is a whole event of Debezium among flattened ones"):
+        land(lake, first, record(whole, b'{"id": 1}'), **FLAT)
+
+
 def test_fields_that_an_avro_schema_lacks_keep_their_values_and_null_replaces_them(tmp_path: Path) -> None:
     lake = GivenLake(tmp_path, schemas=SCHEMAS, kind=MirrorConfig)
     some = [Record(avro(WIDE, {"id": key, "name": "a", "more": 1.5}, 4)) for key in (1, 2)]

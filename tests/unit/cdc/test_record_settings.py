@@ -68,6 +68,10 @@ def record(value: Any) -> Record:
         ({"history": True, "sequence_by": "at", "soft_delete": True}, "history: does not go with soft_delete=True"),
         ({"history": True, "sequence_by": "at", "merge": "given"}, "history: does not go with merge='given'"),
         ({"envelope": "debezium", "history": True}, "history: is not for a mirror: a mirror has the current rows"),
+        ({"envelope": "flattened", "sequence_by": "at"}, "envelope: does not go with sequence_by='at': events are"),
+        ({"envelope": "flattened", "history": True}, "history: needs sequence_by"),
+        ({"envelope": "flattened", "merge": "given"}, "envelope: does not go with merge='given'"),
+        ({"envelope": "flattened", "source_tables": "a"}, "source_tables: is not for a table by key"),
         ({"merge": "some"}, "merge: 'some'"),
         ({"merge": "given", "soft_delete": True}, "merge: does not go with soft_delete=True: the next record"),
         ({"merge": "given", "insert_only": True}, "insert_only: does not go with merge='given': no row is changed"),
@@ -111,6 +115,7 @@ def test_the_operator_refuses_them_where_the_dag_is_parsed_and_leaves_templates_
     make(**UPSERT, insert_only="{{ params.once }}", sequence_by="{{ params.by }}")
     make(**UPSERT, insert_only=True, tombstones="reject")
     make(**UPSERT, insert_only=True, sequence_by="at", within=timedelta(days=7))
+    make(envelope="flattened", key=["id"], tombstones="skip")
     make(envelope="{{ params.envelope }}", sequence_by="at", source_tables="a")
     for config, problem in (
         ({"envelope": None}, "key: is missing"),

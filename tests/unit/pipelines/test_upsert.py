@@ -35,6 +35,8 @@ def test_the_extract_engine_keeps_a_table_by_key_with_the_mirror_operator(tmp_pa
     assert call.name == "KafkaMirrorOperator"
     assert (call.arguments["envelope"], call.arguments["key"], call.arguments["key_format"]) == (None, ["id"], "string")
     assert "envelope=None" in python_of(found)
+    flattened = compiled(tmp_path, UPSERT.replace("key_format: string,", "envelope: flattened,"))
+    assert operator_of(flattened).arguments["envelope"] == "flattened"
     [config] = check(found)
     assert isinstance(config, MirrorConfig)
     assert isinstance(config.payload, RecordPayload)
