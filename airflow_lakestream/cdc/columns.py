@@ -19,7 +19,6 @@ DELETED = "_is_deleted"
 
 # Only with the history of rows: from which time to which a version was valid, and whether it has no end.
 VALID_FROM, VALID_TO, IS_CURRENT = "_valid_from", "_valid_to", "_is_current"
-HISTORY = (VALID_FROM, VALID_TO, IS_CURRENT)
 
 OP, SOURCE, RECORD_KEY = "_op", "_source", "_kafka_key"
 # An event's origin: its transaction, its table, and the columns of its record's key.
@@ -58,12 +57,3 @@ def is_kept(name: str) -> bool:
 def version_schema() -> pa.Schema:
     """Return the columns of an event's version, `VERSION`, with types."""
     return pa.schema(list(_VERSION_TYPES.items()))
-
-
-def mirror_schema(*, soft_delete: bool, history: bool = False) -> pa.Schema:
-    """Return a mirror's own columns, in addition to the row's: the version, the mark of deleted rows, the history."""
-    time = pa.timestamp("us", "UTC")
-    further = [pa.field(DELETED, pa.bool_())] if soft_delete else []
-    if history:
-        further = [pa.field(VALID_FROM, time), pa.field(VALID_TO, time), pa.field(IS_CURRENT, pa.bool_())]
-    return pa.schema([*version_schema(), *further])

@@ -221,12 +221,10 @@ class DeltaMirror(DeltaSink):
         """
         target, (columns, _, order), key = self._target(), self._layout(), mirror.key or ()
         committed, written = list[Add](), list[Add]()
-        entries = self._entries(self._name, self._id, columns, key, landing.lows, every=mirror.history)
+        entries = self._entries(self._name, self._id, columns, key, landing.lows, every=mirror.rows.keeps_versions)
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=columns))
-        make_merger = HistoryMerger if mirror.history else BatchMerger
-        merger = make_merger(
-            batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written, look
-        )
+        make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
+        merger = make_merger(batch, self._name, key, mirror.rows, entries, mirror.merge_mode, self.hands, written, look)
         founded: MergeResult | None = None
 
         def make(head: DeltaTableHead | None) -> list[Action]:

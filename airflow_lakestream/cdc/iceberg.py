@@ -212,14 +212,12 @@ class IcebergMirror(IcebergSink):
         """
         target, key = self._target(None), mirror.key or ()
         entries = self._entries(
-            self._name, mirror_id(target.metadata), target.schema(), key, landing.lows, every=mirror.history
+            self._name, mirror_id(target.metadata), target.schema(), key, landing.lows, every=mirror.rows.keeps_versions
         )
         written = list[DataFile]()
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=target.schema()))
-        make_merger = HistoryMerger if mirror.history else BatchMerger
-        merger = make_merger(
-            batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written, look
-        )
+        make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
+        merger = make_merger(batch, self._name, key, mirror.rows, entries, mirror.merge_mode, self.hands, written, look)
         if not self.is_there:
             # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)

@@ -82,9 +82,9 @@ def follow(
             repeats = RepeatedRecords(design.key, design.within)
             return design.noted(), first_records(events, repeats, topics_of(landing), staged)
         ties = PartitionTies(mirror, topics_of(landing), design.key, design.sequence_by)
-        if design.history:
+        if design.rows.keeps_versions:
             return design.noted(), every_record(events, ties)
-        found = newest_records(events, ties, soft_delete=design.soft_delete, staged=staged)
+        found = newest_records(events, ties, strategy=design.rows, staged=staged)
         if design.keeps_absent:
             records = without_late(by_version(events.combine_chunks()), design.key)
             found = replace(found, partial=PartialRecords(records, design.key))
@@ -101,7 +101,7 @@ def follow(
         events,
         design.key or (),
         mirror,
-        soft_delete=design.soft_delete,
+        strategy=design.rows,
         topic=topics_of(landing),
         record_key=design.record_key or (),
         staged=staged,
@@ -433,13 +433,13 @@ class Mirror(WrappedSharedSink):
         """
         design = self.design
         assert design.key is not None, "the table is there"
-        if design.soft_delete:
+        if design.rows.keeps_deleted:
             raise ValuesApart("deleted rows stay")
         if design.auditor is not None:
             raise ValuesApart("checks look at the rows")
         if design.keeps_absent:
             raise ValuesApart("records have only some of the fields")
-        if design.history:
+        if design.rows.keeps_versions:
             raise ValuesApart("each version of a row is kept")
         return read_bare(self.table.staging.open_file, self.outline(), self._taken.files, design.key)
 

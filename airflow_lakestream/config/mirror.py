@@ -13,6 +13,7 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.records import RecordPayload
 from airflow_lakestream.cdc.events.sequence import check_sequence
 from airflow_lakestream.cdc.events.statement import RecordStatement
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import (
     check_flattened,
@@ -210,8 +211,9 @@ class MirrorConfig(ExtractConfig):
         return arguments.items("sequence_by", self.sequence_by) or ()
 
     @property
-    def _history(self) -> bool:
-        return arguments.flag("history", self.history)
+    def _strategy(self) -> RowStrategy:
+        flags = {name: arguments.flag(name, getattr(self, name)) for name in ("soft_delete", "history")}
+        return RowStrategy.of(**flags)
 
     @property
     def _keeps_absent(self) -> bool:
@@ -271,7 +273,7 @@ class MirrorConfig(ExtractConfig):
             sequence_by=self._sequence,
             statement=None if statement is None else RecordStatement(statement.transform, self._metadata),
             delete_when=arguments.condition("delete_when", self.delete_when) or "",
-            is_timed=self._within is not None or self._history,
+            is_timed=self._within is not None or self._strategy.keeps_versions,
             keeps_absent=self._keeps_absent,
         )
 
@@ -282,10 +284,9 @@ class MirrorConfig(ExtractConfig):
             self.table,
             arguments.names("rename_columns", self.rename_columns),
             with_key=not is_given(self.key),
-            soft_delete=arguments.flag("soft_delete", self.soft_delete),
+            rows=self._strategy,
             lake=self.lake,
             of_records=self.is_of_records,
-            history=self._history,
             nested=tuple(name.lower() for name in self._nested),
         )
 
@@ -295,7 +296,7 @@ class MirrorConfig(ExtractConfig):
         return MirrorDesign(
             super().design,
             key=self._key or None,
-            soft_delete=arguments.flag("soft_delete", self.soft_delete),
+            rows=self._strategy,
             out_of_range=choose(OutOfRange, "out_of_range", self.out_of_range),
             renamed=self.names.renamed,
             source_tables=arguments.regex("source_tables", self.source_tables),
@@ -306,7 +307,6 @@ class MirrorConfig(ExtractConfig):
             insert_only=arguments.flag("insert_only", self.insert_only),
             within=self._within,
             keeps_absent=self._keeps_absent,
-            history=self._history,
             is_flattened=self.is_flattened,
         )
 

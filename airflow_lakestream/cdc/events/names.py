@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from airflow_lakestream.cdc.columns import DELETED, HISTORY, IMAGE, OFFSET, OP, PARTITION, RECORD_KEY, SOURCE, is_kept
+from airflow_lakestream.cdc.columns import IMAGE, OFFSET, OP, PARTITION, RECORD_KEY, SOURCE, is_kept
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.cdc.stops import MirrorStopped, name_garbled, name_not_free
 from airflow_lakestream.decode.connect.debezium import EventNaming
 from airflow_lakestream.exceptions import InvalidArgument
@@ -26,20 +27,18 @@ class ColumnNames:
     :param table: the mirror's name.
     :param renamed: column names, by the names in the database.
     :param with_key: whether events carry the keys of their records.
-    :param soft_delete: whether deleted rows stay.
+    :param rows: the rows of a key, which may have further columns.
     :param lake: the format of the table, which may reserve names.
     :param of_records: the columns are those of plain records, not of a database's table.
-    :param history: whether each version of a row is kept.
     :param nested: columns of the key whose values are nested fields, in lower case.
     """
 
     table: str = "the table"
     renamed: Mapping[str, str] = field(default_factory=dict)
     with_key: bool = True
-    soft_delete: bool = False
+    rows: RowStrategy = RowStrategy.CURRENT
     lake: LakeFormat = DEFAULT
     of_records: bool = False
-    history: bool = False
     nested: tuple[str, ...] = ()
 
     @property
@@ -52,8 +51,7 @@ class ColumnNames:
         """Reserved names, unfit for columns of the row, in lower case: Spark ignores case."""
         names = [OP, SOURCE, PARTITION, OFFSET]
         names += [RECORD_KEY] if self.with_key or self.of_records else []
-        names += [DELETED] if self.soft_delete else []
-        names += HISTORY if self.history else ()
+        names += self.rows.further.names
         return frozenset([*names, *self.nested, *self.lake.columns_taken])
 
     def check_argument(self) -> None:

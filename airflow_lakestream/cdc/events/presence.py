@@ -13,6 +13,7 @@ from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.decode.json.document import parse_document
 from airflow_lakestream.decode.lanes.confluent import HEADER
 from airflow_lakestream.tables.rising import Numbers
+from airflow_lakestream.tables.row_buffer import one_array
 
 
 def given_fields(
@@ -58,9 +59,7 @@ def given_mask(given: pa.ChunkedArray, name: str) -> Mask:
 
     :param given: the columns of each record, from `given_fields`.
     """
-    found = given.combine_chunks().dictionary_encode()
-    if isinstance(found, pa.ChunkedArray):
-        found = found.chunk(0)
+    found = one_array(given).dictionary_encode()
     there = np.array([name in json.loads(text) for text in found.dictionary.to_pylist()], np.bool_)
     numbers = found.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     mask = np.zeros(len(numbers), np.bool_)

@@ -427,7 +427,9 @@ class _RecordDecoder:
             decoded.refuse(values.is_null().to_numpy(zero_copy_only=False), _no_order(name))
             decoded.refuse(beyond, f"{name}: it is outside of the range that orders records")
             numbers[number] = pc.coalesce(values, zero)
-        by_values = pc.if_else(pa.array(decoded.is_deleted), MARK if self._payload.names.soft_delete else "d", "u")
+        by_values = pc.if_else(
+            pa.array(decoded.is_deleted), MARK if self._payload.names.rows.keeps_deleted else "d", "u"
+        )
         ops = pc.if_else(pa.array(decoded.is_tombstone), "d", by_values)
         for name, column in ((OP, ops), (COMMIT, numbers[0]), (POSITION, numbers[1])):
             decoded.rows = decoded.rows.append_column(name, column)

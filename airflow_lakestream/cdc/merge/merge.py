@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, DELETED, MARK, OP, VALID_TO, VERSION
+from airflow_lakestream.cdc.columns import COMMIT, DELETED, MARK, OP, VERSION
 from airflow_lakestream.cdc.keys.guards import GuardCheck
 from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, find_keys, in_order
 from airflow_lakestream.cdc.merge.audited import Look
@@ -39,6 +39,7 @@ from airflow_lakestream.cdc.merge.memory import MirrorEntries, MirrorMemory, row
 from airflow_lakestream.cdc.merge.newest import NewestEvents, is_before, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
 from airflow_lakestream.cdc.merge.values import OldRows, RowValues
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers, distinct
@@ -97,7 +98,7 @@ class BatchMerger:
     :param batch: the newest events. `merge` replaces them by events with later places, see `snapshots.behind`.
     :param table: the mirror's name.
     :param key: the columns of the key.
-    :param soft_delete: whether deleted rows stay, marked.
+    :param strategy: the rows of a key.
     :param entries: the memory of deleted rows.
     :param mode: whether files with changed rows are rewritten, or their rows deleted in place.
     :param hands: does the work on files.
@@ -108,7 +109,7 @@ class BatchMerger:
     batch: NewestEvents
     table: str
     key: tuple[str, ...]
-    soft_delete: bool
+    strategy: RowStrategy
     entries: MirrorEntries
     mode: MergeMode
     hands: MergePool
@@ -202,8 +203,7 @@ class BatchMerger:
         opened = self.entries.open()
         works, reached = list[MergeWork](), list[File]()
         if head is not None:
-            more = (VALID_TO,) if self.batch.is_history else (DELETED,) if self.soft_delete else ()
-            lookup = KeyLookup(head, search, self.key, more, batch.truncated, self._since())
+            lookup = KeyLookup(head, search, self.key, self.strategy, batch.truncated, self._since())
             reached = lookup.reached(held if batch.repeats is None else batch.repeats.reached(head, held, batch.rows))
             works.append(MergeWork(lookup, reached, sum(map(head.bytes_in, reached))))
         if opened is not None:
@@ -227,7 +227,7 @@ class BatchMerger:
             out = later & ~late[found.at] & ~self._judged.stay(head, file, found)
             matched[found.at] = True
             too_late.append(found.at[~out])
-            changes.append(change_of(file, found, out, soft_delete=self.soft_delete))
+            changes.append(change_of(file, found, out, self.strategy))
         for events in too_late:
             late[events] = True
         return [one for one in changes if one.is_touched]
@@ -235,7 +235,7 @@ class BatchMerger:
     def _since(self) -> int | None:
         """Return the first commit of the events, or None if versions of older rows are needed, too; see `KeyLookup`."""
         batch = self.batch
-        needs_all = self.soft_delete or batch.is_history or batch.guards or not len(batch.rows)
+        needs_all = self.strategy is not RowStrategy.CURRENT or batch.guards or not len(batch.rows)
         if needs_all:
             return None
         within = 0 if self.batch.repeats is None else self.batch.repeats.within or 0
@@ -271,7 +271,7 @@ class BatchMerger:
         if self.batch.partial is not None:
             needed |= set(np.flatnonzero(~is_delete & ~late).tolist())
         deletes = np.flatnonzero(is_delete & ~late).tolist()
-        return needed | set(deletes if self.soft_delete else self.batch.befores)
+        return needed | set(deletes if self.strategy.keeps_deleted else self.batch.befores)
 
     def _old_rows(self, head: MirrorHead | None, changes: Sequence[FileChange], needed: set[int]) -> OldRows:
         """Return the table's replaced or deleted rows, as far as needed."""
@@ -293,14 +293,14 @@ class BatchMerger:
         """
         place_of = np.full(len(self.batch.rows), -1, np.int64)
         is_whole = not self.batch.sources and self.batch.partial is None
-        if not self.soft_delete and is_whole and self.look is None:
+        if not self.strategy.keeps_deleted and is_whole and self.look is None:
             # The rows are complete, so they are copied once only: for the file that they go into.
             place_of[upserts] = upserts
             rows, staged = self.batch.rows, self.batch.staged
             return IncomingRows(rows.drop_columns([OP]) if staged is None else staged.needed(rows, self.key), place_of)
         rows = values.complete(upserts)
         parts, events = [rows], [upserts]
-        if self.soft_delete:
+        if self.strategy.keeps_deleted:
             is_marked = pc.fill_null(pc.equal(self.batch.rows[OP], MARK), False).take(pa.array(upserts))
             parts[0] = rows.append_column(DELETED, is_marked)
             for places_, marked in values.marked(deletes):
@@ -395,9 +395,9 @@ class BatchMerger:
     def _entries(self, values: RowValues, deletes: Numbers) -> pa.Table:
         """Return the new entries: a truncation, marks of snapshots, and deleted rows.
 
-        With `soft_delete` deleted rows stay in the table: only rows whose values the next event may need get an entry.
+        If deleted rows stay in the table, only rows whose values the next event may need get an entry.
         """
-        wanted = [at for at in deletes.tolist() if not self.soft_delete or at in self.batch.befores]
+        wanted = [at for at in deletes.tolist() if not self.strategy.keeps_deleted or at in self.batch.befores]
         rows = self.batch.rows.select([*self.key, *VERSION]).take(pa.array(wanted, pa.int64()))
         kept = [values.row_before(at) for at in wanted]
         rows = rows.append_column(row_column(self.key), pa.array(kept, pa.binary()))

@@ -22,6 +22,7 @@ from airflow_lakestream.cdc.keys.sent import sent_guards
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.left_out import ValueSource, befores, sources
 from airflow_lakestream.cdc.merge.snapshots import Version, versions, with_ends
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
@@ -62,7 +63,6 @@ class NewestEvents:
     :param staged: with staged events, executors read the values of rows: `rows` have key, operation, version and place.
     :param ties: for events of plain records, the check of their order; None for events of a database.
     :param partial: all records, if they may have only some of the fields.
-    :param is_history: `rows` are all records, each of which begins or ends a version of its key.
     :param repeats: with it, rows of the table stay, and it finds the records that change nothing.
     """
 
@@ -78,7 +78,6 @@ class NewestEvents:
     ties: PartitionTies | None = None
     partial: PartialRecords | None = None
     repeats: RepeatedRecords | None = None
-    is_history: bool = False
 
 
 def newest(
@@ -86,7 +85,7 @@ def newest(
     key: Sequence[str],
     table: str = "the table",
     *,
-    soft_delete: bool = False,
+    strategy: RowStrategy = RowStrategy.CURRENT,
     topic: str = "",
     record_key: Sequence[str] = (),
     staged: StagedEvents | None = None,
@@ -98,19 +97,19 @@ def newest(
     :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param key: the columns of the mirror's key.
     :param table: the mirror's name, and `topic` the topic's, for errors.
-    :param soft_delete: whether deleted rows stay: then a deletion has the values of the row before it.
+    :param strategy: the rows of a key; if a deleted one stays, a deletion has the values of the row before it.
     :param record_key: the columns of the records' keys, which every deletion has.
     :param staged: the files with the values of rows, if `events` lacks the values.
     """
     # 1. Sort by version, with a truncation for each snapshot's end.
     events, snapshots = with_ends(events)
     rows = by_version(events.combine_chunks())
-    # 2. Only the events after the last truncation count. With `soft_delete`, a truncation deletes each row before it.
+    # 2. Only the events after the last truncation count. If deleted rows stay, it deletes each row before it.
     truncated = None
     cuts = np.flatnonzero(_is(rows, "t")).tolist()
     if cuts:
         truncated = versions(rows.slice(cuts[-1], 1))[0]
-        rows = _with_truncated(rows, cuts, key) if soft_delete else rows.slice(cuts[-1] + 1)
+        rows = _with_truncated(rows, cuts, key) if strategy.keeps_deleted else rows.slice(cuts[-1] + 1)
     _check_keys(rows, key, table, topic)
     # 3. Put transactions with several rows of one key in order, and guard deletions without a key.
     judge = GuardCheck(table, topic, key)
@@ -119,7 +118,7 @@ def newest(
     sent = sent_guards(rows, key, judge)
     # 4. Take each key's last event, and the event with the row's values.
     last, contents = _last_of_each(rows, key)
-    if not soft_delete:
+    if not strategy.keeps_deleted:
         contents = last
     found = _with_contents(rows, last, contents)
     # 5. Find sources for left-out values, and for values that the next event after the batch may leave out.
@@ -134,7 +133,11 @@ def newest(
 
 
 def newest_records(
-    events: pa.Table, ties: PartitionTies, *, soft_delete: bool = False, staged: StagedEvents | None = None
+    events: pa.Table,
+    ties: PartitionTies,
+    *,
+    strategy: RowStrategy = RowStrategy.CURRENT,
+    staged: StagedEvents | None = None,
 ) -> NewestEvents:
     """Reduce plain records of a batch to the last record of each key. Raises MirrorStopped for an unknown order.
 
@@ -142,14 +145,14 @@ def newest_records(
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param ties: checks the order, and has the columns of the key.
-    :param soft_delete: whether deleted rows stay: then a deletion has the values of the record before it.
+    :param strategy: the rows of a key; if a deleted one stays, a deletion has the values of the record before it.
     :param staged: the files with the values of rows, if `events` lacks the values.
     """
     rows = by_version(events.combine_chunks())
     _check_keys(rows, ties.key, ties.table, ties.topic)
     ties.check_batch(rows)
     last, contents = _last_of_each(rows, ties.key)
-    if not soft_delete:
+    if not strategy.keeps_deleted:
         contents = last
     at, found = rows.select(VERSION).take(pa.array(contents)), _with_contents(rows, last, contents)
     found = found.drop_columns([GIVEN] if GIVEN in found.column_names else [])
@@ -164,7 +167,7 @@ def every_record(events: pa.Table, ties: PartitionTies) -> NewestEvents:
     """
     rows = by_version(events.combine_chunks())
     _check_keys(rows, ties.key, ties.table, ties.topic)
-    return NewestEvents(rows, rows.select(VERSION), topic=ties.topic, ties=ties, is_history=True)
+    return NewestEvents(rows, rows.select(VERSION), topic=ties.topic, ties=ties)
 
 
 def first_records(events: pa.Table, repeats: RepeatedRecords, topic: str, staged: StagedEvents | None) -> NewestEvents:
