@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import (
+    GIVEN,
     KEY_NAMES,
     LOG,
     NOTES,
@@ -77,7 +78,8 @@ def follow(
     design.check_key(design.key, events.schema)
     if design.sequence_by is not None:
         # Without the columns of an origin, no step takes plain records for one transaction of a database.
-        events = events.drop_columns([name for name in events.column_names if name in {TRANSACTION, *_OF_ORIGIN}])
+        unneeded = {TRANSACTION, *_OF_ORIGIN} if design.keeps_absent else {TRANSACTION, GIVEN, *_OF_ORIGIN}
+        events = events.drop_columns([name for name in events.column_names if name in unneeded])
         if design.insert_only:
             repeats = RepeatedRecords(design.key, design.within)
             return design.noted(), first_records(events, repeats, topics_of(landing), staged)
@@ -454,7 +456,8 @@ class Mirror(WrappedSharedSink):
         self.table.found(self.design, events)
 
     def _columns_of_events(self) -> pa.Schema:
-        return columns_of_events(self.table.columns, with_key=self._asked.key is None)
+        further = self._asked.rows.further.names
+        return columns_of_events(self.table.columns, further, with_key=self._asked.key is None)
 
     def _grow(self, events: pa.Schema) -> None:
         """Add new columns and wider types of the events to the table with the next commit, and log the changes."""
