@@ -179,6 +179,10 @@ class RecordPayload(PayloadFormats):
         """Return the text for a column of the key in errors: the path of a nested field, or the column's name."""
         return ".".join(self.nested.get(name, (name,)))
 
+    def fields(self, columns: pa.Schema) -> pa.Schema:
+        """Return the fields of records for the mirror's columns, without columns for nested fields."""
+        return super().fields(self.of_fields(columns))
+
     def of_fields(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns that fields of a record have under their own names."""
         return pa.schema([one for one in schema if one.name not in self.nested])
