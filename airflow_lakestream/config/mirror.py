@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -293,8 +293,12 @@ class MirrorConfig(ExtractConfig):
     @property
     def mirror(self) -> MirrorDesign:
         """Design of the mirror, for creating the mirror or for checking an existing mirror."""
+        table, statement = super().design, self.statement
+        if statement is not None and not statement.takes_given_schema:
+            # Rows have the statement's columns: another statement may add some.
+            table = replace(table, schema=None, argument="schema")
         return MirrorDesign(
-            super().design,
+            table,
             key=self._key or None,
             rows=self._strategy,
             out_of_range=choose(OutOfRange, "out_of_range", self.out_of_range),

@@ -147,7 +147,7 @@ class KafkaKeyReader:
     @cached_property
     def _record_decoder(self) -> ColumnDecoder:
         fields = [(path, one.type) for path, one in zip(self.paths, self.columns, strict=True)]
-        return self.make(pa.schema([pa.field(KEY_COLUMN, _struct_of(fields))]))
+        return self.make(pa.schema([pa.field(KEY_COLUMN, struct_of(fields))]))
 
     @cached_property
     def _bare_decoder(self) -> ColumnDecoder:
@@ -174,9 +174,9 @@ def type_at(kind: pa.DataType, path: FieldPath) -> pa.DataType | None:
     return kind
 
 
-def _struct_of(fields: Sequence[tuple[FieldPath, pa.DataType]]) -> pa.DataType:
+def struct_of(fields: Sequence[tuple[FieldPath, pa.DataType]]) -> pa.DataType:
     """Return the struct with fields at these paths."""
     members = dict[str, list[tuple[FieldPath, pa.DataType]]]()
     for path, kind in fields:
         members.setdefault(path[0], []).append((path[1:], kind))
-    return pa.struct([(name, inner[0][1] if not inner[0][0] else _struct_of(inner)) for name, inner in members.items()])
+    return pa.struct([(name, inner[0][1] if not inner[0][0] else struct_of(inner)) for name, inner in members.items()])

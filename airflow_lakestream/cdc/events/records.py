@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, GIVEN, MARK, OF_EVENTS, OP, POSITION, is_kept
 from airflow_lakestream.cdc.events.deletions import DeletionCondition
 from airflow_lakestream.cdc.events.flattened import FlattenedRecords, place_columns
-from airflow_lakestream.cdc.events.kafka_keys import FieldPath, KafkaKeyReader, columns_in_keys, type_at
+from airflow_lakestream.cdc.events.kafka_keys import FieldPath, KafkaKeyReader, columns_in_keys, struct_of, type_at
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.notes import with_notes_of_records
 from airflow_lakestream.cdc.events.presence import given_fields
@@ -185,7 +185,10 @@ class RecordPayload(PayloadFormats):
 
     def of_fields(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns that fields of a record have under their own names."""
-        return pa.schema([one for one in schema if one.name not in self.nested])
+        own = [one for one in schema if one.name not in self.nested]
+        # A schema may give types of nested fields alone, and a decoder needs a column.
+        inside = [(self.nested[one.name], one.type) for one in schema if one.name in self.nested]
+        return pa.schema(own or list(struct_of(inside)))
 
     def record_schemas(self) -> RecordSchemas | None:
         """Return the finder of columns in the records' schemas, or None for a format without schemas."""

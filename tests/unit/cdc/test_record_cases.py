@@ -179,7 +179,9 @@ def test_a_nested_key_takes_new_names_and_refuses_a_column_of_another_type(tmp_p
     (tmp_path / "other").mkdir()
     other = GivenLake(tmp_path / "other", kind=MirrorConfig)
     with pytest.raises(InvalidArgument, match=r"key: b\.id is int64 in the records, and the column b_id is string"):
-        land(other, record({"b": {"id": 1}}), key="b.id", schema="b_id string")
+        land(other, record({"b": {"id": 1}}), key="b.id", schema="b_id string, n bigint")
+    land(other, record({"b": {"id": 1}}), key="b.id", schema="b_id bigint")
+    assert [(one["b"], one["b_id"]) for one in other.rows()] == [({"id": 1}, 1)]
 
 
 def test_a_batch_whose_records_all_lack_the_key_fails_by_its_name(lake: GivenLake) -> None:
@@ -433,7 +435,7 @@ def test_messages_sent_twice_write_no_row_again(tmp_path: Path, table_format: st
         land(lake, *some, *some, *some)
 
 
-SQL = """SELECT (value->>'$.n')::BIGINT AS id, upper(value->>'$.v') AS v, "offset" AS at FROM {{ input }}
+SQL = """SELECT (value->>'$.n')::BIGINT AS id, upper(value->>'$.v') AS v, _kafka_offset AS at FROM {{ input }}
 WHERE value->>'$.v' <> 'out'"""
 
 
