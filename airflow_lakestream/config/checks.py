@@ -140,7 +140,8 @@ def _refuse_others(argument: str, others: Mapping[str, str], given: Mapping[str,
     for name, reason in others.items():
         value = given.get(name)
         is_refused = value == ValueFormat.CSV if name == "format" else str(value).lower() not in _HARMLESS
-        if is_given(value) and is_literal(value) and is_refused:
+        # A statement's `{{ input }}` stays.
+        if is_given(value) and (is_literal(value) or name == "sql") and is_refused:
             problem = f"does not go with {name}={value!r}: {reason}."
             raise InvalidArgument(argument, problem, "Leave one out.")
 
