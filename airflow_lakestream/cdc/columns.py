@@ -17,6 +17,9 @@ VERSION = (COMMIT, POSITION, PARTITION, OFFSET)
 # Not `_deleted`: Iceberg reserves that name, and Spark can't compact a table with such a column.
 DELETED = "_is_deleted"
 
+# Only with the history of rows: from which time to which a version was valid, and whether it has no end.
+VALID_FROM, VALID_TO, IS_CURRENT = "_valid_from", "_valid_to", "_is_current"
+
 OP, SOURCE, RECORD_KEY = "_op", "_source", "_kafka_key"
 # An event's origin: its transaction, its table, and the columns of its record's key.
 TRANSACTION, TABLE, KEY_NAMES = "_cdc_transaction", "_cdc_table", "_cdc_key_names"
@@ -34,7 +37,9 @@ LEAVES_OUT, DELETES_HAVE_VALUES, ROW_BYTES = "_cdc_leaves_out", "_cdc_tells_more
 NOTES = (LEAVES_OUT, DELETES_HAVE_VALUES, ROW_BYTES)
 # The number of an event in its batch, if only its files have the row's values; see `cdc.events.apart`.
 PLACE = "_cdc_place"
-OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, *NOTES)
+# Of a plain record with only some of the fields: the columns that it gives; see `cdc.events.presence`.
+GIVEN = "_cdc_given"
+OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, GIVEN, *NOTES)
 
 # Operations: a row read by a snapshot, and the last row of the table that it read.
 READ, READ_LAST = "r", "r: last"
@@ -52,8 +57,3 @@ def is_kept(name: str) -> bool:
 def version_schema() -> pa.Schema:
     """Return the columns of an event's version, `VERSION`, with types."""
     return pa.schema(list(_VERSION_TYPES.items()))
-
-
-def mirror_schema(*, soft_delete: bool) -> pa.Schema:
-    """Return a mirror's own columns, in addition to the row's: the version, and with `soft_delete` also `DELETED`."""
-    return version_schema().append(pa.field(DELETED, pa.bool_())) if soft_delete else version_schema()

@@ -15,6 +15,7 @@ from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.audited import look_of
 from airflow_lakestream.cdc.merge.entries import EntryFiles, compacted, entry_files
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
+from airflow_lakestream.cdc.merge.history import HistoryMerger
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, REPLACED, SUFFIX
 from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
 from airflow_lakestream.cdc.merge.newest import NewestEvents
@@ -49,6 +50,7 @@ class DeltaEntries(DeltaSink):
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has. Older entries are left out when files are
         compacted.
+    :param every: whether all entries of a key are needed.
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class DeltaEntries(DeltaSink):
         mirror_id: str,
         key: pa.Schema,
         lows: Mapping[int, int] | None = None,
+        *,
+        every: bool = False,
     ) -> None:
         design = memory.design_of_entries(key, mirror_id, SchemaEvolution.NONE)
         name = f"{mirror.rstrip('/')}{SUFFIX}"
         super().__init__(tables, name, ENTRIES_GROUP, design, allow_group_overlap=True)
-        self._id, self._key, self._lows = mirror_id, key.names, lows or {}
+        self._id, self._key, self._lows, self._every = mirror_id, key.names, lows or {}, every
 
     def open(self) -> EntryFiles | None:
         """Return the files of the entries, or None without a table, or with only the table of a dropped mirror."""
@@ -91,7 +95,7 @@ class DeltaEntries(DeltaSink):
                 return self._actions(head, target, landing, files, CREATE)
             look = DeltaHead(self._tables, head, head.schema, made=made)
             # Entries of a dropped mirror no longer count.
-            few = compacted(look, self._key, self._lows) if self._is_own(head) else []
+            few = compacted(look, self._key, self._lows, every=self._every) if self._is_own(head) else []
             if few is None:
                 return self._actions(head, target, landing, files, APPEND)
             committed[:] = few
@@ -202,9 +206,11 @@ class DeltaMirror(DeltaSink):
         columns: pa.Schema,
         key: Sequence[str],
         lows: Mapping[int, int] | None = None,
+        *,
+        every: bool = False,
     ) -> DeltaEntries:
         fields = pa.schema([columns.field(name) for name in key])
-        return DeltaEntries(self._tables, mirror, mirror_id, fields, lows)
+        return DeltaEntries(self._tables, mirror, mirror_id, fields, lows, every=every)
 
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in a single version with the ledger; return the version.
@@ -214,11 +220,10 @@ class DeltaMirror(DeltaSink):
         """
         target, (columns, _, order), key = self._target(), self._layout(), mirror.key or ()
         committed, written = list[Add](), list[Add]()
-        entries = self._entries(self._name, self._id, columns, key, landing.lows)
+        entries = self._entries(self._name, self._id, columns, key, landing.lows, every=mirror.rows.keeps_versions)
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=columns))
-        merger = BatchMerger(
-            batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written, look
-        )
+        make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
+        merger = make_merger(batch, self._name, key, mirror.rows, entries, mirror.merge_mode, self.hands, written, look)
         founded: MergeResult | None = None
 
         def make(head: DeltaTableHead | None) -> list[Action]:

@@ -11,9 +11,10 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, FloatType
 
-from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, VERSION, mirror_schema
+from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, VERSION
 from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.keys.identity import check_key
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.core.checks import RowChecker
 from airflow_lakestream.core.policies import MergeMode, OutOfRange
 from airflow_lakestream.core.routing import MIRROR, is_of_records
@@ -32,7 +33,7 @@ class MirrorDesign:
 
     :param table: the design of the mirror's table.
     :param key: the columns of its key; None to take them from the records' keys.
-    :param soft_delete: whether deleted rows stay, with `DELETED` true.
+    :param rows: the rows of a key.
     :param out_of_range: the policy for values that a column's type can't hold.
     :param renamed: the mirror's column names, by the names in the database and in the records' keys.
     :param source_tables: a regular expression that matches the source's tables, if there are several.
@@ -45,11 +46,15 @@ class MirrorDesign:
     :param sequence_by: for a mirror of plain records, the columns that order them; empty if offsets alone do. None for
         a mirror of a database's table.
     :param insert_only: for a mirror of plain records, whether the first record of a key stays.
+    :param within: with `insert_only`, the microseconds around a row's time in which later records of its key change
+        nothing; None for any time.
+    :param is_flattened: whether plain records are Debezium's flattened events.
+    :param keeps_absent: for a mirror of plain records, whether fields that a record lacks keep their values.
     """
 
     table: TableDesign
     key: tuple[str, ...] | None = None
-    soft_delete: bool = False
+    rows: RowStrategy = RowStrategy.CURRENT
     out_of_range: OutOfRange = OutOfRange.REJECT
     renamed: Mapping[str, str] = field(default_factory=dict)
     source_tables: str | None = None
@@ -61,6 +66,9 @@ class MirrorDesign:
     auditor: RowChecker | None = None
     sequence_by: tuple[str, ...] | None = None
     insert_only: bool = False
+    within: int | None = None
+    keeps_absent: bool = False
+    is_flattened: bool = False
 
     @property
     def is_of_records(self) -> bool:
@@ -83,14 +91,18 @@ class MirrorDesign:
             raise InvalidArgument("table", problem, "Choose a table that does not exist yet, or drop it.")
         held = json.loads(note)
         self._check_source(name, sequence_noted(held))
-        key, soft_delete = tuple(held["key"]), bool(held["soft_delete"])
+        key, rows = tuple(held["key"]), strategy_noted(held)
         if self.key is not None and self.key != key:
             raise InvalidArgument("key", f"{name} is mirrored by {', '.join(key)}, not by {', '.join(self.key)}.")
-        if soft_delete != self.soft_delete:
-            raise InvalidArgument("soft_delete", f"{name} was made with {soft_delete}.", "A mirror keeps its setting.")
+        for argument, kind in (("soft_delete", RowStrategy.MARKED), ("history", RowStrategy.HISTORY)):
+            if (rows is kind) != (self.rows is kind):
+                raise InvalidArgument(argument, f"{name} was made with {rows is kind}.", "A mirror keeps its setting.")
         if (insert_only := bool(held.get("insert_only"))) != self.insert_only:
             problem = f"{name} was made with {insert_only}, so its rows are the {_ROWS[insert_only]} of their keys."
             raise InvalidArgument("insert_only", problem, "A table keeps its setting: make a new one for another.")
+        if bool(held.get("flattened")) != self.is_flattened:
+            other = None if self.is_flattened else "flattened"
+            raise InvalidArgument("envelope", f"{name} was made with {other!r}.", "A table keeps its setting.")
         record_key = None if held.get("record_key") is None else tuple(held["record_key"])
         if not self.is_key_given and self.key is None and record_key is not None and set(record_key) != set(key):
             problem = f"{name} is mirrored by {', '.join(key)}, but the records' keys have other columns."
@@ -149,13 +161,14 @@ class MirrorDesign:
 
         The key's columns become required. The version and the mark of deleted rows become the table's metadata columns.
         """
-        note = {"key": list(key), "soft_delete": self.soft_delete}
+        note = {"key": list(key), "soft_delete": self.rows.keeps_deleted}
         logs = self.logs.to_note()
         optional: dict[str, Any] = {"record_key": self.record_key, "source_table": self.source_table, "logs": logs}
         optional |= {"sequence_by": self.sequence_by, "insert_only": self.insert_only or None}
+        optional |= {"history": self.rows.keeps_versions or None, "flattened": self.is_flattened or None}
         text = json.dumps(note | {name: value for name, value in optional.items() if value is not None})
         schema = None if self.table.schema is None else _with_required(self.table.schema, key)
-        metadata_columns, notes = mirror_schema(soft_delete=self.soft_delete), {**self.table.notes, MIRROR: text}
+        metadata_columns, notes = self.rows.columns, {**self.table.notes, MIRROR: text}
         return replace(self, key=key, table=replace(self.table, schema=schema, metadata=metadata_columns, notes=notes))
 
     def noted(self) -> MirrorDesign:
@@ -164,6 +177,11 @@ class MirrorDesign:
         The note has the present state of the source: its table, the columns of the records' keys, and the binary logs.
         """
         return self if self.key is None else self.with_key(self.key)
+
+
+def strategy_noted(note: Mapping[str, Any]) -> RowStrategy:
+    """Return the rows of a key, by the mirror's note."""
+    return RowStrategy.of(soft_delete=bool(note["soft_delete"]), history=bool(note.get("history")))
 
 
 def sequence_noted(note: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -19,6 +19,7 @@ from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.audited import look_of
 from airflow_lakestream.cdc.merge.entries import EntryFiles, compacted, entry_files
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
+from airflow_lakestream.cdc.merge.history import HistoryMerger
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, REPLACED, SUFFIX
 from airflow_lakestream.cdc.merge.merge import BatchMerger
 from airflow_lakestream.cdc.merge.newest import NewestEvents
@@ -50,15 +51,23 @@ class IcebergEntries(IcebergSink):
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has. Older entries are left out when files are
         compacted.
+    :param every: whether all entries of a key are needed.
     """
 
     def __init__(
-        self, catalog: Catalog, mirror: str, mirror_id: str, key: pa.Schema, lows: Mapping[int, int] | None = None
+        self,
+        catalog: Catalog,
+        mirror: str,
+        mirror_id: str,
+        key: pa.Schema,
+        lows: Mapping[int, int] | None = None,
+        *,
+        every: bool = False,
     ) -> None:
         # The key's types may become wider, as in the mirror's table.
         design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN)
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
-        self._id, self._key, self._lows = mirror_id, key.names, lows or {}
+        self._id, self._key, self._lows, self._every = mirror_id, key.names, lows or {}, every
         self._loaded: Table | None = None
 
     def open(self) -> EntryFiles | None:
@@ -96,7 +105,7 @@ class IcebergEntries(IcebergSink):
         # Called for each commit attempt, with the table of the attempt.
         def condense(table: Table) -> FileRewrite:
             head = IcebergHead(table.metadata, self._target(None).metadata, table.io, written)
-            new = compacted(head, self._key, self._lows)
+            new = compacted(head, self._key, self._lows, every=self._every)
             return FileRewrite((), ()) if new is None else FileRewrite(with_deletes(head.files()), new)
 
         return self._rewrite(landing, condense, written)
@@ -202,12 +211,13 @@ class IcebergMirror(IcebergSink):
         ChecksFailed, and the errors of a commit.
         """
         target, key = self._target(None), mirror.key or ()
-        entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key, landing.lows)
+        entries = self._entries(
+            self._name, mirror_id(target.metadata), target.schema(), key, landing.lows, every=mirror.rows.keeps_versions
+        )
         written = list[DataFile]()
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=target.schema()))
-        merger = BatchMerger(
-            batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written, look
-        )
+        make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
+        merger = make_merger(batch, self._name, key, mirror.rows, entries, mirror.merge_mode, self.hands, written, look)
         if not self.is_there:
             # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)
@@ -243,6 +253,8 @@ class IcebergMirror(IcebergSink):
         columns: Schema,
         key: Sequence[str],
         lows: Mapping[int, int] | None = None,
+        *,
+        every: bool = False,
     ) -> IcebergEntries:
         fields = Schema(*(columns.find_field(name) for name in key))
-        return IcebergEntries(self._catalog, mirror, mirror_id, arrow_schema(fields), lows)
+        return IcebergEntries(self._catalog, mirror, mirror_id, arrow_schema(fields), lows, every=every)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import (
+    GIVEN,
     KEY_NAMES,
     LOG,
     NOTES,
@@ -39,7 +40,16 @@ from airflow_lakestream.cdc.events.taken import CommitEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.hands import MergePool
-from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, first_records, newest, newest_records
+from airflow_lakestream.cdc.merge.newest import (
+    NewestEvents,
+    by_version,
+    every_record,
+    first_records,
+    newest,
+    newest_records,
+)
+from airflow_lakestream.cdc.merge.partial import PartialRecords, without_late
+from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
 from airflow_lakestream.cdc.merge.snapshots import without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
@@ -68,11 +78,19 @@ def follow(
     design.check_key(design.key, events.schema)
     if design.sequence_by is not None:
         # Without the columns of an origin, no step takes plain records for one transaction of a database.
-        events = events.drop_columns([name for name in events.column_names if name in {TRANSACTION, *_OF_ORIGIN}])
+        unneeded = {TRANSACTION, *_OF_ORIGIN} if design.keeps_absent else {TRANSACTION, GIVEN, *_OF_ORIGIN}
+        events = events.drop_columns([name for name in events.column_names if name in unneeded])
         if design.insert_only:
-            return design.noted(), first_records(events, design.key, topics_of(landing), staged)
+            repeats = RepeatedRecords(design.key, design.within)
+            return design.noted(), first_records(events, repeats, topics_of(landing), staged)
         ties = PartitionTies(mirror, topics_of(landing), design.key, design.sequence_by)
-        return design.noted(), newest_records(events, ties, soft_delete=design.soft_delete, staged=staged)
+        if design.rows.keeps_versions:
+            return design.noted(), every_record(events, ties)
+        found = newest_records(events, ties, strategy=design.rows, staged=staged)
+        if design.keeps_absent:
+            records = without_late(by_version(events.combine_chunks()), design.key)
+            found = replace(found, partial=PartialRecords(records, design.key))
+        return design.noted(), found
     design = checked(design, events, mirror, landing)
     events, logs = order_by_log(events, design.logs, _other_log(events, mirror, landing))
     design = replace(design, logs=logs).noted()
@@ -85,7 +103,7 @@ def follow(
         events,
         design.key or (),
         mirror,
-        soft_delete=design.soft_delete,
+        strategy=design.rows,
         topic=topics_of(landing),
         record_key=design.record_key or (),
         staged=staged,
@@ -358,7 +376,7 @@ class Mirror(WrappedSharedSink):
         self.table.take(self.design)
         self._grow(columns)
         own_topics = {identity.topic for identity in landing.topics}
-        if self.design.sequence_by or {one.topic for one in self._topics} - own_topics:
+        if self.design.sequence_by or self.design.is_flattened or {one.topic for one in self._topics} - own_topics:
             # Entries do not contain their topic: which of them are older than the lows of one topic is unknown. And by
             # a sequence, a record may be late at any offset.
             landing = replace(landing, lows={})
@@ -417,10 +435,14 @@ class Mirror(WrappedSharedSink):
         """
         design = self.design
         assert design.key is not None, "the table is there"
-        if design.soft_delete:
+        if design.rows.keeps_deleted:
             raise ValuesApart("deleted rows stay")
         if design.auditor is not None:
             raise ValuesApart("checks look at the rows")
+        if design.keeps_absent:
+            raise ValuesApart("records have only some of the fields")
+        if design.rows.keeps_versions:
+            raise ValuesApart("each version of a row is kept")
         return read_bare(self.table.staging.open_file, self.outline(), self._taken.files, design.key)
 
     def _forget(self) -> None:
@@ -434,7 +456,8 @@ class Mirror(WrappedSharedSink):
         self.table.found(self.design, events)
 
     def _columns_of_events(self) -> pa.Schema:
-        return columns_of_events(self.table.columns, with_key=self._asked.key is None)
+        further = self._asked.rows.further.names
+        return columns_of_events(self.table.columns, further, with_key=self._asked.key is None)
 
     def _grow(self, events: pa.Schema) -> None:
         """Add new columns and wider types of the events to the table with the next commit, and log the changes."""

@@ -10,7 +10,7 @@ import json
 import re
 from calendar import timegm
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pendulum
@@ -83,13 +83,22 @@ def between_batches(argument: str, value: object) -> float | None:
     """Return the seconds between the starts of two batches, or None for "available_now". Raises InvalidArgument."""
     if value == AVAILABLE_NOW:
         return None
-    # Both Spark's notation, "10 seconds", and ours, "10s".
-    short = re.sub(r"^\s*(\d+)\s*(millisecond|second|minute|hour)s?\s*$", _unit, str(value))
     try:
-        return seconds(argument, short)
+        return seconds(argument, _short(value))
     except InvalidArgument:
         problem = f'{value!r} is neither "{AVAILABLE_NOW}" nor a time between two batches.'
         raise InvalidArgument(argument, problem, 'Write "10 seconds".') from None
+
+
+def microseconds(argument: str, value: object) -> int | None:
+    """Return a time above 0 in microseconds, from "7 days", "12h", seconds or a timedelta, or None if not given.
+
+    Raises InvalidArgument.
+    """
+    if not is_given(value):
+        return None
+    given = value.total_seconds() if isinstance(value, timedelta) else _short(value)
+    return round(positive_seconds(argument, given) * 10**6)
 
 
 def reject_limit(argument: str, value: object) -> RejectLimit:
@@ -283,5 +292,10 @@ def _time_of(text: str) -> object:
     return pendulum.parse(text) if re.match(r"[0-9]{4}", text) else None
 
 
+def _short(value: object) -> str:
+    """Return a time in our notation, "10s", also from Spark's, "10 seconds"."""
+    return re.sub(r"^\s*(\d+)\s*(millisecond|second|minute|hour|day)s?\s*$", _unit, str(value))
+
+
 def _unit(match: re.Match[str]) -> str:
-    return match[1] + {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h"}[match[2]]
+    return match[1] + {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}[match[2]]

@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from airflow_lakestream.config import arguments
+from airflow_lakestream.config.setting import RecordEnvelope, RecordMerge
 from airflow_lakestream.core.checks import LandingChecks, RowChecker, RowCountCheck
-from airflow_lakestream.core.policies import SchemaEvolution, is_given, is_literal
+from airflow_lakestream.core.policies import SchemaEvolution, ValueFormat, is_given, is_literal
 from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.lakes import LakeCapability, lake_of
@@ -90,20 +91,85 @@ def check_insert_only(given: Mapping[str, Any]) -> None:
 
     :param given: the arguments by name; templates are not known yet, and pass.
     """
-    if not is_literal(given["insert_only"]) or not arguments.flag("insert_only", given["insert_only"]):
+    if not is_literal(given["insert_only"]):
         return
-    for name, reason in _NOT_WITH_FIRST.items():
+    within, is_first = given["within"], arguments.flag("insert_only", given["insert_only"])
+    by = given["sequence_by"]
+    if is_given(within) and (not is_first or not is_given(by)):
+        problem = f"{within!r} is for messages sent twice, by the column of their time."
+        raise InvalidArgument("within", problem, 'Set insert_only=True and sequence_by="sent_at", or leave it out.')
+    if is_first:
+        others = {
+            name: reason for name, reason in _NOT_WITH_FIRST.items() if name != "sequence_by" or not is_given(within)
+        }
+        _refuse_others("insert_only", others, given)
+
+
+def check_merge(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that records with some of the fields contradict. Raises InvalidArgument.
+
+    :param given: the arguments by name; templates are not known yet, and pass.
+    """
+    if given["merge"] == RecordMerge.GIVEN:
+        _refuse_others("merge", _NOT_WITH_GIVEN, given)
+
+
+def check_flattened(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that flattened events of a database contradict. Raises InvalidArgument.
+
+    :param given: the arguments by name; templates are not known yet, and pass.
+    """
+    if given["envelope"] == RecordEnvelope.FLATTENED:
+        _refuse_others("envelope", _NOT_WITH_FLATTENED, given)
+
+
+def check_history(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that the history of rows contradicts, and a history without times. Raises InvalidArgument.
+
+    :param given: the arguments by name; templates are not known yet, and pass.
+    """
+    if not is_literal(given["history"]) or not arguments.flag("history", given["history"]):
+        return
+    if not is_given(given["sequence_by"]):
+        problem = "needs sequence_by: a version is valid from the time of its record on."
+        raise InvalidArgument("history", problem, 'Name the column of the time first, such as ["updated_at"].')
+    _refuse_others("history", _NOT_WITH_HISTORY, given)
+
+
+def _refuse_others(argument: str, others: Mapping[str, str], given: Mapping[str, Any]) -> None:
+    for name, reason in others.items():
         value = given.get(name)
-        if is_given(value) and is_literal(value) and str(value).lower() not in ("false", "skip", "reject"):
+        is_refused = value == ValueFormat.CSV if name == "format" else str(value).lower() not in _HARMLESS
+        # A statement's `{{ input }}` stays.
+        if is_given(value) and (is_literal(value) or name == "sql") and is_refused:
             problem = f"does not go with {name}={value!r}: {reason}."
-            raise InvalidArgument("insert_only", problem, "Leave one out.")
+            raise InvalidArgument(argument, problem, "Leave one out.")
 
 
+_HARMLESS = ("false", "skip", "reject", RecordMerge.REPLACE)
 _NOT_WITH_FIRST = {
     "sequence_by": "the record that comes first stays, in no other order",
     "delete_when": "no row is deleted",
     "tombstones": "no row is deleted",
     "soft_delete": "no row is deleted",
+    "merge": "no row is changed",
+}
+_NOT_WITH_FLATTENED = {
+    "sequence_by": "events are in the order of the database's log, or of offsets",
+    "insert_only": "a mirror follows the changes of rows",
+    "history": "it goes with envelope=None, and the column of a time",
+    "merge": "an event has the whole row",
+    "sql": "it goes with envelope=None",
+}
+_NOT_WITH_HISTORY = {
+    "soft_delete": "a deletion ends a version, which stays",
+    "insert_only": "no row is changed",
+    "merge": "a version is a whole row",
+}
+_NOT_WITH_GIVEN = {
+    "format": "a record in CSV has all fields",
+    "sql": "the statement gives all its columns",
+    "soft_delete": "the next record of a deleted key would get its old values",
 }
 
 

@@ -47,6 +47,11 @@ class DecodingSettings:
     unavailable_values: str = UnavailableValues.REJECT
 
     @property
+    def value_envelope(self) -> str | None:
+        """The envelope of values, or None."""
+        return self.envelope if is_given(self.envelope) else None
+
+    @property
     def payload(self) -> PayloadFormats:
         """Formats of keys and values. Raises InvalidArgument."""
         from airflow_lakestream.config import arguments
@@ -59,7 +64,7 @@ class DecodingSettings:
             format=self.format,
             unknown_fields=self.unknown_fields,
             key_format=self.key_format if is_given(self.key_format) else None,
-            envelope=self.envelope if is_given(self.envelope) else None,
+            envelope=self.value_envelope,
             registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
             writer_schemas=arguments.schemas("writer_schemas", self.writer_schemas) or (),
             csv_delimiter=self.csv_delimiter,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from typing import Any
 
 from airflow_lakestream.cdc.design import MirrorDesign
@@ -11,11 +12,21 @@ from airflow_lakestream.cdc.events.decoder import EventPayload
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.records import RecordPayload
 from airflow_lakestream.cdc.events.sequence import check_sequence
+from airflow_lakestream.cdc.events.statement import RecordStatement
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.checks import check_insert_only, check_key_given, checks_of_mirror
+from airflow_lakestream.config.checks import (
+    check_flattened,
+    check_history,
+    check_insert_only,
+    check_key_given,
+    check_merge,
+    checks_of_mirror,
+)
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.config.setting import SettingTaker
+from airflow_lakestream.config.setting import RecordEnvelope, RecordMerge, SettingTaker
 from airflow_lakestream.config.settings import mirror_taker, refusal_of
+from airflow_lakestream.config.sql import SqlStatement
 from airflow_lakestream.core.policies import (
     KeyFormat,
     MergeMode,
@@ -31,6 +42,7 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.routing import check_mirror_name
 from airflow_lakestream.decode.formats import PayloadFormats
+from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability
 from airflow_lakestream.tables.design import TableDesign
@@ -42,7 +54,8 @@ class MirrorConfig(ExtractConfig):
 
     With `envelope=None` the mirror is one of plain records: the newest record of each key is a row.
 
-    :param key: the columns of the primary key; None takes them from the records' keys, if these are JSON.
+    :param key: the columns of the primary key; None takes them from the records' keys, if these are JSON. Of plain
+        records also nested fields, `user.id` for the column `user_id`.
     :param soft_delete: whether deleted rows stay, with `_is_deleted` true.
     :param out_of_range: the policy for a value that its column's type can't hold, such as a timestamp of the year
         12000: "reject" makes the record bad, "clamp" takes the nearest value, "null" takes NULL.
@@ -55,6 +68,9 @@ class MirrorConfig(ExtractConfig):
     :param sequence_by: of plain records, one or two columns that rise with each change of a row; None takes offsets.
     :param delete_when: of plain records, a SQL condition over their columns: such a record deletes its key.
     :param insert_only: of plain records, whether the first record of a key stays, and all later ones change nothing.
+    :param within: with `insert_only`, how near to a row's time a later record changes nothing; None for any time.
+    :param merge: of plain records, "replace" if a record is the whole row, "given" if absent fields keep their values.
+    :param history: of plain records, whether each version of a row stays, with the time in which it was valid.
     """
 
     envelope: str | None = ValueEnvelope.DEBEZIUM
@@ -70,6 +86,9 @@ class MirrorConfig(ExtractConfig):
     sequence_by: Sequence[str] | str | None = None
     delete_when: str | None = None
     insert_only: bool | str = False
+    within: str | int | float | timedelta | None = None
+    merge: str = RecordMerge.REPLACE
+    history: bool | str = False
 
     def __post_init__(self) -> None:
         self._check_taken()
@@ -112,23 +131,56 @@ class MirrorConfig(ExtractConfig):
     def _check_records(self) -> None:
         """Refuse arguments that plain records contradict. Raises InvalidArgument."""
         check_key_given(self.key)
-        if self.format == ValueFormat.RAW:
+        statement = self.statement
+        if self.format == ValueFormat.RAW and statement is None:
             raise InvalidArgument("format", "'raw' has no fields for the columns of a key.", "Name another format.")
         if self.format == ValueFormat.CSV and not is_given(self.schema):
             problem = "is missing: fields of CSV have no names."
             raise InvalidArgument("schema", problem, 'Name the columns in order: "id bigint, name string".')
+        for path in self._nested.values():
+            if not all(path):
+                raise InvalidArgument("key", f"{'.'.join(path)!r} is no path of a nested field.", 'Write "user.id".')
+        if twice := [name for name in self._key if self._key.count(name) > 1]:
+            raise InvalidArgument("key", f"the column {twice[0]} is there twice.", "Name each column once.")
+        for name in () if statement is None else statement.schema.column_names:
+            if (reason := self.names.problem(name)) is not None:
+                raise InvalidArgument("sql", f"it makes a column {name!r}: {reason}.", "Give it another name: AS.")
         by = self._sequence
         check_sequence(by)
         arguments.condition("delete_when", self.delete_when)
-        check_insert_only({one.name: getattr(self, one.name) for one in fields(self)})
-        if both := sorted({*by} & {*(arguments.items("key", self.key) or ())}):
+        check_insert_only(given := {one.name: getattr(self, one.name) for one in fields(self)})
+        check_merge(given)
+        check_history(given)
+        check_flattened(given)
+        if self._within is not None and len(by) > 1:
+            problem = f"{', '.join(by)}: within goes by one column, the time of a record."
+            raise InvalidArgument("sequence_by", problem, "Name that column alone.")
+        if both := sorted({*by} & {*self._key}):
             problem = f"{both[0]} is part of the key, and so the same in all records of a row."
             raise InvalidArgument("sequence_by", problem, "Name a column that rises with each change of a row.")
 
     @property
     def is_of_records(self) -> bool:
         """Whether the mirror is one of plain records, not of a database's events."""
-        return not is_given(self.envelope)
+        return mirror_taker(self.envelope) is SettingTaker.UPSERT
+
+    @property
+    def is_flattened(self) -> bool:
+        """Whether plain records are Debezium's events, flattened by `ExtractNewRecordState`."""
+        return self.envelope == RecordEnvelope.FLATTENED
+
+    @property
+    def value_envelope(self) -> str | None:
+        """The envelope of values; of flattened events, Connect's JSON may be around the row."""
+        if self.is_flattened:
+            return ValueEnvelope.CONNECT if self.format == ValueFormat.JSON else None
+        return super().value_envelope
+
+    @property
+    def statement(self) -> SqlStatement | None:
+        """SQL statement for plain records, or None. Kafka keys are decoded without it."""
+        names = metadata_schema(self.metadata_columns)
+        return SqlStatement.parse({**vars(self), "key_format": None}, self._given_schema, names)
 
     @property
     def tombstone_policy(self) -> Tombstones:
@@ -143,8 +195,33 @@ class MirrorConfig(ExtractConfig):
         return found
 
     @property
+    def _key(self) -> tuple[str, ...]:
+        """The columns of the key; empty if not given."""
+        given = arguments.items("key", self.key) or ()
+        return tuple(one.replace(".", "_") for one in given) if self.is_of_records else given
+
+    @property
+    def _nested(self) -> Mapping[str, tuple[str, ...]]:
+        """The paths of the columns of the key that are nested fields of plain records."""
+        given = arguments.items("key", self.key) or ()
+        return {one.replace(".", "_"): tuple(one.split(".")) for one in given if self.is_of_records and "." in one}
+
+    @property
     def _sequence(self) -> tuple[str, ...]:
         return arguments.items("sequence_by", self.sequence_by) or ()
+
+    @property
+    def _strategy(self) -> RowStrategy:
+        flags = {name: arguments.flag(name, getattr(self, name)) for name in ("soft_delete", "history")}
+        return RowStrategy.of(**flags)
+
+    @property
+    def _keeps_absent(self) -> bool:
+        return choose(RecordMerge, "merge", self.merge) is RecordMerge.GIVEN
+
+    @property
+    def _within(self) -> int | None:
+        return arguments.microseconds("within", self.within)
 
     @property
     def _metadata(self) -> tuple[str, ...]:
@@ -166,7 +243,7 @@ class MirrorConfig(ExtractConfig):
             "writer_schemas": held.writer_schemas,
             "timestamps_finer": held.timestamps_finer,
             "names": self.names,
-            "key": arguments.items("key", self.key) or (),
+            "key": self._key,
         }
         if self.is_of_records:
             return self._of_records(held, common)
@@ -179,10 +256,14 @@ class MirrorConfig(ExtractConfig):
         )
 
     def _of_records(self, held: PayloadFormats, common: Mapping[str, Any]) -> RecordPayload:
-        has_registry = held.registry is not None and held.row.kind is not None
+        has_registry, statement = held.registry is not None and held.row.kind is not None, self.statement
+        keeps_unknown = held.row.keeps_unknown and self.value_envelope is None
         return RecordPayload(
             **common,
-            unknown_fields=UnknownFields.EVOLVE if held.row.keeps_unknown else UnknownFields.IGNORE,
+            nested=self._nested,
+            unknown_fields=UnknownFields.EVOLVE if keeps_unknown and statement is None else UnknownFields.IGNORE,
+            envelope=self.value_envelope,
+            is_flattened=self.is_flattened,
             csv_delimiter=held.csv_delimiter,
             renamed=held.renamed,
             refused_characters=held.refused_characters,
@@ -190,7 +271,10 @@ class MirrorConfig(ExtractConfig):
             given=held.given,
             format_of_keys=held.key_format or (held.format if has_registry else KeyFormat.JSON),
             sequence_by=self._sequence,
+            statement=None if statement is None else RecordStatement(statement.transform, self._metadata),
             delete_when=arguments.condition("delete_when", self.delete_when) or "",
+            is_timed=self._within is not None or self._strategy.keeps_versions,
+            keeps_absent=self._keeps_absent,
         )
 
     @property
@@ -200,18 +284,23 @@ class MirrorConfig(ExtractConfig):
             self.table,
             arguments.names("rename_columns", self.rename_columns),
             with_key=not is_given(self.key),
-            soft_delete=arguments.flag("soft_delete", self.soft_delete),
+            rows=self._strategy,
             lake=self.lake,
             of_records=self.is_of_records,
+            nested=tuple(name.lower() for name in self._nested),
         )
 
     @property
     def mirror(self) -> MirrorDesign:
         """Design of the mirror, for creating the mirror or for checking an existing mirror."""
+        table, statement = super().design, self.statement
+        if statement is not None and not statement.takes_given_schema:
+            # Rows have the statement's columns: another statement may add some.
+            table = replace(table, schema=None, argument="schema")
         return MirrorDesign(
-            super().design,
-            key=arguments.items("key", self.key) or None,
-            soft_delete=arguments.flag("soft_delete", self.soft_delete),
+            table,
+            key=self._key or None,
+            rows=self._strategy,
             out_of_range=choose(OutOfRange, "out_of_range", self.out_of_range),
             renamed=self.names.renamed,
             source_tables=arguments.regex("source_tables", self.source_tables),
@@ -220,6 +309,9 @@ class MirrorConfig(ExtractConfig):
             auditor=self.auditor,
             sequence_by=self._sequence if self.is_of_records else None,
             insert_only=arguments.flag("insert_only", self.insert_only),
+            within=self._within,
+            keeps_absent=self._keeps_absent,
+            is_flattened=self.is_flattened,
         )
 
     @property

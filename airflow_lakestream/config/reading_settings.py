@@ -8,6 +8,7 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import is_by_record
 from airflow_lakestream.config.setting import (
     MIRRORS,
+    RecordEnvelope,
     Setting,
     SettingKind,
     SettingRefusal,
@@ -26,7 +27,6 @@ from airflow_lakestream.core.policies import (
     TimestampsFiner,
     Tombstones,
     UnavailableValues,
-    ValueEnvelope,
     ValueFormat,
     check_delimiter,
     octets_of,
@@ -122,10 +122,10 @@ SOURCE: Rows = (
     Setting(
         "envelope",
         'Envelope around the row in a value. `"debezium"` flattens change events, `"connect"` unwraps Connect\'s JSON: '
-        "[envelopes](formats.md#debezium-and-kafka-connect).",
-        ValueEnvelope,
+        '[envelopes](formats.md#debezium-and-kafka-connect); `"flattened"` is for tables by key.',
+        RecordEnvelope,
         not_for=DECODED,
-        for_mirrors='`"debezium"` for the change events of a database; `None` for plain records, of which the newest of each key is a row: [tables by key](upsert.md).',
+        for_mirrors='`"debezium"` for the change events of a database; `None` for plain records, of which the newest of each key is a row: [tables by key](upsert.md); `"flattened"` for [flattened events](upsert.md#flattened-events-of-debezium).',
     ),
     Setting(
         "schema_registry",

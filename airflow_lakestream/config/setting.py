@@ -44,6 +44,21 @@ class SettingKind(StrEnum):
     LIMIT = auto()
 
 
+class RecordMerge(StrEnum):
+    """Effect of a plain record on the row of its key."""
+
+    REPLACE = auto()
+    GIVEN = auto()
+
+
+class RecordEnvelope(StrEnum):
+    """Wrapping around the row in a value: `core.policies.ValueEnvelope`, and Debezium's flattened events."""
+
+    CONNECT = auto()
+    DEBEZIUM = auto()
+    FLATTENED = auto()
+
+
 class SettingTaker(StrEnum):
     """A landing, a mirror, a group or an engine, which takes settings; the value completes "is not for".
 

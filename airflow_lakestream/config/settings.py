@@ -23,6 +23,8 @@ from airflow_lakestream.config.reading_settings import (
 )
 from airflow_lakestream.config.setting import (
     MIRRORS,
+    RecordEnvelope,
+    RecordMerge,
     Setting,
     SettingKind,
     SettingRefusal,
@@ -55,10 +57,7 @@ def _metadata(argument: str, value: object) -> None:
 
 _ADDED = "columns that the database adds are added"
 _ADDED_FIELDS = "each field of the records gets a column"
-_ROWS = {
-    SettingTaker.MIRROR: "a mirror has the rows of the database's table",
-    SettingTaker.UPSERT: "a row is the newest record of its key",
-}
+_ROWS = {SettingTaker.MIRROR: "a mirror has the rows of the database's table"}
 _ONE_MIRROR = {SettingTaker.MIRROR: "each topic has one mirror", SettingTaker.UPSERT: "each topic has one table"}
 _WITH_MIRRORS = {
     SettingTaker.LANDING: SettingRefusal("it goes with a mirror", "Set mode: mirror, or mode: upsert, or leave it out.")
@@ -123,6 +122,7 @@ _SQL: Rows = (
         "sql",
         "A SELECT from `{{ input }}` that makes each record a row, or leaves it out; or a file `.sql`: [SQL](sql.md).",
         not_for=_ROWS,
+        for_mirrors="With `envelope=None`, a SELECT from `{{ input }}` that makes each record a row [before its key is taken](upsert.md#sql), or leaves it out; or a file `.sql`.",
     ),
     Setting(
         "sql_input",
@@ -197,7 +197,7 @@ _ERRORS: Rows = (
 _OF_MIRRORS: Rows = (
     Setting(
         "key",
-        "Columns of the primary key; the table keeps the columns. The default needs keys in JSON; with `envelope=None` there is none.",
+        "Columns of the primary key; the table keeps the columns. The default needs keys in JSON; with `envelope=None` there is none, and `user.id` is [a nested field](upsert.md#the-key).",
         SettingKind.NAMES,
         default="of the records' keys",
         not_for=_WITH_MIRRORS,
@@ -254,6 +254,33 @@ _OF_MIRRORS: Rows = (
             SettingTaker.LANDING: _BY_KEY,
         },
     ),
+    Setting(
+        "history",
+        "Whether each version of a row is a row, with `_valid_from`, `_valid_to` and `_is_current` (SCD type 2), with `envelope=None`: [history](upsert.md#history). The table keeps it.",
+        SettingKind.FLAG,
+        not_for={
+            SettingTaker.MIRROR: "a mirror has the current rows",
+            SettingTaker.LANDING: _BY_KEY,
+        },
+    ),
+    Setting(
+        "merge",
+        'Effect of a record on the row of its key, with `envelope=None`. `"replace"` takes the record as the whole row, `"given"` keeps the values of [absent fields](upsert.md#records-with-some-of-the-fields).',
+        RecordMerge,
+        not_for={
+            SettingTaker.MIRROR: "an event has the whole row",
+            SettingTaker.LANDING: _BY_KEY,
+        },
+    ),
+    Setting(
+        "within",
+        'Time such as `"7 days"`, with `insert_only`: only a record whose time, in the column of `sequence_by`, is that near to the row of its key [changes nothing](upsert.md#within-a-time).',
+        check=arguments.microseconds,
+        not_for={
+            SettingTaker.MIRROR: "a mirror follows the changes of rows",
+            SettingTaker.LANDING: _BY_KEY,
+        },
+    ),
 )
 
 # Arguments of Spark's apps, sensors, events and audits; their classes document them.
@@ -303,8 +330,9 @@ def refusal_of(taker: SettingTaker, name: str, prefix: str = "") -> InvalidArgum
 
 
 def mirror_taker(envelope: object) -> SettingTaker:
-    """Return the taker of a mirror's settings: of a database's events, or of plain records if no envelope is given."""
-    return SettingTaker.MIRROR if is_given(envelope) else SettingTaker.UPSERT
+    """Return the taker of a mirror's settings: of a database's events, or of plain or flattened records."""
+    is_of_events = is_given(envelope) and envelope != RecordEnvelope.FLATTENED
+    return SettingTaker.MIRROR if is_of_events else SettingTaker.UPSERT
 
 
 def refuse_for(taker: SettingTaker, given: Mapping[str, object]) -> None:

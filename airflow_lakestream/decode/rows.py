@@ -255,15 +255,16 @@ class RowDecoder:
         else:
             decoded = self.payload.decode(sieve.records)
             rows = decoded.rows
-            places = all_but(len(sieve.records), [row.index for row in decoded.bad])
+            places = all_but(len(sieve.records), [*(row.index for row in decoded.bad), *decoded.filtered])
             if self.watch is not None:
                 use = self.watch.of(sieve.records, rows, places)
             if self.sources is not None:
                 use = replace(use, types=self.sources.of(sieve.records, rows, places))
-            if decoded.bad:
+            if decoded.bad or decoded.filtered:
                 own = self._own(sieve.records, decoded.bad) if self.passes_own else {}
                 bad = [row for row in decoded.bad if row.index not in own]
-                metadata = _taken(metadata, sieve.leave_out(bad, "decode", skipped=list(own)))
+                filtered = np.array(decoded.filtered, np.int64)
+                metadata = _taken(metadata, sieve.leave_out(bad, "decode", filtered, skipped=list(own)))
             if self.sql is not None:
                 rows, metadata = self._transformed(sieve, self.sql, _joined(rows, metadata), metadata)
         if self.sql is not None:

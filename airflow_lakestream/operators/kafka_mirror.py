@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.config.checks import check_insert_only, check_key_given, checks_of_mirror
-from airflow_lakestream.config.setting import SettingTaker
+from airflow_lakestream.config.checks import (
+    check_flattened,
+    check_history,
+    check_insert_only,
+    check_key_given,
+    check_merge,
+    checks_of_mirror,
+)
+from airflow_lakestream.config.setting import RecordMerge, SettingTaker
 from airflow_lakestream.config.settings import mirror_taker, refusal_of, refuse_for
 from airflow_lakestream.core.policies import (
     UNAVAILABLE,
@@ -16,6 +24,7 @@ from airflow_lakestream.core.policies import (
     OnEmpty,
     OnError,
     OutOfRange,
+    SqlInput,
     TableFormat,
     TimestampsFiner,
     ValueEnvelope,
@@ -27,7 +36,7 @@ from airflow_lakestream.core.routing import TableTemplate, check_mirror_name
 from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.operators.arguments import documented, set_arguments, templated
 from airflow_lakestream.operators.landing import LandingOperator
-from airflow_lakestream.operators.rendering import TextRendering
+from airflow_lakestream.operators.sql_template import SqlRendering, check_written_out
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @documented(SettingTaker.MIRROR)
-class KafkaMirrorOperator(TextRendering, LandingOperator):
+class KafkaMirrorOperator(SqlRendering, LandingOperator):
     """Keep a table equal to a table of a database, by Debezium's change events up to now; or a table by key.
 
     With `envelope=None` the records of any topic are taken as they are: the newest record of each key is the row.
@@ -59,6 +68,7 @@ class KafkaMirrorOperator(TextRendering, LandingOperator):
 
     template_fields_renderers = {
         "schema": "sql",
+        "sql": "sql",
         "delete_when": "sql",
         "rename_columns": "json",
         "table_properties": "json",
@@ -81,9 +91,14 @@ class KafkaMirrorOperator(TextRendering, LandingOperator):
         source_tables: str | None = None,
         merge_mode: str = MergeMode.AUTO.value,
         envelope: str | None = ValueEnvelope.DEBEZIUM.value,
+        sql: str | None = None,
+        sql_input: str = SqlInput.RAW.value,
         sequence_by: Sequence[str] | str | None = None,
         delete_when: str | None = None,
         insert_only: bool | str = False,
+        history: bool | str = False,
+        merge: str = RecordMerge.REPLACE.value,
+        within: str | float | timedelta | None = None,
         tombstones: str | None = None,
         format: str = "json",  # noqa: A002  # the word that users know
         key_format: str | None = None,
@@ -118,6 +133,7 @@ class KafkaMirrorOperator(TextRendering, LandingOperator):
             if refused := refusal_of(mirror_taker(envelope), name):
                 raise refused
         super().__init__(**kwargs)
+        check_written_out(sql, sql_input)
         _check_taken(locals())
         set_arguments(self, KafkaMirrorOperator, locals(), {"table": _one, "checks": checks_of_mirror})
 
@@ -148,6 +164,9 @@ def _check_taken(given: Mapping[str, Any]) -> None:
     if taker is SettingTaker.UPSERT:
         check_key_given(given["key"])
         check_insert_only(given)
+        check_merge(given)
+        check_history(given)
+        check_flattened(given)
 
 
 def _one(_: str, table: object) -> None:

@@ -260,7 +260,7 @@ def _add_mode(landing: ArgumentCollector, flow: RecordFlow) -> None:
         landing.drop("envelope")
     if mode == "upsert":
         # None is the argument's value here, which `add` would leave out.
-        landing.values["envelope"], landing.paths["envelope"] = None, path
+        landing.values["envelope"], landing.paths["envelope"] = flow.source.envelope, path
 
 
 def _alerts(document: YamlDocument, pipeline: Pipeline) -> FileArguments:

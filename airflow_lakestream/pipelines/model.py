@@ -6,13 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from airflow_lakestream.config.setting import SettingSection
+from airflow_lakestream.config.setting import RecordEnvelope, SettingSection
 from airflow_lakestream.core.policies import (
     KeyFormat,
     MissingPolicy,
     StartOffset,
     TableFormat,
-    ValueEnvelope,
     ValueFormat,
 )
 from airflow_lakestream.pipelines.part import (
@@ -131,7 +130,7 @@ class Source(Part):
     consumer_group: str | None = Field(default=None, description="names the ledger; default: the pipeline's name")
     format: ValueFormat = ValueFormat.JSON
     key_format: KeyFormat | None = None
-    envelope: ValueEnvelope | None = None
+    envelope: RecordEnvelope | None = None
     start_offset: StartOffset = StartOffset.EARLIEST
     schema_: str | None = Field(default=None, alias="schema", description="DDL of what transformations read")
 

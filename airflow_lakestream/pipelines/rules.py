@@ -12,10 +12,10 @@ from pydantic import BaseModel
 
 from airflow_lakestream.config.engines import EngineCapability, lack_of
 from airflow_lakestream.config.literals import templates_in
-from airflow_lakestream.config.setting import SettingSection, SettingTaker
+from airflow_lakestream.config.setting import RecordEnvelope, SettingSection, SettingTaker
 from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.core.names import DEFAULT_METADATA
-from airflow_lakestream.core.policies import OF_INPUT, ValueEnvelope, ValueFormat, is_template
+from airflow_lakestream.core.policies import OF_INPUT, ValueFormat, is_template
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.formats.known import check_format
@@ -292,13 +292,13 @@ def _of_columns(document: YamlDocument, flow: RecordFlow) -> Iterator[FileProble
 def _of_mirror(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     is_upsert = flow.sink.mode == "upsert"
     taker = SettingTaker.UPSERT if is_upsert else SettingTaker.MIRROR
-    if flow.steps and is_upsert and (refusal := SETTINGS["sql"].refusal(taker)) is not None:
-        yield document.problem(flow.last_at[:1], f"SQL {refusal.text(taker)} Leave it out, or take mode: append.")
-    elif flow.steps and (lack := lack_of("mirror", EngineCapability.SQL)):
+    if flow.steps and not is_upsert and (lack := lack_of("mirror", EngineCapability.SQL)):
         yield document.problem(flow.last_at[:1], f"SQL {' '.join(lack)}")
-    if flow.source.envelope not in (None, *(() if is_upsert else (ValueEnvelope.DEBEZIUM,))):
+    if flow.source.envelope not in (None, RecordEnvelope.FLATTENED if is_upsert else RecordEnvelope.DEBEZIUM):
         problem = (
-            "mode: upsert takes plain records. Leave it out." if is_upsert else "a mirror follows Debezium's events."
+            "mode: upsert takes plain records, or flattened ones. Leave it out."
+            if is_upsert
+            else "a mirror follows Debezium's events."
         )
         yield document.problem((*flow.source_at, "envelope"), problem)
     if is_upsert and getattr(flow.sink, "key", None) is None:

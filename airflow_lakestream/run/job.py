@@ -59,7 +59,9 @@ def build_job(
     table = config.table if fan_out is None else fan_out.home
     sink = _sink(config, catalog, fan_out, parts)
     router = None if fan_out is None else _router(fan_out, sink)
-    sql = config.statement.transform if config.statement is not None else None
+    # A mirror's payload has the statement itself.
+    is_mirror = isinstance(config, MirrorConfig)
+    sql = config.statement.transform if config.statement is not None and not is_mirror else None
     tombstones = config.tombstone_policy
     metadata = tuple(config.metadata_columns)
     decoders = RowDecoderFactory(config.payload, metadata, router, on_error, tombstones, sql, columns=config.decoded)
@@ -86,7 +88,7 @@ def build_job(
         replaces=config.replaces,
         stop=stop or threading.Event(),
         # The events create a mirror's table.
-        foresee=None if isinstance(config, MirrorConfig) else decoders.foreseen,
+        foresee=None if is_mirror else decoders.foreseen,
     )
 
 

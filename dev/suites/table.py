@@ -79,6 +79,7 @@ SUITES = (
 # Tests that `.ci/run` and a plain `make test` leave to `make test-all`: (a glob of their ids, the reason). Tests that
 # stay run the same code of the package.
 NIGHTLY = (
+    ("tests/mirrors/test_upsert_spark.py*versions_and_fields*[[]delta*", "the same in Iceberg stays"),
     ("tests/engines/test_engine_histories.py*", "random histories; each step is a case of test_flink and test_connect"),
     ("tests/engines/test_*_kills.py::test_each_record_is*", "kills at random places; those at chosen ones stay"),
     ("tests/engines/test_flink_kills.py*", "kills of the gateway; those of the driver and the job stay"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +95,52 @@ def test_tables_by_key_in_both_formats_follow_a_topic_and_stop_where_the_order_i
     assert f"{TABLE} is a table by key" in capsys.readouterr().err
     assert lakestream(["mirror", "resnapshot", "--table", TABLE, "--topic", name, *consumer_group]) == 2
     assert "which no database can send again" in capsys.readouterr().err
+
+
+def test_repeats_fields_versions_and_statements_follow_a_topic(
+    airflow: AirflowHome, connections: Connections, topic: Topics, produce: Producing
+) -> None:
+    name = topic(2)
+    common: dict[str, Any] = {"topic": name, "envelope": None, "schema": "at timestamptz", "max_batch_bytes": "2KB"}
+    by_time = common | {"key": ["user.id"], "sequence_by": ["at"]}
+    sql = """SELECT (value->>'$.user.id')::BIGINT AS id, value->>'$.name' AS name
+        FROM {{ input }} WHERE value->>'$.op' IS NULL"""
+    with DAG("by_strategy", schedule=None) as dag:
+        KafkaMirrorOperator(
+            task_id="recent", table="lake.recent", insert_only=True, within="7 days", consumer_group="r", **by_time
+        )
+        KafkaMirrorOperator(task_id="given", table="lake.given", merge="given", consumer_group="g", **by_time)
+        KafkaMirrorOperator(
+            task_id="history", table="lake.history", history=True, delete_when="op = 'D'", consumer_group="h",
+            **by_time | {"schema": "at timestamptz, op string"},
+        )  # fmt: skip
+        common.pop("schema")
+        KafkaMirrorOperator(task_id="sql", table="lake.by_sql", key=["id"], sql=sql, consumer_group="s", **common)
+    records: list[dict[str, Any]] = []
+
+    def write(*new: tuple[int, int, dict[str, Any]]) -> None:
+        for key, day, more in new:
+            records.append({"user": {"id": key}, "at": f"2026-01-{day:02}T00:00:00Z"} | more)
+            produce(name, key % 2, [json.dumps(records[-1])])
+
+    def rows_of(table: str, *columns: str) -> list[tuple[Any, ...]]:
+        found = connections.catalog.load_table(f"lake.{table}").scan().to_arrow().to_pylist()
+        return sorted(
+            tuple(row[one].day if isinstance(row[one], datetime) else row[one] for one in columns) for row in found
+        )
+
+    write(*((key, 1, {"name": f"a{key}", "size": 1}) for key in range(20)))
+    assert airflow.run(dag).state == "success"
+    write((1, 3, {"name": None}), (2, 9, {"size": 2}), (3, 5, {"op": "D"}), (1, 2, {"name": "late", "size": 7}))
+    run = airflow.run(dag)
+    assert (run.state, run.errors) == ("success", [])
+    assert [row for row in rows_of("recent", "user_id", "at") if row[0] < 4] == [(0, 1), (1, 1), (2, 1), (2, 9), (3, 1)]
+    changed = {row[0]: row[1:] for row in rows_of("given", "user_id", "name", "size")}
+    assert [changed[key] for key in range(4)] == [("a0", 1), (None, 1), ("a2", 2), ("a3", 1)]
+    history = [row for row in rows_of("history", "user_id", "_valid_from", "_valid_to", "_is_current") if row[0] < 4]
+    assert history == [
+        (0, 1, None, True), (1, 1, 2, False), (1, 2, 3, False), (1, 3, None, True),
+        (2, 1, 9, False), (2, 9, None, True), (3, 1, 5, False),
+    ]  # fmt: skip
+    assert dict(rows_of("by_sql", "id", "name"))[1] == "late"
+    assert run.task("sql").xcom["filtered"] == 1

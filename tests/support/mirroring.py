@@ -25,6 +25,7 @@ from airflow_lakestream.cdc.events.decoder import with_log_positions
 from airflow_lakestream.cdc.events.notes import with_notes
 from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads, MergeWork
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import MergeMode
@@ -212,7 +213,7 @@ class HandMirror:
         self.catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
         table = TableDesign(metadata=pa.schema([]), properties=properties)
         self.kind = KINDS[kind]
-        self.design = MirrorDesign(table, key=("id",), soft_delete=soft_delete)
+        self.design = MirrorDesign(table, key=("id",), rows=RowStrategy.of(soft_delete=soft_delete))
 
     def sink(self) -> Any:
         """Return a sink of its own, such as another process would have; each merges in the next one of the modes."""

@@ -305,6 +305,17 @@ def _places(sequence: pa.Array, lsn: pa.Array, millis: pa.Array, ops: pa.Array) 
     return commit, pc.if_else(_is_streamed(ops), streamed, pa.scalar(0, pa.int64()))
 
 
+def log_places(sequence: pa.Array, lsn: pa.Array, ops: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the commit before each event's transaction, and the position after it; null without a position.
+
+    See `_places`.
+    """
+    commit, position = _places(sequence, lsn, pa.nulls(len(ops), pa.int64()), ops)
+    parts = pc.extract_regex(sequence, _SEQUENCE)
+    known = pc.or_(pc.coalesce(lsn, _integers(parts, "lsn")).is_valid(), _integers(parts, "commit").is_valid())
+    return pc.if_else(known, commit, pa.scalar(None, pa.int64())), position
+
+
 def _is_streamed(ops: pa.Array) -> pa.Array:
     return pc.fill_null(pc.not_equal(ops, READ), True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.row_buffer import one_array
 
 Mask = np.ndarray
+FieldPath = tuple[str, ...]
 # White space, then a brace.
 _OBJECT = r"^[ \t\r\n]*\{"
 _TEXTS = (KeyFormat.STRING, KeyFormat.RAW)
@@ -45,13 +46,15 @@ class KafkaKeyReader:
     """Reader of Kafka keys: an object or record with the columns by name, or for a single column also a bare value.
 
     :param format: of Kafka keys, see `core.policies.KeyFormat`.
-    :param columns: the key's columns, by the names of the fields in Kafka keys.
+    :param columns: the key's columns, named by `paths` for errors.
+    :param paths: the path of the field of each column in a Kafka key that is an object or a record.
     :param finder: finds the schemas that keys name.
     :param make: returns the decoder of keys into a single column.
     """
 
     format: str
     columns: pa.Schema
+    paths: Sequence[FieldPath]
     finder: SchemaFinder
     make: Callable[[pa.Schema], ColumnDecoder]
 
@@ -104,7 +107,7 @@ class KafkaKeyReader:
         taken = pa.array(at, mask=at < 0)
         column = one_array(decoded.rows[0])
         # Fields of a null record are null, too.
-        values = [pc.struct_field(column, [place]) for place in range(len(self.columns))] if is_record else [column]
+        values = [pc.struct_field(column, list(path)) for path in self.paths] if is_record else [column]
         columns = [
             pc.coalesce(one_array(old), new.take(taken)) for old, new in zip(found.columns.columns, values, strict=True)
         ]
@@ -143,18 +146,37 @@ class KafkaKeyReader:
 
     @cached_property
     def _record_decoder(self) -> ColumnDecoder:
-        return self.make(pa.schema([pa.field(KEY_COLUMN, pa.struct(list(self.columns)))]))
+        fields = [(path, one.type) for path, one in zip(self.paths, self.columns, strict=True)]
+        return self.make(pa.schema([pa.field(KEY_COLUMN, struct_of(fields))]))
 
     @cached_property
     def _bare_decoder(self) -> ColumnDecoder:
         return self.make(pa.schema([pa.field(KEY_COLUMN, self.columns.field(0).type)]))
 
 
-def columns_in_keys(kind: pa.DataType, names: Mapping[str, str]) -> list[pa.Field]:
+def columns_in_keys(kind: pa.DataType, paths: Mapping[str, FieldPath]) -> list[pa.Field]:
     """Return the columns of a mirror's key in Kafka keys of a type.
 
-    :param names: the key's columns, by the names of the fields in Kafka keys.
+    :param paths: the path of the field in Kafka keys of each column of the key.
     """
-    if t.is_struct(kind):
-        return [one.with_name(names[one.name]).with_nullable(True) for one in kind if one.name in names]
-    return [pa.field(next(iter(names.values())), kind)] if len(names) == 1 else []
+    if not t.is_struct(kind):
+        return [pa.field(next(iter(paths)), kind)] if len(paths) == 1 else []
+    found = {name: type_at(kind, path) for name, path in paths.items()}
+    return [pa.field(name, one) for name, one in found.items() if one is not None]
+
+
+def type_at(kind: pa.DataType, path: FieldPath) -> pa.DataType | None:
+    """Return the type of a field within a type, or None if there is no such field."""
+    for name in path:
+        if not t.is_struct(kind) or kind.get_field_index(name) < 0:
+            return None
+        kind = kind.field(name).type
+    return kind
+
+
+def struct_of(fields: Sequence[tuple[FieldPath, pa.DataType]]) -> pa.DataType:
+    """Return the struct with fields at these paths."""
+    members = dict[str, list[tuple[FieldPath, pa.DataType]]]()
+    for path, kind in fields:
+        members.setdefault(path[0], []).append((path[1:], kind))
+    return pa.struct([(name, inner[0][1] if not inner[0][0] else struct_of(inner)) for name, inner in members.items()])

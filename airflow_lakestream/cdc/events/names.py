@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from airflow_lakestream.cdc.columns import DELETED, IMAGE, OFFSET, OP, PARTITION, RECORD_KEY, SOURCE, is_kept
+from airflow_lakestream.cdc.columns import IMAGE, OFFSET, OP, PARTITION, RECORD_KEY, SOURCE, is_kept
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.cdc.stops import MirrorStopped, name_garbled, name_not_free
 from airflow_lakestream.decode.connect.debezium import EventNaming
 from airflow_lakestream.exceptions import InvalidArgument
@@ -26,17 +27,19 @@ class ColumnNames:
     :param table: the mirror's name.
     :param renamed: column names, by the names in the database.
     :param with_key: whether events carry the keys of their records.
-    :param soft_delete: whether deleted rows stay.
+    :param rows: the rows of a key, which may have further columns.
     :param lake: the format of the table, which may reserve names.
     :param of_records: the columns are those of plain records, not of a database's table.
+    :param nested: columns of the key whose values are nested fields, in lower case.
     """
 
     table: str = "the table"
     renamed: Mapping[str, str] = field(default_factory=dict)
     with_key: bool = True
-    soft_delete: bool = False
+    rows: RowStrategy = RowStrategy.CURRENT
     lake: LakeFormat = DEFAULT
     of_records: bool = False
+    nested: tuple[str, ...] = ()
 
     @property
     def naming(self) -> EventNaming:
@@ -48,14 +51,14 @@ class ColumnNames:
         """Reserved names, unfit for columns of the row, in lower case: Spark ignores case."""
         names = [OP, SOURCE, PARTITION, OFFSET]
         names += [RECORD_KEY] if self.with_key or self.of_records else []
-        names += [DELETED] if self.soft_delete else []
-        return frozenset([*names, *self.lake.columns_taken])
+        names += self.rows.further.names
+        return frozenset([*names, *self.nested, *self.lake.columns_taken])
 
     def check_argument(self) -> None:
         """Refuse new names that are reserved, unfit for the table's format, or given twice. Raises InvalidArgument."""
         taken = Counter(name.lower() for name in self.renamed.values())
         for source, name in self.renamed.items():
-            problem = self._problem(name) or ("two columns get it" if taken[name.lower()] > 1 else None)
+            problem = self.problem(name) or ("two columns get it" if taken[name.lower()] > 1 else None)
             if problem:
                 raise InvalidArgument("rename_columns", f"{source!r} can't become {name!r}: {problem}.")
 
@@ -84,7 +87,7 @@ class ColumnNames:
             if not self.of_records and (meant := _meant(one.name)) is not None:
                 raise name_garbled(self.table, one.name, meant)
             name = self.renamed.get(one.name, one.name)
-            if (problem := self._problem(name)) is not None:
+            if (problem := self.problem(name)) is not None:
                 raise self.not_free(one.name, problem)
             if (twin := named.setdefault(name.lower(), name)) != name:
                 problem = (
@@ -100,7 +103,8 @@ class ColumnNames:
         """Return the error for a column or a field with a name that the mirror can't have."""
         return name_not_free(self.table, name, reason, of_records=self.of_records)
 
-    def _problem(self, name: str) -> str | None:
+    def problem(self, name: str) -> str | None:
+        """Return why the mirror can't have a column of this name, or None."""
         if name.lower() in self.reserved or is_kept(name):
             return f"the mirror keeps the name {name.lower()} for itself"
         if bad := sorted(set(self.lake.characters_refused) & set(name)):

@@ -10,20 +10,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, MARK, OF_EVENTS, OP, POSITION, is_kept
+from airflow_lakestream.cdc.columns import COMMIT, GIVEN, MARK, OF_EVENTS, OP, POSITION, is_kept
 from airflow_lakestream.cdc.events.deletions import DeletionCondition
-from airflow_lakestream.cdc.events.kafka_keys import KafkaKeyReader, columns_in_keys
+from airflow_lakestream.cdc.events.flattened import FlattenedRecords, place_columns
+from airflow_lakestream.cdc.events.kafka_keys import FieldPath, KafkaKeyReader, columns_in_keys, struct_of, type_at
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.notes import with_notes_of_records
+from airflow_lakestream.cdc.events.presence import given_fields
 from airflow_lakestream.cdc.events.schemas import RecordSchemas
 from airflow_lakestream.cdc.events.sequence import check_type, place_numbers
-from airflow_lakestream.cdc.events.widening import grown
-from airflow_lakestream.core.policies import UNAVAILABLE, KeyFormat
+from airflow_lakestream.cdc.events.statement import RecordRows, RecordStatement
+from airflow_lakestream.cdc.events.widening import grown, joined_type
+from airflow_lakestream.cdc.stops import MirrorStopped, StopReason, name_not_free
+from airflow_lakestream.core.policies import UNAVAILABLE, KeyFormat, OutOfRange, ValueFormat
 from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.connect.unavailable import Mask, left_out, may_be_left_out
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import without_bare
 from airflow_lakestream.decode.json.column_names import NameRules
+from airflow_lakestream.decode.json.decoder import StrictEventDecoder, WithoutColumn
+from airflow_lakestream.decode.json.document import Json
+from airflow_lakestream.decode.json.growing import grow
 from airflow_lakestream.decode.keys import ColumnDecoder
 from airflow_lakestream.decode.known_formats import FORMATS, PayloadSettings, uses_registry
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Indices, all_but, pick
@@ -43,16 +50,26 @@ class RecordPayload(PayloadFormats):
 
     :param names: the names of the mirror's columns.
     :param key: the columns of the mirror's key.
+    :param nested: the paths of the columns of the key whose values are nested fields of a record.
     :param format_of_keys: of Kafka keys, which are decoded only where a value lacks the key.
     :param sequence_by: the columns that order the records of a key; empty if offsets alone do.
     :param delete_when: a SQL condition over a record's columns: such a record deletes its key; empty for no record.
+    :param is_timed: whether the first column of `sequence_by` has to be a timestamp.
+    :param statement: makes rows of values, before the key is taken; None if values are decoded into rows.
+    :param is_flattened: whether records are Debezium's flattened events, in JSON perhaps with Connect's schema.
+    :param keeps_absent: whether rows note the columns that their records give.
     """
 
     names: ColumnNames = field(default_factory=ColumnNames)
     key: tuple[str, ...] = ()
+    nested: Mapping[str, FieldPath] = field(default_factory=dict)
     format_of_keys: str = KeyFormat.JSON
     sequence_by: tuple[str, ...] = ()
     delete_when: str = ""
+    is_timed: bool = False
+    keeps_absent: bool = False
+    statement: RecordStatement | None = None
+    is_flattened: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +83,8 @@ class RecordPayload(PayloadFormats):
     def parts(self) -> frozenset[RecordPart]:
         """The parts of records that decoding reads; always keys."""
         headers = (RecordPart.HEADERS,) if uses_registry(self.format_of_keys) else ()
-        return super().parts | {RecordPart.KEY, *headers}
+        read = frozenset[RecordPart]() if self.statement is None else self.statement.transform.parts
+        return super().parts.union({RecordPart.KEY, *headers}, read)
 
     @property
     def uses_registry(self) -> bool:
@@ -118,7 +136,7 @@ class RecordPayload(PayloadFormats):
         """
         first = without_bare(first, self.named_sides, self.format)
         first = pick(first, np.flatnonzero(first.values.is_valid().to_numpy(zero_copy_only=False)))
-        own = self._value_columns(first)
+        own = self.with_nested(pa.Table.from_batches([], self._value_columns(first))).schema
         return grown(own, self.key_columns(first, [name for name in self.key if name not in own.names]))
 
     def key_columns(self, first: RawBatch, names: Sequence[str]) -> pa.Schema:
@@ -130,13 +148,20 @@ class RecordPayload(PayloadFormats):
             kind = row.first_key(self, keys)
         else:
             kind = row.key_of(self.finder.find(self.format_of_keys, first.topic, "key", keys.values))
-        found = columns_in_keys(kind, self.fields_of_key)
+        found = columns_in_keys(kind, {name: self.path_of(name) for name in self.key})
         return pa.schema([one for one in found if one.name in names])
 
-    @property
-    def fields_of_key(self) -> Mapping[str, str]:
-        """The columns of the key, by the names of the fields in records."""
-        return {self.field_of(name): name for name in self.key}
+    def path_of(self, name: str) -> FieldPath:
+        """Return the path in records of the field for a column of the key."""
+        first, *rest = self.nested.get(name, (name,))
+        return (self.field_of(first), *rest)
+
+    def with_nested(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the columns of the key whose values are nested fields, as far as rows have the fields."""
+        for name, (first, *rest) in self.nested.items():
+            if first in rows.column_names and type_at(rows.schema.field(first).type, tuple(rest)) is not None:
+                rows = rows.append_column(name, pc.struct_field(rows[first], rest))
+        return rows
 
     def decoder(self, schema: pa.Schema) -> Any:
         """Return the decoder of records for the columns of a row; `schema` may also have the columns of an event."""
@@ -147,31 +172,66 @@ class RecordPayload(PayloadFormats):
         )
 
     def of_columns(self, schema: pa.Schema) -> ColumnDecoder:
-        """Return the decoder of values for exactly these columns."""
-        return super().decoder(schema)
+        """Return the decoder of values for exactly these columns, without columns for nested fields."""
+        return super().decoder(self.of_fields(schema))
+
+    def label(self, name: str) -> str:
+        """Return the text for a column of the key in errors: the path of a nested field, or the column's name."""
+        return ".".join(self.nested.get(name, (name,)))
+
+    def fields(self, columns: pa.Schema) -> pa.Schema:
+        """Return the fields of records for the mirror's columns, without columns for nested fields."""
+        return super().fields(self.of_fields(columns))
+
+    def of_fields(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns that fields of a record have under their own names."""
+        own = [one for one in schema if one.name not in self.nested]
+        # A schema may give types of nested fields alone, and a decoder needs a column.
+        inside = [(self.nested[one.name], one.type) for one in schema if one.name in self.nested]
+        return pa.schema(own or list(struct_of(inside)))
 
     def record_schemas(self) -> RecordSchemas | None:
         """Return the finder of columns in the records' schemas, or None for a format without schemas."""
-        if self.row.kind is None:
+        if (self.row.kind is None and self.envelope is None) or self.statement is not None:
             return None
         return RecordSchemas(self.format, self.finder, self.names.table, of_records=True)
 
     def key_reader(self, columns: pa.Schema) -> KafkaKeyReader:
         """Return the reader of Kafka keys into these columns of the key. Raises InvalidArgument for an unfit type."""
-        fields = pa.schema([column.with_name(self.field_of(column.name)) for column in columns])
+        paths = [self.path_of(name) for name in columns.names]
+        fields = pa.schema([one.with_name(".".join(path)) for one, path in zip(columns, paths, strict=True)])
         row = FORMATS[self.format_of_keys]
-        return KafkaKeyReader(self.format_of_keys, fields, self.finder, lambda schema: row.key(self, schema))
+        return KafkaKeyReader(self.format_of_keys, fields, paths, self.finder, lambda schema: row.key(self, schema))
 
     def key_records(self, schema: pa.Schema) -> ColumnDecoder:
         """Return the decoder of Kafka keys that are records, for the records' columns."""
-        settings = PayloadSettings(self.format_of_keys, registry=self.registry, timestamps_finer=self.timestamps_finer)
+        wrapped = self.envelope if self.format_of_keys == KeyFormat.JSON else None
+        settings = PayloadSettings(
+            self.format_of_keys, envelope=wrapped, registry=self.registry, timestamps_finer=self.timestamps_finer
+        )
         return FORMATS[self.format_of_keys].decoder(settings, schema)
+
+    def documents(self, schema: pa.Schema, unknown_fields: str) -> ColumnDecoder:
+        """Return the decoder of plain JSON. For flattened events WithoutColumn is raised for an unknown field."""
+        if self.is_flattened:
+            return StrictEventDecoder(schema, (), out_of_range=OutOfRange.REJECT, finer=self.finer)
+        return super().documents(schema, unknown_fields)
+
+    def with_fields(self, schema: pa.Schema, leftovers: Sequence[Json]) -> pa.Schema:
+        """Return the columns, with those for unknown fields of JSON. Raises MirrorStopped for a reserved name."""
+        there = self.of_fields(schema)
+        found = grow(self.new_names.fields(there), leftovers, self.name_rules)
+        for path, reason in found.refused.items():
+            raise name_not_free(self.names.table, path, reason, of_records=True)
+        return grown(schema, self.of_schemas(list(found.schema), there.names))
 
     def of_schemas(self, fields: Sequence[pa.Field], there: Sequence[str]) -> pa.Schema:
         """Return the columns for fields of records' schemas. Raises MirrorStopped for a reserved name."""
         return pa.schema([one.with_nullable(True) for one in self.names.columns(fields, there)])
 
     def _value_columns(self, first: RawBatch) -> pa.Schema:
+        if self.statement is not None:
+            return self.statement.columns
         columns, schemas = super()._value_columns(first), self.record_schemas()
         # The registry's newest schema may have more columns than the records, and other types than older records.
         return columns if schemas is None else grown(self.of_schemas(schemas.row(first), ()), columns)
@@ -187,7 +247,7 @@ class _RecordDecoder:
         self._payload, self._schema = payload, schema
         self._schemas = payload.record_schemas()
         # The decoder and the reader for the last batch's columns, which the next batch mostly has, too.
-        self._decoder = payload.of_columns(schema)
+        self._decoder = payload.of_columns(schema if payload.statement is None else payload.statement.decoded or schema)
         self._keys: KafkaKeyReader | None = None
         self._condition: DeletionCondition | None = None
 
@@ -207,9 +267,17 @@ class _RecordDecoder:
         and the registry's errors.
         """
         decoded = self._with_values(batch)
+        if self._payload.keeps_absent:
+            self._note_given(batch, decoded)
         self._complete_keys(batch, decoded)
         self._find_deleted(decoded)
+        flattened = FlattenedRecords(decoded.rows) if self._payload.is_flattened else None
+        if flattened is not None:
+            self._check_flattened(batch, decoded, flattened.whole_events(), "it is a whole event of Debezium")
+            decoded.is_deleted |= flattened.deleted()
         self._place(decoded)
+        if flattened is not None:
+            self._place_by_log(batch, decoded, flattened)
         for name in self._payload.own_columns(decoded.rows.column_names):
             if may_be_left_out(decoded.rows.schema.field(name).type):
                 decoded.refuse(left_out(decoded.rows[name]), f"{name}: {_LEFT_OUT}")
@@ -219,32 +287,100 @@ class _RecordDecoder:
         """Return a row for each good value, and a row of nulls for each tombstone."""
         there = batch.values.is_valid().to_numpy(zero_copy_only=False)
         places = np.flatnonzero(there)
-        values = batch if there.all() else pick(batch, places)
-        schema, decoder = self._schema, self._decoder
-        if self._schemas is not None:
-            schema = grown(schema, self._payload.of_schemas(self._schemas.row(values), schema.names))
-        if decoder.schema != schema:
-            self._decoder = decoder = self._payload.of_columns(schema)
-        decoded = decoder.decode(values)
-        schema = grown(schema, decoded.rows.schema)
+        made = self._rows_of(batch if there.all() else pick(batch, places))
+        found = self._payload.with_nested(made.rows)
+        self._check_types(found.schema)
+        schema = grown(self._schema, found.schema)
         lacking = [name for name in self._payload.key if name not in schema.names]
         # A column keeps its first type: the rows of one process go into one file.
         self._schema = schema = grown(schema, self._payload.key_columns(batch, lacking))
-        bad = {int(places[row.index]): replace(row, index=int(places[row.index])) for row in decoded.bad}
-        good = all_but(len(values), [row.index for row in decoded.bad])
+        bad = {int(places[row.index]): replace(row, index=int(places[row.index])) for row in made.bad}
         at = np.full(len(batch), -1)
-        at[places[good]] = np.arange(len(good))
+        at[places[made.kept]] = np.arange(len(made.kept))
         kept = np.flatnonzero((at >= 0) | ~there)
-        rows = _with_columns(decoded.rows, schema)
-        if len(kept) > len(good):
+        rows = _with_columns(found, schema)
+        if len(kept) > len(made.kept):
             rows = rows.take(pa.array(at[kept], mask=at[kept] < 0))
-        return _BatchRows(rows, kept, ~there[kept], bad)
+        return _BatchRows(rows, kept, ~there[kept], bad, places[made.filtered].tolist())
+
+    def _rows_of(self, values: RawBatch) -> RecordRows:
+        """Return the rows of values, decoded or made by the statement, with further columns for new fields."""
+        if self._payload.statement is not None:
+            return self._payload.statement.rows(values, self._decoder)
+        if self._schemas is not None:
+            columns = self._payload.of_schemas(self._schemas.row(values), self._schema.names)
+            self._schema = grown(self._schema, columns)
+        while True:
+            if self._decoder.schema != self._payload.of_fields(self._schema):
+                self._decoder = self._payload.of_columns(self._schema)
+            try:
+                decoded = self._decoder.decode(values)
+                break
+            except WithoutColumn as found:
+                self._schema = self._payload.with_fields(self._schema, list(found.leftovers.values()))
+        kept = all_but(len(values), [row.index for row in decoded.bad])
+        return RecordRows(decoded.rows, kept, kept[:0], decoded.bad)
+
+    def _note_given(self, batch: RawBatch, decoded: _BatchRows) -> None:
+        """Add the columns that each record gives."""
+        kept, columns = pick(batch, decoded.places), self._payload.own_columns(decoded.rows.column_names)
+        fields = {self._payload.field_of(name): name for name in columns if name not in self._payload.nested}
+        is_avro = self._payload.format == ValueFormat.AVRO and self._schemas is not None
+        by_schema = self._schemas.fields_of(kept) if is_avro and self._schemas is not None else ()
+        given = given_fields(decoded.rows, fields, kept.values, self._payload.format, by_schema)
+        decoded.rows = decoded.rows.append_column(GIVEN, given)
+
+    def _check_types(self, found: pa.Schema) -> None:
+        """Refuse a nested field, or a column of the statement, of another type than its column's.
+
+        Raises InvalidArgument.
+        """
+        statement, nested = self._payload.statement, self._payload.nested
+        for name in found.names:
+            if (statement is None and name not in nested) or name not in self._schema.names:
+                continue
+            own, kind = self._schema.field(name).type, found.field(name).type
+            if joined_type(own, kind) is not None:
+                continue
+            if name in nested:
+                problem = f"{self._payload.label(name)} is {kind} in the records, and the column {name} is {own}."
+                raise InvalidArgument("key", problem, "Give the nested field and the column the same type in schema.")
+            problem = f"it makes {kind} of the column {name}, which is {own}."
+            raise InvalidArgument("sql", problem, "Cast it to the column's type, or name another column: AS.")
+
+    def _check_flattened(self, batch: RawBatch, decoded: _BatchRows, mask: Mask, problem: str) -> None:
+        """Stop at the first good record of a mask: it has no order with flattened events. Raises MirrorStopped."""
+        bad = np.isin(decoded.places, np.array(list(decoded.bad), np.int64))
+        for place in decoded.places[mask & ~bad][:1].tolist():
+            where = f"{batch.topic}[{batch.partition}] offset {batch.offsets[place]}"
+            remedy = "Let one connector with one setting of ExtractNewRecordState write a new topic, for a new table."
+            raise MirrorStopped(
+                self._payload.names.table, StopReason.ORDER_UNKNOWN, f"{where}: {problem} among flattened ones.", remedy
+            )
+
+    def _place_by_log(self, batch: RawBatch, decoded: _BatchRows, flattened: FlattenedRecords) -> None:
+        """Set the place of each record in the database's log, if records have one. Raises MirrorStopped."""
+        found = flattened.places()
+        if found is None:
+            return
+        commit, position = found
+        lacks = commit.is_null().to_numpy(zero_copy_only=False)
+        columns = place_columns(decoded.rows.column_names)
+        self._check_flattened(batch, decoded, lacks & ~decoded.is_tombstone, f"it has no {columns}, unlike others")
+        if flattened.has_deletions:
+            # The deletion itself came as a record.
+            decoded.leave_out(decoded.is_tombstone)
+        else:
+            reason = f"a tombstone has no {columns}: set delete.tombstone.handling.mode=rewrite in the connector"
+            decoded.refuse(decoded.is_tombstone, reason)
+        for name, column in ((COMMIT, commit), (POSITION, position)):
+            decoded.set(name, pc.coalesce(column, pa.scalar(0, pa.int64())))
 
     def _complete_keys(self, batch: RawBatch, decoded: _BatchRows) -> None:
         """Fill key columns without a value from the Kafka keys; a record without any value of the key is bad."""
         key = self._payload.key
         if missing := [name for name in key if name not in decoded.rows.column_names]:
-            decoded.refuse(np.ones(len(decoded.rows), np.bool_), _no_value(missing[0]))
+            decoded.refuse(np.ones(len(decoded.rows), np.bool_), _no_value(self._payload.label(missing[0])))
             return
         lacking = np.zeros(len(decoded.rows), np.bool_)
         for name in key:
@@ -261,7 +397,7 @@ class _RecordDecoder:
         for number, reason in found.reasons.items():
             decoded.refuse_one(int(at[number]), reason)
         for name in key:
-            decoded.refuse(decoded.rows[name].is_null().to_numpy(), _no_value(name))
+            decoded.refuse(decoded.rows[name].is_null().to_numpy(), _no_value(self._payload.label(name)))
 
     def _find_deleted(self, decoded: _BatchRows) -> None:
         """Note the rows for which `delete_when` is true; a record that makes the condition fail is bad."""
@@ -293,12 +429,14 @@ class _RecordDecoder:
             if name not in rows.column_names:
                 decoded.refuse(~decoded.is_tombstone, _no_order(name))
                 continue
-            check_type(rows.schema.field(name))
+            check_type(rows.schema.field(name), is_timed=self._payload.is_timed and not number)
             values, beyond = place_numbers(one_array(rows[name]))
             decoded.refuse(values.is_null().to_numpy(zero_copy_only=False), _no_order(name))
             decoded.refuse(beyond, f"{name}: it is outside of the range that orders records")
             numbers[number] = pc.coalesce(values, zero)
-        by_values = pc.if_else(pa.array(decoded.is_deleted), MARK if self._payload.names.soft_delete else "d", "u")
+        by_values = pc.if_else(
+            pa.array(decoded.is_deleted), MARK if self._payload.names.rows.keeps_deleted else "d", "u"
+        )
         ops = pc.if_else(pa.array(decoded.is_tombstone), "d", by_values)
         for name, column in ((OP, ops), (COMMIT, numbers[0]), (POSITION, numbers[1])):
             decoded.rows = decoded.rows.append_column(name, column)
@@ -306,7 +444,7 @@ class _RecordDecoder:
 
 @dataclass
 class _BatchRows:
-    """Rows of a batch, with positions of the records; `bad` has the bad records by position.
+    """Rows of a batch, with positions of the records; `bad` has the bad records by position, `filtered` those left out.
 
     :ivar is_deleted: a mask of the rows whose values delete their key.
     """
@@ -315,6 +453,7 @@ class _BatchRows:
     places: Indices
     is_tombstone: Mask
     bad: dict[int, BadRow]
+    filtered: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.is_deleted: Mask = np.zeros(len(self.rows), np.bool_)
@@ -333,11 +472,17 @@ class _BatchRows:
         place = int(self.places[at])
         self.bad.setdefault(place, BadRow(place, reason))
 
+    def leave_out(self, mask: Mask) -> None:
+        """Take the records of the rows of a mask for filtered ones."""
+        self.filtered = sorted({*self.filtered, *self.places[mask].tolist()} - self.bad.keys())
+
     def result(self) -> DecoderResult:
         """Return the rows of good records, with notes, and the bad records."""
-        is_bad = np.isin(self.places, np.array(list(self.bad), np.int64))
+        is_bad = np.isin(self.places, np.array([*self.bad, *self.filtered], np.int64))
         rows = self.rows.filter(pa.array(~is_bad)) if is_bad.any() else self.rows
-        return DecoderResult(with_notes_of_records(rows), [self.bad[place] for place in sorted(self.bad)])
+        return DecoderResult(
+            with_notes_of_records(rows), [self.bad[place] for place in sorted(self.bad)], self.filtered
+        )
 
 
 def _with_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -16,6 +16,7 @@ from airflow_lakestream.decode.connect.debezium import IMAGES, is_event, row_of
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.decode.writer_schemas import Writer, writers
+from airflow_lakestream.tables.rising import Numbers
 
 # At any one time a topic has few schemas.
 _MOST = 1_000
@@ -61,6 +62,11 @@ class RecordSchemas:
                     self._found[one.name] = (there.with_type(kind), first)
             return [one for one, _ in self._found.values()]
 
+    def fields_of(self, batch: RawBatch) -> Iterator[tuple[Sequence[str], Numbers]]:
+        """Yield the names of the fields in each schema of records, with the indices of the records."""
+        for writer, places in writers(batch.values, self.format, self.finder, self._prefixes):
+            yield [one.name for one in self._cached(writer)], places
+
     def _of_batch(self, batch: RawBatch) -> Iterator[tuple[Row, int]]:
         """Yield the columns of each schema, with the index of the schema's first record."""
         for writer, places in writers(batch.values, self.format, self.finder, self._prefixes):
@@ -78,6 +84,9 @@ class RecordSchemas:
     def _attached(self, text: str) -> Row:
         # The schema next to a JSON value, from Connect's JsonConverter.
         shape = connect_schema.parse(text)
+        if self.of_records:
+            members = {} if shape is None else shape.fields
+            return [connect_schema.arrow_field(name, inner, name) for name, inner in members.items()]
         # Only the row's images and the operation, by which an event is recognized.
         members = (
             {} if shape is None else {name: shape.fields[name] for name in (*IMAGES, "op") if name in shape.fields}

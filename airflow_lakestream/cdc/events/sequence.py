@@ -22,9 +22,15 @@ def check_sequence(names: Sequence[str]) -> None:
         raise InvalidArgument("sequence_by", f"{', '.join(names)}: one or two columns order records.")
 
 
-def check_type(column: pa.Field) -> None:
-    """Refuse a column whose values have no order as integers. Raises InvalidArgument."""
+def check_type(column: pa.Field, *, is_timed: bool = False) -> None:
+    """Refuse a column whose values have no order as integers. Raises InvalidArgument.
+
+    :param is_timed: whether the column has to be a timestamp.
+    """
     kind = column.type
+    if is_timed and not t.is_timestamp(kind):
+        remedy = f'Name a column of timestamps; or give it that type, with schema="{column.name} timestamptz".'
+        raise InvalidArgument("sequence_by", f"{column.name} is {kind}, and within goes by a timestamp.", remedy)
     is_fit = t.is_integer(kind) or t.is_date(kind) or t.is_time(kind) or t.is_timestamp(kind) or t.is_boolean(kind)
     if not is_fit or kind == pa.uint64():
         remedy = f'Name another column; or give it such a type, with schema="{column.name} bigint" for a new table.'

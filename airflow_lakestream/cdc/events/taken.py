@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import (
-    DELETED,
+    GIVEN,
     GTID,
     KEY_NAMES,
     MILLIS,
@@ -62,15 +62,21 @@ class CommitEvents:
         self.rows, self.files = [], []
 
 
-def columns_of_events(mirror: pa.Schema, *, with_key: bool) -> pa.Schema:
+def columns_of_events(mirror: pa.Schema, further: Sequence[str] = (), *, with_key: bool) -> pa.Schema:
     """Return the columns of events in executors' files, for a mirror with the columns `mirror`.
 
+    :param further: the mirror's columns that the merge makes, and no event has.
     :param with_key: include the records' keys, if the user does not name the key.
     """
-    own = [one.with_nullable(True) for one in mirror if one.name not in (*version_schema().names, DELETED, *OF_EVENTS)]
+    own = [one.with_nullable(True) for one in mirror if one.name not in (*version_schema().names, *further, *OF_EVENTS)]
     key = [pa.field(RECORD_KEY, pa.binary())] if with_key else []
     origin = [pa.field(TABLE, pa.string()), pa.field(TRANSACTION, pa.int64()), pa.field(KEY_NAMES, pa.string())]
-    origin += [pa.field(GTID, pa.string()), pa.field(SERVER, pa.int64()), pa.field(MILLIS, pa.int64())]
+    origin += [
+        pa.field(GIVEN, pa.string()),
+        pa.field(GTID, pa.string()),
+        pa.field(SERVER, pa.int64()),
+        pa.field(MILLIS, pa.int64()),
+    ]
     return pa.schema([*own, pa.field(OP, pa.string()), *version_schema(), *origin, *note_columns(), *key])
 
 

@@ -130,7 +130,7 @@ def _as_integers(doubles: pa.Array) -> pa.Array:
 
 
 class KeySearch:
-    """Search for the rows with a key of a batch. The batch has each key once.
+    """Search for the rows with a key of a batch. If the batch has a key several times, the index is of any of them.
 
     A mirror's files are mostly sorted by key: in a sorted column of integers, the batch's keys are looked up, and not
     the column's own values.

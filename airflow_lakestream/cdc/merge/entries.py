@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import OFFSET, PARTITION
+from airflow_lakestream.cdc.columns import OFFSET, PARTITION, VERSION
 from airflow_lakestream.cdc.keys.identity import KeySearch, by_place
 from airflow_lakestream.cdc.merge.hands import MergeWork
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
@@ -103,26 +103,31 @@ class EntrySearch:
         return wanted
 
 
-def compacted(head: MirrorHead, key: Sequence[str], lows: Mapping[int, int]) -> list[File] | None:
+def compacted(
+    head: MirrorHead, key: Sequence[str], lows: Mapping[int, int], *, every: bool = False
+) -> list[File] | None:
     """Compact all files of a table of entries; return the new files, or None if few files are small.
 
     All old files are then to be removed. See `condensed`.
 
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has.
+    :param every: whether all entries of a key are needed.
     """
     files = entry_files(head, key)
     if sum(file.rows < PART_ENTRIES // 2 for file in files) < MOST_FILES:
         return None
-    return [file for part in condensed(files, key, lows) for file in head.write(part)]
+    return [file for part in condensed(files, key, lows, every=every) for file in head.write(part)]
 
 
-def condensed(files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int, int]) -> Iterator[pa.Table]:
+def condensed(
+    files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int, int], *, every: bool = False
+) -> Iterator[pa.Table]:
     """Yield all entries still needed, sorted by key, in parts for files.
 
-    Of each key, the last entry is enough. Deleted rows kept for the next event are left out, since that event has come.
-    Entries of events that the topic no longer has are left out, too: older events of the same row, which an entry is
-    kept for, are gone with them.
+    Of each key, the last entry is enough, if not `every` version of a row is kept. Deleted rows kept for the next event
+    are left out, since that event has come. Entries of events that the topic no longer has are left out, too: older
+    events of the same row, which an entry is kept for, are gone with them.
 
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has.
@@ -135,7 +140,7 @@ def condensed(files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int,
         entries = pa.concat_tables(held, promote_options="permissive")
         of_keys = entries.filter(entries[key[0]].is_valid())
         unkeyed = entries.filter(entries[key[0]].is_null())
-        last = last_of_each(of_keys, key)
+        last = last_of_each(of_keys, [*key, *VERSION] if every else key)
         last = last.filter(pa.array(~_is_below(last, lows)))
         order = by_place(last, key)
         last = last.take(pc.sort_indices(order, sort_keys=[(name, "ascending") for name in order.column_names]))

@@ -12,11 +12,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, DELETED, VERSION, version_schema
+from airflow_lakestream.cdc.columns import COMMIT, DELETED, VALID_TO, VERSION
 from airflow_lakestream.cdc.keys.identity import KeySearch
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.newest import is_before
 from airflow_lakestream.cdc.merge.snapshots import Version
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
 from airflow_lakestream.tables.row_buffer import no_rows
@@ -57,7 +58,7 @@ class KeyLookup:
     """Lookup of a batch's keys in a file.
 
     :param search: the keys of the batch's events.
-    :param soft_delete: whether deleted rows stay, marked.
+    :param strategy: the rows of a key.
     :param truncated: the batch's last truncation.
     :param since: first commit of the batch's events: `LookupResult.rows` is None if all rows are older; None keeps all.
     """
@@ -65,7 +66,7 @@ class KeyLookup:
     head: MirrorHead
     search: KeySearch
     key: tuple[str, ...]
-    soft_delete: bool
+    strategy: RowStrategy
     truncated: Version | None
     since: int | None
 
@@ -93,13 +94,13 @@ class KeyLookup:
 
     def _newer_rows(self, parts: Sequence[pa.Table]) -> pa.Table | None:
         # Without any row of the file, only the columns matter.
-        rows = joined(parts) if parts else no_rows(version_schema())
+        rows = joined(parts) if parts else no_rows(self.strategy.columns).select(self._columns_needed)
         is_older = self.since is not None and (rows[COMMIT].to_numpy() < self.since).all()
         return None if is_older else rows
 
     @property
     def _columns_needed(self) -> list[str]:
-        return [*VERSION, *([DELETED] if self.soft_delete else [])]
+        return [*VERSION, *(name for name in (DELETED, VALID_TO) if name in self.strategy.further.names)]
 
     def _in(self, rows: pa.Table) -> LookupResult:
         hits, at = self.search(rows)
@@ -111,7 +112,7 @@ class KeyLookup:
         if self.truncated is None:
             return None
         gone = is_before(rows, self.truncated)
-        return gone & ~pc.fill_null(rows[DELETED], False).to_numpy() if self.soft_delete else gone
+        return gone & ~pc.fill_null(rows[DELETED], False).to_numpy() if self.strategy.keeps_deleted else gone
 
 
 def may_hold(bounds: tuple[Any, Any] | None, ordered: Sequence[Any]) -> bool:
@@ -152,18 +153,18 @@ def _change(file: File, live: int, out: Narrow, marked: Mask | None) -> FileChan
     return FileChange(file, live, out.astype(np.int64), np.zeros(0, np.int64), marked)
 
 
-def change_of(file: File, found: LookupResult, out: Mask, *, soft_delete: bool) -> FileChange:
+def change_of(file: File, found: LookupResult, out: Mask, strategy: RowStrategy) -> FileChange:
     """Return the change of a file, by the events and by a truncation.
 
     :param found: the result of the lookup in the file.
     :param out: a mask of the hits that their events replace or delete.
-    :param soft_delete: whether rows removed by a truncation stay, marked.
+    :param strategy: the rows of a key: those that a truncation removes may stay, marked.
     """
     cut = found.gone
     # Without a truncation, only the events change rows.
     if cut is None:
         return FileChange(file, found.live, found.hits[out], found.at[out], None)
-    if soft_delete:
+    if strategy.keeps_deleted:
         # Rows from before the truncation stay, marked, except rows that an event replaces.
         marked = cut.copy()
         marked[found.hits[out]] = False

@@ -98,6 +98,12 @@ class MirrorMemory:
         dead[known] = is_later(deletions, known_rows)
         return dead
 
+    def deletions(self, keys: pa.Table) -> pa.Table:
+        """Return all known deletions of some keys."""
+        if self.entries is None:
+            return keys.slice(0, 0)
+        return self.entries.filter(pa.array(places(self.entries, keys, self.key) >= 0))
+
     def knows_deletion(self, row: pa.Table) -> bool:
         """Return whether a row's key was deleted at or after the row's place in the source."""
         if self.entries is None:

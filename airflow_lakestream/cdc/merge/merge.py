@@ -39,6 +39,7 @@ from airflow_lakestream.cdc.merge.memory import MirrorEntries, MirrorMemory, row
 from airflow_lakestream.cdc.merge.newest import NewestEvents, is_before, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
 from airflow_lakestream.cdc.merge.values import OldRows, RowValues
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers, distinct
@@ -68,7 +69,7 @@ class MergeResult:
 
 
 @dataclass
-class _IncomingRows:
+class IncomingRows:
     """Incoming rows of a merge. Each rewritten file takes its rows; `rest` has the rows for new files.
 
     :param place_of: for each event the index of its row; -1 without a row, or after a file has taken the row.
@@ -97,7 +98,7 @@ class BatchMerger:
     :param batch: the newest events. `merge` replaces them by events with later places, see `snapshots.behind`.
     :param table: the mirror's name.
     :param key: the columns of the key.
-    :param soft_delete: whether deleted rows stay, marked.
+    :param strategy: the rows of a key.
     :param entries: the memory of deleted rows.
     :param mode: whether files with changed rows are rewritten, or their rows deleted in place.
     :param hands: does the work on files.
@@ -108,7 +109,7 @@ class BatchMerger:
     batch: NewestEvents
     table: str
     key: tuple[str, ...]
-    soft_delete: bool
+    strategy: RowStrategy
     entries: MirrorEntries
     mode: MergeMode
     hands: MergePool
@@ -135,7 +136,11 @@ class BatchMerger:
         self._judged = GuardedRowCheck(self.batch, judge)
         late = is_before(rows, memory.truncated) if memory.truncated is not None else np.zeros(len(rows), np.bool_)
         matched = np.zeros(len(rows), np.bool_)
-        changes = self._changes(head, reached, found, late, matched) if head is not None else []
+        changes: list[FileChange] = []
+        if self.batch.repeats is not None:
+            late |= self.batch.repeats.mask(rows, found)
+        elif head is not None:
+            changes = self._changes(head, reached, found, late, matched)
         self._judged.check_unanswered(memory)
         is_delete = is_gone(rows)
         # An event without a row in the table is late if the memory has a later deletion of the key.
@@ -149,16 +154,27 @@ class BatchMerger:
         incoming = self._incoming(values, np.flatnonzero(~late & ~is_delete), deletes)
         if self.look is not None:
             self.look(incoming.rows)
-        # 4. Write: rewrite files, delete rows in place, and put the rows that no file has taken into new files.
+        entries = self._entries(values, deletes)
+        # For executors the rows are pickled, which is one more copy of them.
+        del values, old
+        return self._written(head, held, changes, incoming, entries)
+
+    def _written(
+        self,
+        head: MirrorHead | None,
+        held: Sequence[File],
+        changes: Sequence[FileChange],
+        incoming: IncomingRows,
+        entries: pa.Table,
+    ) -> MergeResult:
+        """Rewrite files, delete rows in place, and put the rows that no file has taken into new files."""
         rewrites, in_place = self._ways(head, changes)
         rewrites += self._small(head, held, changes) if head is not None else []
-        entries = self._entries(values, deletes)
         if head is None:
             return MergeResult([], [], [], self._rows_of(self._packed(incoming.rest(self.key))), entries)
         works = [self._rewriting(head, rewrites, incoming), self._deleting(head, in_place)]
         rest = incoming.rest(self.key)
-        # For executors the rows are pickled, which is one more copy of them.
-        del incoming, values, old
+        del incoming
         pa.default_memory_pool().release_unused()
         size = self._size(rest)
         works.append(MergeWork(RowWriteTask(head, self._rows_of), [*map(self._packed, in_parts(rest, size))], size))
@@ -187,8 +203,8 @@ class BatchMerger:
         opened = self.entries.open()
         works, reached = list[MergeWork](), list[File]()
         if head is not None:
-            lookup = KeyLookup(head, search, self.key, self.soft_delete, batch.truncated, self._since())
-            reached = lookup.reached(held)
+            lookup = KeyLookup(head, search, self.key, self.strategy, batch.truncated, self._since())
+            reached = lookup.reached(held if batch.repeats is None else batch.repeats.reached(head, held, batch.rows))
             works.append(MergeWork(lookup, reached, sum(map(head.bytes_in, reached))))
         if opened is not None:
             works.append(opened.wanted(self.key, search))
@@ -211,20 +227,22 @@ class BatchMerger:
             out = later & ~late[found.at] & ~self._judged.stay(head, file, found)
             matched[found.at] = True
             too_late.append(found.at[~out])
-            changes.append(change_of(file, found, out, soft_delete=self.soft_delete))
+            changes.append(change_of(file, found, out, self.strategy))
         for events in too_late:
             late[events] = True
         return [one for one in changes if one.is_touched]
 
     def _since(self) -> int | None:
         """Return the first commit of the events, or None if versions of older rows are needed, too; see `KeyLookup`."""
-        needs_all = self.soft_delete or self.batch.guards or not len(self.batch.rows)
-        return None if needs_all else pc.min(self.batch.rows[COMMIT]).as_py()
+        batch = self.batch
+        needs_all = self.strategy is not RowStrategy.CURRENT or batch.guards or not len(batch.rows)
+        if needs_all:
+            return None
+        within = 0 if self.batch.repeats is None else self.batch.repeats.within or 0
+        return int(pc.min(self.batch.rows[COMMIT]).as_py()) - within
 
     def _later(self, results: Sequence[LookupResult]) -> Sequence[Mask]:
         """Return for each file's hits a mask of the events later than the row. Raises MirrorStopped for a tie."""
-        if self.batch.keeps_rows:
-            return [np.zeros(len(one.at), np.bool_) for one in results]
         later = [np.ones(len(one.at), np.bool_) for one in results]
         with_rows = [
             (number, one.at, one.rows.select(VERSION)) for number, one in enumerate(results) if one.rows is not None
@@ -250,8 +268,10 @@ class BatchMerger:
         wanted = {origin.key for source in every for origin in source.origins if origin.moved is None}
         needed |= {place for place, _ in self.batch.sources}
         needed |= {at for at, _ in find_keys(rows, self.key, wanted)}
+        if self.batch.partial is not None:
+            needed |= set(np.flatnonzero(~is_delete & ~late).tolist())
         deletes = np.flatnonzero(is_delete & ~late).tolist()
-        return needed | set(deletes if self.soft_delete else self.batch.befores)
+        return needed | set(deletes if self.strategy.keeps_deleted else self.batch.befores)
 
     def _old_rows(self, head: MirrorHead | None, changes: Sequence[FileChange], needed: set[int]) -> OldRows:
         """Return the table's replaced or deleted rows, as far as needed."""
@@ -265,21 +285,22 @@ class BatchMerger:
                 old.add(rows)
         return old
 
-    def _incoming(self, values: RowValues, upserts: Numbers, deletes: Numbers) -> _IncomingRows:
+    def _incoming(self, values: RowValues, upserts: Numbers, deletes: Numbers) -> IncomingRows:
         """Return the events' complete rows, and the deleted rows to keep. Raises ValueMissing.
 
         :param upserts: the indices of the events that create or change a row.
         :param deletes: the indices of the deletions.
         """
         place_of = np.full(len(self.batch.rows), -1, np.int64)
-        if not self.soft_delete and not self.batch.sources and self.look is None:
+        is_whole = not self.batch.sources and self.batch.partial is None
+        if not self.strategy.keeps_deleted and is_whole and self.look is None:
             # The rows are complete, so they are copied once only: for the file that they go into.
             place_of[upserts] = upserts
             rows, staged = self.batch.rows, self.batch.staged
-            return _IncomingRows(rows.drop_columns([OP]) if staged is None else staged.needed(rows, self.key), place_of)
+            return IncomingRows(rows.drop_columns([OP]) if staged is None else staged.needed(rows, self.key), place_of)
         rows = values.complete(upserts)
         parts, events = [rows], [upserts]
-        if self.soft_delete:
+        if self.strategy.keeps_deleted:
             is_marked = pc.fill_null(pc.equal(self.batch.rows[OP], MARK), False).take(pa.array(upserts))
             parts[0] = rows.append_column(DELETED, is_marked)
             for places_, marked in values.marked(deletes):
@@ -287,7 +308,7 @@ class BatchMerger:
                 events.append(places_)
         of_rows = np.concatenate(events)
         place_of[of_rows] = np.arange(len(of_rows))
-        return _IncomingRows(pa.concat_tables(parts, promote_options="permissive").combine_chunks(), place_of)
+        return IncomingRows(pa.concat_tables(parts, promote_options="permissive").combine_chunks(), place_of)
 
     def _ways(
         self, head: MirrorHead | None, changes: Sequence[FileChange]
@@ -346,7 +367,7 @@ class BatchMerger:
         """Return the size of incoming rows in bytes, as written."""
         return rows.nbytes if self.batch.staged is None else len(rows) * self.batch.staged.row_bytes
 
-    def _rewriting(self, head: MirrorHead, changes: Sequence[FileChange], incoming: _IncomingRows) -> MergeWork:
+    def _rewriting(self, head: MirrorHead, changes: Sequence[FileChange], incoming: IncomingRows) -> MergeWork:
         """Return the work for rewriting files with the remaining rows and the new versions of changed rows."""
         items = [[(one, self._packed(incoming.take(one))) for one in bundle] for bundle in self._bundles(head, changes)]
         rewriting = FileRewriteTask(head, self.batch.truncated, self._rows_of)
@@ -374,9 +395,9 @@ class BatchMerger:
     def _entries(self, values: RowValues, deletes: Numbers) -> pa.Table:
         """Return the new entries: a truncation, marks of snapshots, and deleted rows.
 
-        With `soft_delete` deleted rows stay in the table: only rows whose values the next event may need get an entry.
+        If deleted rows stay in the table, only rows whose values the next event may need get an entry.
         """
-        wanted = [at for at in deletes.tolist() if not self.soft_delete or at in self.batch.befores]
+        wanted = [at for at in deletes.tolist() if not self.strategy.keeps_deleted or at in self.batch.befores]
         rows = self.batch.rows.select([*self.key, *VERSION]).take(pa.array(wanted, pa.int64()))
         kept = [values.row_before(at) for at in wanted]
         rows = rows.append_column(row_column(self.key), pa.array(kept, pa.binary()))

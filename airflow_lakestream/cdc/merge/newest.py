@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import OF_EVENTS, OFFSET, OP, PARTITION, VERSION
+from airflow_lakestream.cdc.columns import GIVEN, OF_EVENTS, OFFSET, OP, PARTITION, VERSION
 from airflow_lakestream.cdc.events.apart import StagedEvents
 from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind
 from airflow_lakestream.cdc.keys.identity import Key, by_place, find_keys, greatest_of_each
@@ -21,9 +22,14 @@ from airflow_lakestream.cdc.keys.sent import sent_guards
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.left_out import ValueSource, befores, sources
 from airflow_lakestream.cdc.merge.snapshots import Version, versions, with_ends
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
+
+if TYPE_CHECKING:
+    from airflow_lakestream.cdc.merge.partial import PartialRecords
+    from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
 
 
 class KeyMissing(MirrorStopped):
@@ -56,7 +62,8 @@ class NewestEvents:
     :param topic: the topic's name, for errors.
     :param staged: with staged events, executors read the values of rows: `rows` have key, operation, version and place.
     :param ties: for events of plain records, the check of their order; None for events of a database.
-    :param keeps_rows: a row that the table has stays; only events of other keys count.
+    :param partial: all records, if they may have only some of the fields.
+    :param repeats: with it, rows of the table stay, and it finds the records that change nothing.
     """
 
     rows: pa.Table
@@ -69,7 +76,8 @@ class NewestEvents:
     topic: str = ""
     staged: StagedEvents | None = None
     ties: PartitionTies | None = None
-    keeps_rows: bool = False
+    partial: PartialRecords | None = None
+    repeats: RepeatedRecords | None = None
 
 
 def newest(
@@ -77,7 +85,7 @@ def newest(
     key: Sequence[str],
     table: str = "the table",
     *,
-    soft_delete: bool = False,
+    strategy: RowStrategy = RowStrategy.CURRENT,
     topic: str = "",
     record_key: Sequence[str] = (),
     staged: StagedEvents | None = None,
@@ -89,19 +97,19 @@ def newest(
     :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param key: the columns of the mirror's key.
     :param table: the mirror's name, and `topic` the topic's, for errors.
-    :param soft_delete: whether deleted rows stay: then a deletion has the values of the row before it.
+    :param strategy: the rows of a key; if a deleted one stays, a deletion has the values of the row before it.
     :param record_key: the columns of the records' keys, which every deletion has.
     :param staged: the files with the values of rows, if `events` lacks the values.
     """
     # 1. Sort by version, with a truncation for each snapshot's end.
     events, snapshots = with_ends(events)
     rows = by_version(events.combine_chunks())
-    # 2. Only the events after the last truncation count. With `soft_delete`, a truncation deletes each row before it.
+    # 2. Only the events after the last truncation count. If deleted rows stay, it deletes each row before it.
     truncated = None
     cuts = np.flatnonzero(_is(rows, "t")).tolist()
     if cuts:
         truncated = versions(rows.slice(cuts[-1], 1))[0]
-        rows = _with_truncated(rows, cuts, key) if soft_delete else rows.slice(cuts[-1] + 1)
+        rows = _with_truncated(rows, cuts, key) if strategy.keeps_deleted else rows.slice(cuts[-1] + 1)
     _check_keys(rows, key, table, topic)
     # 3. Put transactions with several rows of one key in order, and guard deletions without a key.
     judge = GuardCheck(table, topic, key)
@@ -110,7 +118,7 @@ def newest(
     sent = sent_guards(rows, key, judge)
     # 4. Take each key's last event, and the event with the row's values.
     last, contents = _last_of_each(rows, key)
-    if not soft_delete:
+    if not strategy.keeps_deleted:
         contents = last
     found = _with_contents(rows, last, contents)
     # 5. Find sources for left-out values, and for values that the next event after the batch may leave out.
@@ -125,7 +133,11 @@ def newest(
 
 
 def newest_records(
-    events: pa.Table, ties: PartitionTies, *, soft_delete: bool = False, staged: StagedEvents | None = None
+    events: pa.Table,
+    ties: PartitionTies,
+    *,
+    strategy: RowStrategy = RowStrategy.CURRENT,
+    staged: StagedEvents | None = None,
 ) -> NewestEvents:
     """Reduce plain records of a batch to the last record of each key. Raises MirrorStopped for an unknown order.
 
@@ -133,31 +145,46 @@ def newest_records(
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param ties: checks the order, and has the columns of the key.
-    :param soft_delete: whether deleted rows stay: then a deletion has the values of the record before it.
+    :param strategy: the rows of a key; if a deleted one stays, a deletion has the values of the record before it.
     :param staged: the files with the values of rows, if `events` lacks the values.
     """
     rows = by_version(events.combine_chunks())
     _check_keys(rows, ties.key, ties.table, ties.topic)
     ties.check_batch(rows)
     last, contents = _last_of_each(rows, ties.key)
-    if not soft_delete:
+    if not strategy.keeps_deleted:
         contents = last
-    at = rows.select(VERSION).take(pa.array(contents))
-    return NewestEvents(_with_contents(rows, last, contents), at, topic=ties.topic, staged=staged, ties=ties)
+    at, found = rows.select(VERSION).take(pa.array(contents)), _with_contents(rows, last, contents)
+    found = found.drop_columns([GIVEN] if GIVEN in found.column_names else [])
+    return NewestEvents(found, at, topic=ties.topic, staged=staged, ties=ties)
 
 
-def first_records(events: pa.Table, key: Sequence[str], topic: str, staged: StagedEvents | None) -> NewestEvents:
+def every_record(events: pa.Table, ties: PartitionTies) -> NewestEvents:
+    """Return all plain records of a batch in order, for the history of rows. Raises MirrorStopped.
+
+    :param events: the row's columns, `OP` and `VERSION`, in any order.
+    :param ties: has the columns of the key, and checks the order.
+    """
+    rows = by_version(events.combine_chunks())
+    _check_keys(rows, ties.key, ties.table, ties.topic)
+    return NewestEvents(rows, rows.select(VERSION), topic=ties.topic, ties=ties)
+
+
+def first_records(events: pa.Table, repeats: RepeatedRecords, topic: str, staged: StagedEvents | None) -> NewestEvents:
     """Reduce plain records of a batch to the first record of each key, which stays.
 
-    Records of several partitions have no order: the lowest partition of the batch is taken as the first.
+    Records of several partitions have no order: the lowest partition of the batch is taken as the first. Within a time,
+    the rows of the table decide which records are the first ones: then all records are returned.
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param staged: the files with the values of rows, if `events` lacks the values.
     """
-    rows = by_version(events.combine_chunks())
-    (found,) = greatest_of_each(by_place(rows, key), -np.arange(len(rows)))
-    first = rows.take(pa.array(np.sort(-found)))
-    return NewestEvents(first, first.select(VERSION), topic=topic, staged=staged, keeps_rows=True)
+    rows = events.combine_chunks()
+    first = rows.take(pc.sort_indices(rows, sort_keys=[(PARTITION, "ascending"), (OFFSET, "ascending")]))
+    if repeats.within is None:
+        (found,) = greatest_of_each(by_place(first, repeats.key), -np.arange(len(first)))
+        first = first.take(pa.array(np.sort(-found)))
+    return NewestEvents(first, first.select(VERSION), topic=topic, staged=staged, repeats=repeats)
 
 
 def _guards(

@@ -134,6 +134,9 @@ class RowValues:
         """
         batch = self.batch
         rows = batch.rows.take(pa.array(places_))
+        if batch.partial is not None:
+            dead = self.memory.is_dead(batch.partial.records.select([*self.key, *VERSION]))
+            return batch.partial.complete(rows.drop_columns([OP]), self.old.table(), dead)
         gone, rows = is_gone(rows), rows.drop_columns([OP])
         number_of = {int(place): number for number, place in enumerate(places_)} if batch.sources else {}
         by_column: dict[str, dict[int, pa.Scalar | None]] = {}

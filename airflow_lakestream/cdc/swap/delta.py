@@ -88,7 +88,7 @@ class _DeltaSwapTable(DeltaMirror):
         if not has_new_id:
             self.remember(key, aside_name)
         read = DeltaHead(self._tables, aside, schema)
-        self.swap = RowSwap(self._name, columns, read, key, design.soft_delete, other_log, self._write_files)
+        self.swap = RowSwap(self._name, columns, read, key, design.rows, other_log, self._write_files)
         version = self._exchange(self.swap, landing, reach)
         if has_new_id:
             # Entries of the new id replace the old ones, which count until the commit.

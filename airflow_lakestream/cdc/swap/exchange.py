@@ -18,6 +18,7 @@ from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.memory import MirrorEntries
 from airflow_lakestream.cdc.merge.values import with_deleted
 from airflow_lakestream.cdc.mirror import Mirror, MirrorTable
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import MIRROR
@@ -37,13 +38,13 @@ class CannotSwap(LakestreamError, Terminal):
 
 @dataclass
 class RowSwap:
-    """The rows of a commit: all newly read rows, and with `soft_delete` the mirror's deleted rows.
+    """The rows of a commit: all newly read rows, and if they stay the mirror's deleted rows.
 
     :param table: the mirror's name.
     :param columns: the mirror's columns from the commit on.
     :param aside: the head of the table with the newly read rows.
     :param key: the key of the new rows.
-    :param soft_delete: whether deleted rows stay.
+    :param strategy: the rows of a key.
     :param is_other_log: whether the new rows' places are of another binary log than the mirror's.
     :param write: writes rows as files of the mirror.
     :param written: gets the files of all attempts.
@@ -54,7 +55,7 @@ class RowSwap:
     columns: pa.Schema
     aside: MirrorHead
     key: tuple[str, ...]
-    soft_delete: bool
+    strategy: RowStrategy
     is_other_log: bool
     write: Callable[[pa.Table], Sequence[File]]
     written: list[File] = field(default_factory=list)
@@ -77,8 +78,8 @@ class RowSwap:
         for file in self.aside.files():
             for rows in self.aside.read(file):
                 live = pa.repeat(pa.scalar(False), len(rows))
-                yield rows.append_column(DELETED, live) if self.soft_delete else rows
-        if self.soft_delete:
+                yield rows.append_column(DELETED, live) if self.strategy.keeps_deleted else rows
+        if self.strategy.keeps_deleted:
             yield from self._deleted(mirror)
 
     def _deleted(self, mirror: MirrorHead) -> Iterator[pa.Table]:
@@ -176,7 +177,7 @@ def check_key(table: str, held: MirrorDesign, key: tuple[str, ...]) -> None:
     :param held: the mirror's design until now.
     :param key: the key of the new rows.
     """
-    if held.soft_delete and held.key != key:
+    if held.rows.keeps_deleted and held.key != key:
         problem = (
             f"its deleted rows stay, with the key {', '.join(held.key or ())}, and the key is {', '.join(key)} now."
         )
@@ -202,7 +203,7 @@ def is_other_log(aside: Mapping[str, str], held: MirrorDesign) -> bool:
 
 def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:
     """Return the mirror's note with the new rows, from the properties of the table aside."""
-    return {MIRROR: json.dumps({**json.loads(aside[MIRROR]), "soft_delete": held.soft_delete})}
+    return {MIRROR: json.dumps({**json.loads(aside[MIRROR]), "soft_delete": held.rows.keeps_deleted})}
 
 
 def remember(read_again: MirrorEntries, own: MirrorEntries) -> None:

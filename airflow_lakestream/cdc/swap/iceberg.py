@@ -96,7 +96,7 @@ class _IcebergSwapTable(IcebergMirror):
         if own == mirror_id(metadata):
             self.remember(key, aside_name)
         read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(target)
-        self.swap = swap = RowSwap(self._name, columns, read, key, design.soft_delete, other_log, self._write_files)
+        self.swap = swap = RowSwap(self._name, columns, read, key, design.rows, other_log, self._write_files)
 
         # Called for each commit attempt, with the table of the attempt.
         def rewrite(table: Table) -> FileRewrite:

@@ -116,11 +116,13 @@ class BadRow:
 class DecoderResult:
     """Rows of the good records of a batch, in the order of the records, and the bad records.
 
-    `bad` is in that order, too; every record is a row or bad, so `len(rows) + len(bad)` is the length of the batch.
+    `bad` is in that order, too; every record is a row, bad, or in `filtered`, the positions of those that a statement
+    leaves out.
     """
 
     rows: pa.Table
     bad: Sequence[BadRow] = ()
+    filtered: Sequence[int] = ()
 
     @classmethod
     def without(cls, reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema) -> DecoderResult:

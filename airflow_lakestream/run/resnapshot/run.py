@@ -16,8 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.design import MirrorDesign, strategy_noted
 from airflow_lakestream.cdc.merge.memory import SUFFIX
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.cdc.swap.exchange import CannotSwap, MirrorSwapSink
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
@@ -63,13 +64,13 @@ class ResnapshotTables:
         # The table itself last: its presence shows that an earlier run is not finished.
         self._swap.drop(self._lake, f"{self.staging}{SUFFIX}", self.staging)
 
-    def sink(self, consumer_group: str, *, soft_delete: bool) -> MirrorSwapSink:
+    def sink(self, consumer_group: str, rows: RowStrategy) -> MirrorSwapSink:
         """Return the sink to replace the mirror's rows by the rows of the staging table.
 
-        :param soft_delete: the mirror keeps deleted rows, marked.
+        :param rows: the rows of a key.
         """
         # The key is taken from the table.
-        design = MirrorDesign(TableDesign(metadata=pa.schema([])), soft_delete=soft_delete)
+        design = MirrorDesign(TableDesign(metadata=pa.schema([])), rows=rows)
         sink: MirrorSwapSink = self._swap.swap_sink(self._lake, self.table, consumer_group, design, self.staging)
         return sink
 
@@ -86,7 +87,7 @@ class ResnapshotTables:
         if is_of_records(held):
             problem = f"{table} is a table by key of plain records, which no database can send again."
             raise InvalidArgument("table", problem, "To read the topic from its begin, land it in a new table.")
-        return MirrorDesign(TableDesign(metadata=pa.schema([])), tuple(held["key"]), bool(held["soft_delete"]))
+        return MirrorDesign(TableDesign(metadata=pa.schema([])), tuple(held["key"]), strategy_noted(held))
 
 
 log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class MirrorResnapshot:
         if self.start_over:
             tables.drop_staging()
         begun = tables.staging_id()
-        sink = tables.sink(self.consumer_group, soft_delete=design.soft_delete)
+        sink = tables.sink(self.consumer_group, design.rows)
         state = sink.load(_run_of(begun or "none"))
         if begun is not None and state.landed_by_run:
             sink.remember(tables.staging_key())
@@ -258,7 +259,7 @@ class MirrorResnapshot:
             except DataLoss as e:
                 raise AsideTooOld(tables.staging, e) from e
             run_id = _run_of(str(tables.staging_id()))
-            sink = tables.sink(self.consumer_group, soft_delete=held.soft_delete)
+            sink = tables.sink(self.consumer_group, held.rows)
             landing, reach = self._landing(run_id, sink.load(run_id).ledger, job)
             try:
                 snapshot_id = sink.exchange(landing, key, reach)

@@ -130,6 +130,16 @@ def test_entries_put_together_in_parts_tell_what_they_told_but_for_what_the_topi
     assert kept["_row"].null_count == len(kept)
 
 
+@given(FILES)
+def test_for_a_history_of_rows_each_deletion_is_kept_once(held: list[tuple[list[Row], bool]]) -> None:
+    files = [file_of(rows, told=told) for rows, told in held]
+    kept = as_one(condensed(files, KEY, {}, every=True))
+    names = (*KEY, *memory.VERSION)
+    found = [tuple(row[name] for name in names) for row in kept.to_pylist() if row["tenant"] is not None]
+    every = (row for rows, _ in held for row in rows)
+    assert sorted(found) == sorted({(*row[0], row[1], 0, row[2], row[3]) for row in every if row[0] is not None})
+
+
 @pytest.mark.parametrize("kind", [HandMirror, HandDeltaMirror])
 def test_many_deletions_in_sorted_files_are_remembered_but_for_those_that_the_topic_has_lost(
     kind: type[HandMirror], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

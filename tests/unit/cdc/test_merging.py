@@ -18,6 +18,7 @@ from airflow_lakestream.cdc.merge import merge as merging
 from airflow_lakestream.cdc.merge.head import MirrorHead
 from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
 from airflow_lakestream.cdc.merge.values import ValueMissing
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
@@ -322,7 +323,7 @@ def test_another_key_or_a_table_of_records_is_refused(mirror: HandMirror, tmp_pa
     mirror.design = replace(mirror.design, key=("name",))
     with pytest.raises(InvalidArgument, match=r"key: lake\.orders is mirrored by id, not by name"):
         mirror.sink().load("run")
-    mirror.design = replace(mirror.design, key=None, soft_delete=True)
+    mirror.design = replace(mirror.design, key=None, rows=RowStrategy.MARKED)
     with pytest.raises(InvalidArgument, match=r"soft_delete: lake\.orders was made with False"):
         mirror.sink().load("run")
     mirror.catalog.create_table("lake.records", pa.schema([("id", pa.int64())]))

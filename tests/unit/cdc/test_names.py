@@ -19,6 +19,7 @@ from airflow_lakestream.cdc.events.decoder import event_columns
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.merge.entries import EntryFile, condensed
 from airflow_lakestream.cdc.merge.memory import MirrorMemory, entry_schema
+from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, TableFormat, Tombstones
@@ -100,9 +101,9 @@ OF_ICEBERG = ["_file", "_pos", "_deleted", "_spec_id", "_partition"]
 @pytest.mark.parametrize("name", [*ALWAYS, *OF_ICEBERG, "_kafka_key", "_is_deleted", "_OP"])
 def test_a_name_that_the_mirror_keeps_stops_it_with_the_way_out(name: str) -> None:
     with pytest.raises(MirrorStopped, match=rf"'{name}'.*rename_columns=.\"{name}\"") as stopped:
-        ColumnNames("lake.t", soft_delete=True).columns(row("id", name))
+        ColumnNames("lake.t", rows=RowStrategy.MARKED).columns(row("id", name))
     assert stopped.value.reason is StopReason.RESERVED_NAME
-    kept = ColumnNames("lake.t", {name: "kept"}, soft_delete=True).columns(row("id", name))
+    kept = ColumnNames("lake.t", {name: "kept"}, rows=RowStrategy.MARKED).columns(row("id", name))
     assert [one.name for one in kept] == ["id", "kept"]
 
 

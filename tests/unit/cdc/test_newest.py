@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.merge.newest import newest
+from airflow_lakestream.cdc.rows import RowStrategy
 from tests.support.mirroring import KINDS, Event, rows_of
 
 KEYS = st.integers(-3, 3) | st.sampled_from([-(2**63), 2**63 - 1])
@@ -27,7 +28,7 @@ def test_the_last_event_of_a_key_decides_whatever_the_key_is_made_of(
     # Of a deleted row that stays, the values that it had last.
     held = {event.key: event.values[0] for event in events if event.values}
     for one, key in ((rows, ("id",)), (twice, ("id", "again")), (texts, ("text",))):
-        found = newest(one, key, soft_delete=soft_delete).rows
+        found = newest(one, key, strategy=RowStrategy.of(soft_delete=soft_delete)).rows
         assert found["id"].to_pylist() == [event.key for event in events if event is last[event.key]]
         for row in found.to_pylist():
             event = last[row["id"]]

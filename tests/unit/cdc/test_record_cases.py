@@ -132,6 +132,58 @@ def test_a_record_that_makes_no_row_is_bad_by_name_and_the_others_land(
     assert list(lake.rejected()) == [1]
 
 
+NESTED = {"key": ["user.id", "at.place.zone"]}
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_nested_fields_of_value_and_kafka_key_are_columns_of_the_key(tmp_path: Path, table_format: str) -> None:
+    lake = GivenLake(tmp_path, table_format, kind=MirrorConfig)
+    parts = {"user": {"id": 1, "name": "a"}, "at": {"place": {"zone": "x"}}}
+    some = [record(parts), record(parts | {"user": {"id": 2}}), record({"at": parts["at"]}, b'{"user": {"id": 3}}')]
+    # A value within the record wins over the Kafka key's, and what the value lacks comes from the Kafka key.
+    some[2] = record({"at": {"place": {"zone": "y"}}}, json.dumps(parts | {"user": {"id": 3}}).encode())
+    land(lake, *some, **NESTED)
+    found = {(one["user_id"], one["at_place_zone"]): one["user"] for one in lake.rows()}
+    assert found == {(1, "x"): {"id": 1, "name": "a"}, (2, "x"): {"id": 2, "name": None}, (3, "y"): None}
+    land(lake, *some, Record(None, b'{"user": {"id": 1}, "at": {"place": {"zone": "x", "more": 1}}}'), **NESTED)
+    assert sorted(one["user_id"] for one in lake.rows()) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (record({"user": {"id": None}}), r"user\.id: null in value and key; the mirror's key needs a value"),
+        (record({"user": None}), r"user\.id: null in value and key"),
+        (Record(None, b'{"id": 1}'), r"user\.id: null in value and key"),
+        (Record(None, b'{"user": {"id": "a"}}'), r"the key: user\.id: "),
+        (record({"user": {"id": 2}, "user_id": 3}), r"user_id: no column can be added"),
+    ],
+    ids=lambda one: str(one)[:60],
+)
+def test_a_record_without_a_nested_field_of_the_key_is_bad_by_its_path(
+    lake: GivenLake, bad: Record, reason: str
+) -> None:
+    first = record({"user": {"id": 1}})
+    land(lake, first, key="user.id")
+    with pytest.raises(BadRecord, match=f"offset 1: {reason}"):
+        land(lake, first, bad, key="user.id")
+    assert land(lake, first, Record(None, b"1"), key="user.id").counts.written == 1
+    assert lake.rows() == []
+
+
+def test_a_nested_key_takes_new_names_and_refuses_a_column_of_another_type(tmp_path: Path, lake: GivenLake) -> None:
+    config = {"key": "who.id", "rename_columns": {"user": "who", "who_id": "other"}}
+    land(lake, record({"user": {"id": 1}, "who_id": 5}), **config)
+    land(lake, record({"user": {"id": 1}, "who_id": 5}), Record(None, b'{"user": {"id": 1}}'), **config)
+    assert lake.rows() == []
+    (tmp_path / "other").mkdir()
+    other = GivenLake(tmp_path / "other", kind=MirrorConfig)
+    with pytest.raises(InvalidArgument, match=r"key: b\.id is int64 in the records, and the column b_id is string"):
+        land(other, record({"b": {"id": 1}}), key="b.id", schema="b_id string, n bigint")
+    land(other, record({"b": {"id": 1}}), key="b.id", schema="b_id bigint")
+    assert [(one["b"], one["b_id"]) for one in other.rows()] == [({"id": 1}, 1)]
+
+
 def test_a_batch_whose_records_all_lack_the_key_fails_by_its_name(lake: GivenLake) -> None:
     with pytest.raises(BadRecord, match=r"offset 0: ident: null in value and key"):
         land(lake, record({"id": 1}), key=["ident"])
@@ -149,6 +201,16 @@ def test_avro_keys_are_records_or_bare_and_a_new_schema_adds_its_columns(tmp_pat
         land(lake, *first, *deletions, *more, Record(None, b"17"), format="avro")
     land(lake, *first, *deletions, *more, Record(None, b"3"), format="avro", key_format="json")
     assert [one["id"] for one in rows(lake)] == [4]
+
+
+def test_avro_has_nested_fields_of_the_key_in_values_and_keys(tmp_path: Path) -> None:
+    inner = {"type": "record", "name": "U", "fields": [{"name": "id", "type": "long"}]}
+    shape = json.dumps({"type": "record", "name": "R", "fields": [{"name": "user", "type": inner}]})
+    lake = GivenLake(tmp_path, schemas={1: ("AVRO", shape)}, kind=MirrorConfig)
+    some = [Record(avro(shape, {"user": {"id": number}}, 1)) for number in (1, 2)]
+    land(lake, *some, format="avro", key="user.id")
+    land(lake, *some, Record(None, avro(shape, {"user": {"id": 1}}, 1)), format="avro", key="user.id")
+    assert [(one["user_id"], one["user"]) for one in lake.rows()] == [(2, {"id": 2})]
 
 
 def schema_of(kind: str) -> str:
@@ -371,6 +433,181 @@ def test_messages_sent_twice_write_no_row_again(tmp_path: Path, table_format: st
     assert rows(lake) == [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}]
     with pytest.raises(InvalidArgument, match=r"insert_only: .* was made with True, so its rows are the first records"):
         land(lake, *some, *some, *some)
+
+
+SQL = """SELECT (value->>'$.n')::BIGINT AS id, upper(value->>'$.v') AS v, _kafka_offset AS at FROM {{ input }}
+WHERE value->>'$.v' <> 'out'"""
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_sql_makes_the_rows_before_the_key_is_taken_and_tombstones_pass_it_by(
+    tmp_path: Path, table_format: str
+) -> None:
+    lake = GivenLake(tmp_path, table_format, kind=MirrorConfig)
+    config = {"sql": SQL, "delete_when": "v = 'GONE'", "sequence_by": "at", "tombstones": "skip"}
+    some = [record({"n": n, "v": v}) for n, v in ((1, "a"), (2, "b"), (1, "out"), (3, "c"), (2, "gone"))]
+    found = land(lake, *some, **config)
+    assert (found.counts.written, found.counts.filtered) == (4, 1)
+    assert rows(lake) == [{"id": 1, "v": "A", "at": 0}, {"id": 3, "v": "C", "at": 3}]
+    # A filtered record is used up, and a record for which the statement fails is bad.
+    assert land(lake, *some, record({"n": 3, "v": "out"}), **config).counts.filtered == 1
+    some += [record({"n": 3, "v": "out"}), record({"n": "x", "v": "a"}), record({"n": 3, "v": "d"}), Record(None, b"1")]
+    with pytest.raises(BadRecord, match=r"offset 6: .*Could not convert string 'x'"):
+        land(lake, *some, **config)
+    found = land(lake, *some, **config, on_error="reject")
+    assert (found.counts.rejected, found.counts.skipped) == (1, 1)
+    assert rows(lake) == [{"id": 1, "v": "A", "at": 0}, {"id": 3, "v": "D", "at": 7}]
+
+
+def test_sql_over_decoded_columns_takes_a_missing_key_from_the_kafka_key(lake: GivenLake) -> None:
+    sql = "SELECT id, user, n * 2 AS twice FROM {{ input }} WHERE n > 0"
+    config = {"sql": sql, "sql_input": "decoded", "schema": "id bigint, user struct<zone: string>, n bigint"}
+    config |= {"key": ["id", "user.zone"]}
+    some = [
+        record({"id": 1, "n": 4, "user": {"zone": "x"}}),
+        record({"n": 5, "other": 1}, b'{"id": 2, "user": {"zone": "y"}}'),
+    ]
+    some += [record({"n": 0}), Record(None, b'{"id": 1, "user": {"zone": "x"}}')]
+    found = land(lake, *some, **config)
+    assert (found.counts.written, found.counts.filtered) == (3, 1)
+    assert rows(lake) == [{"id": 2, "user": None, "user_zone": "y", "twice": 10}]
+
+
+def test_avro_is_decoded_before_sql_and_a_new_statement_may_not_change_a_type(tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path, schemas=SCHEMAS, kind=MirrorConfig)
+    config = {"format": "avro", "sql_input": "decoded", "schema": "id bigint, name string"}
+    some = [Record(avro(ROW, {"id": key, "name": "a"}, 1)) for key in (1, 2)]
+    land(lake, *some, **config, sql="SELECT id, name || '!' AS name FROM {{ input }}")
+    some += [Record(None, avro(KEY, {"id": 1}, 2)), Record(avro(WIDE, {"id": 2, "name": "b", "more": 1.5}, 4))]
+    land(lake, *some, **config, sql="SELECT id, name, 1 AS new FROM {{ input }}")
+    assert rows(lake) == [{"id": 2, "name": "b", "new": 1}]
+    with pytest.raises(InvalidArgument, match="sql: it makes int64 of the column name, which is string"):
+        land(lake, *some, some[0], **config, sql="SELECT id, id AS name FROM {{ input }}")
+
+
+def test_a_table_keeps_its_history_and_its_times(lake: GivenLake) -> None:
+    config = {"history": True, "sequence_by": ["at", "n"], "schema": "at timestamptz, n bigint"}
+    some = [record({"id": 1, "at": "2026-01-01T00:00:00Z", "n": n}) for n in (2, 1)]
+    land(lake, *some, **config)
+    # At the same time the second column decides, and the earlier version has no duration.
+    assert [(one["n"], one["_is_current"]) for one in sorted(lake.rows(), key=lambda one: one["n"])] == [
+        (1, False),
+        (2, True),
+    ]
+    with pytest.raises(InvalidArgument, match=r"history: lake\.events was made with True"):
+        land(lake, *some, some[0], **config | {"history": False})
+    with pytest.raises(BadRecord, match="_valid_to: no column can be added"):
+        land(lake, *some, record({"id": 2, "at": "2026-01-01T00:00:00Z", "n": 1, "_valid_to": 1}), **config)
+
+
+FLAT = {"envelope": "flattened"}
+
+
+def flat(key: int, text: str | None, op: str | None, lsn: int | None = None, **more: Any) -> dict[str, Any]:
+    """Return a row of ExtractNewRecordState; one of a snapshot need not have an operation."""
+    row = {
+        "id": key,
+        "text": text,
+        "__deleted": "true" if op == "d" else "false",
+        "__op": op,
+        "__source_lsn": lsn,
+    } | more
+    return {name: value for name, value in row.items() if not (name.startswith("__") and value is None)}
+
+
+def with_schema(row: dict[str, Any]) -> bytes:
+    """Return a row in JSON with Connect's schema."""
+    kinds = {"id": "int32", "born": "int32", "__source_lsn": "int64"}
+    fields = [{"field": name, "type": kinds.get(name, "string"), "optional": True} for name in row]
+    for one in fields:
+        one.update({"name": "io.debezium.time.Date", "version": 1} if one["field"] == "born" else {})
+    return json.dumps({"schema": {"type": "struct", "fields": fields, "optional": False}, "payload": row}).encode()
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_flattened_events_are_in_the_order_of_the_log_and_delete_their_rows(
+    tmp_path: Path, table_format: str, wrapped: bool
+) -> None:
+    lake = GivenLake(tmp_path, table_format, kind=MirrorConfig)
+    key = with_schema({"id": 1}) if wrapped else b'{"id": 1}'
+
+    def one(row: dict[str, Any]) -> Record:
+        return Record(with_schema(row) if wrapped else json.dumps(row).encode(), key)
+
+    some = [one(flat(n, "read", None, 5)) for n in (1, 2, 3)] + [one(flat(1, "a", "u", 9)), one(flat(2, "b", "u", 7))]
+    land(lake, *some, **FLAT)
+    # Sent again, or late; a deletion with the tombstone behind it; a new column.
+    some += [one(flat(1, "old", "u", 8)), one(flat(2, None, "d", 10)), Record(None, key.replace(b"1}", b"2}"))]
+    some += [one(flat(3, "c", "u", 11, born=20_000)), one(flat(2, "b", "u", 7))]
+    found = land(lake, *some, **FLAT)
+    assert (found.counts.written, found.counts.filtered) == (4, 1)
+    born = date(2024, 10, 4) if wrapped else 20_000
+    assert [(one["id"], one["text"], one["born"]) for one in rows(lake)] == [(1, "a", None), (3, "c", born)]
+    # An event without a place has no order with the others.
+    with pytest.raises(MirrorStopped, match=r"\[0\] offset 10: it has no __source_lsn, unlike others.*order-unknown"):
+        land(lake, *some, one(flat(1, "x", "u")), **FLAT, on_error="reject")
+
+
+def test_flattened_events_without_a_place_are_in_the_order_of_offsets_and_tombstones_delete(lake: GivenLake) -> None:
+    some = [record(flat(1, "a", "c")), record(flat(2, "b", "c")), record(flat(1, None, "d"))]
+    some += [Record(None, b'{"id": %d}' % key) for key in (1, 2)]
+    land(lake, *some, record(flat(1, "c", "c")), **FLAT)
+    assert [(one["id"], one["text"]) for one in rows(lake)] == [(1, "c")]
+    with pytest.raises(InvalidArgument, match=r"envelope: lake\.events was made with 'flattened'"):
+        land(lake, record({"id": 1}))
+
+
+def test_flattened_events_of_a_binary_log_are_in_the_order_of_its_files(lake: GivenLake) -> None:
+    def at(file: int, byte: int, row: int) -> dict[str, Any]:
+        return {"__source_file": f"binlog.{file:06}", "__source_pos": byte, "__source_row": row}
+
+    places = (("b", (2, 4, 0)), ("c", (2, 4, 1)), ("a", (1, 900, 0)))
+    some = [flat(1, text, "u", **at(*place)) for text, place in places]
+    land(lake, *map(record, some), **FLAT)
+    assert rows(lake)[0]["text"] == "c"
+
+
+def test_whole_events_and_tombstones_without_deletions_have_no_order_with_flattened_ones(lake: GivenLake) -> None:
+    first = record({"id": 1, "__source_lsn": 5})
+    land(lake, first, **FLAT)
+    with pytest.raises(BadRecord, match=r"a tombstone has no __source_lsn: set delete.tombstone.handling.mode=rewrite"):
+        land(lake, first, Record(None, b'{"id": 1}'), **FLAT)
+    whole = {"before": None, "after": {"id": 1}, "source": {"lsn": 6}, "op": "u"}
+    with pytest.raises(MirrorStopped, match=r"offset 1: it is a whole event of Debezium among flattened ones"):
+        land(lake, first, record(whole, b'{"id": 1}'), **FLAT)
+
+
+def test_fields_that_an_avro_schema_lacks_keep_their_values_and_null_replaces_them(tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path, schemas=SCHEMAS, kind=MirrorConfig)
+    some = [Record(avro(WIDE, {"id": key, "name": "a", "more": 1.5}, 4)) for key in (1, 2)]
+    land(lake, *some, format="avro", merge="given")
+    some += [Record(avro(ROW, {"id": 1, "name": "b"}, 1)), Record(avro(WIDE, {"id": 2, "name": "b", "more": None}, 4))]
+    land(lake, *some, format="avro", merge="given")
+    assert rows(lake) == [{"id": 1, "name": "b", "more": 1.5}, {"id": 2, "name": "b", "more": None}]
+
+
+def test_fields_that_a_protobuf_message_lacks_keep_their_values(tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path, schemas={7: ("PROTOBUF", PROTO)}, kind=MirrorConfig)
+    some = [Record(HEAD + b"\x00\x08\x01\x12\x01a"), Record(HEAD + b"\x02\x02\x08\x01\x18\x01")]
+    land(lake, *some, format="protobuf", key_format="json", merge="given")
+    assert rows(lake) == [{"id": 1, "name": "a", "more": True}]
+
+
+def test_fields_of_a_new_column_and_of_a_json_schema_are_absent_in_older_records(tmp_path: Path) -> None:
+    shape = {"type": "object", "properties": {"id": {"type": "integer"}, "name": {"type": "string"}}}
+    lake = GivenLake(tmp_path, schemas={7: ("JSON", json.dumps(shape))}, kind=MirrorConfig)
+    some = [Record(HEAD + b'{"id": 1, "name": "a"}'), Record(HEAD + b'{"id": 2, "name": "a"}')]
+    land(lake, *some, format="json_schema", merge="given")
+    some += [Record(HEAD + b'{"id": 1, "other": 5}'), Record(HEAD + b'{"id": 2, "name": null}')]
+    land(lake, *some, format="json_schema", merge="given")
+    assert rows(lake) == [{"id": 1, "name": "a", "other": 5}, {"id": 2, "name": None, "other": None}]
+
+
+@pytest.mark.parametrize("value", [1, "2026"])
+def test_a_time_that_is_no_timestamp_is_refused_by_name(lake: GivenLake, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"sequence_by: at is .*within goes by a timestamp.*schema=\"at timesta"):
+        land(lake, record({"id": 1, "at": value}), sequence_by="at", insert_only=True, within="7 days")
 
 
 def test_flattened_events_of_debezium_are_rows_with_a_condition(lake: GivenLake) -> None:

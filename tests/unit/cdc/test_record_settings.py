@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ def record(value: Any) -> Record:
     ("config", "problem"),
     [
         ({"key": None}, "key: is missing: plain records do not show which columns identify a row"),
+        ({"key": ["user."]}, "key: 'user.' is no path of a nested field"),
+        ({"key": ["user.id", "user_id"]}, "key: the column user_id is there twice"),
         ({"format": "raw"}, "format: 'raw' has no fields"),
         ({"format": "csv"}, "schema: is missing: fields of CSV have no names"),
         ({"source_tables": "a.*"}, "source_tables: is not for a table by key: it is for Debezium's events"),
@@ -45,7 +48,10 @@ def record(value: Any) -> Record:
         ({"unavailable_values": "null"}, "unavailable_values: is not for a table by key"),
         ({"unknown_fields": "rescue"}, "unknown_fields: is not for a table by key: each field"),
         ({"schema_evolution": "add"}, "schema_evolution: is not for a table by key"),
-        ({"sql": "select 1"}, "sql: is not for a table by key: a row is the newest record of its key"),
+        ({"envelope": "debezium", "sql": "SELECT 1"}, "sql: is not for a mirror: a mirror has the rows"),
+        ({"sql": "SELECT 1 AS _op FROM {{ input }}"}, "sql: it makes a column '_op': the mirror keeps the name"),
+        ({"sql": "SELECT 1 AS id FROM {{ input }}", "merge": "given"}, "merge: does not go with sql="),
+        ({"sql_input": "decoded"}, "sql_input: goes with sql"),
         ({"mode": "interval"}, "mode: is not for a table by key"),
         ({"replace": True}, "replace: is not for a table by key"),
         ({"tombstones": "keep"}, "tombstones: 'keep' makes a row of NULLs"),
@@ -58,6 +64,24 @@ def record(value: Any) -> Record:
         ({"insert_only": "true", "delete_when": "gone"}, "insert_only: does not go with delete_when='gone': no row"),
         ({"insert_only": True, "tombstones": "delete"}, "insert_only: does not go with tombstones='delete'"),
         ({"insert_only": True, "soft_delete": True}, "insert_only: does not go with soft_delete=True"),
+        ({"history": True}, "history: needs sequence_by: a version is valid from the time of its record on"),
+        ({"history": True, "sequence_by": "at", "soft_delete": True}, "history: does not go with soft_delete=True"),
+        ({"history": True, "sequence_by": "at", "merge": "given"}, "history: does not go with merge='given'"),
+        ({"envelope": "debezium", "history": True}, "history: is not for a mirror: a mirror has the current rows"),
+        ({"envelope": "flattened", "sequence_by": "at"}, "envelope: does not go with sequence_by='at': events are"),
+        ({"envelope": "flattened", "history": True}, "history: needs sequence_by"),
+        ({"envelope": "flattened", "merge": "given"}, "envelope: does not go with merge='given'"),
+        ({"envelope": "flattened", "source_tables": "a"}, "source_tables: is not for a table by key"),
+        ({"merge": "some"}, "merge: 'some'"),
+        ({"merge": "given", "soft_delete": True}, "merge: does not go with soft_delete=True: the next record"),
+        ({"merge": "given", "insert_only": True}, "insert_only: does not go with merge='given': no row is changed"),
+        ({"envelope": "debezium", "merge": "given"}, "merge: is not for a mirror: an event has the whole row"),
+        ({"within": "7 days"}, "within: '7 days' is for messages sent twice, by the column of their time"),
+        ({"within": "7 days", "insert_only": True}, "within: '7 days' is for messages sent twice"),
+        ({"within": "soon", "insert_only": True, "sequence_by": "at"}, "within: 'soon' is not a number of seconds"),
+        ({"within": 0, "insert_only": True, "sequence_by": "at"}, "within: has to be above 0"),
+        ({"within": 9, "insert_only": True, "sequence_by": ["at", "b"]}, "sequence_by: at, b: within goes by one"),
+        ({"envelope": "debezium", "within": "7 days"}, "within: is not for a mirror"),
         ({"sequence_by": "id"}, "sequence_by: id is part of the key"),
         ({"schema": "id bigint, at timestamp from unix millis"}, "schema: "),
         ({"key_format": "avro"}, "schema_registry: key_format='avro' needs one"),
@@ -90,6 +114,8 @@ def test_the_operator_refuses_them_where_the_dag_is_parsed_and_leaves_templates_
     )
     make(**UPSERT, insert_only="{{ params.once }}", sequence_by="{{ params.by }}")
     make(**UPSERT, insert_only=True, tombstones="reject")
+    make(**UPSERT, insert_only=True, sequence_by="at", within=timedelta(days=7))
+    make(envelope="flattened", key=["id"], tombstones="skip")
     make(envelope="{{ params.envelope }}", sequence_by="at", source_tables="a")
     for config, problem in (
         ({"envelope": None}, "key: is missing"),
@@ -97,9 +123,12 @@ def test_the_operator_refuses_them_where_the_dag_is_parsed_and_leaves_templates_
         (UPSERT | {"out_of_range": "null"}, "out_of_range: is not for a table by key"),
         ({"sequence_by": "at"}, "sequence_by: is not for a mirror"),
         (UPSERT | {"insert_only": True, "sequence_by": "at"}, "insert_only: does not go with sequence_by"),
+        (UPSERT | {"within": "7 days", "sequence_by": "at"}, "within: '7 days' is for messages sent twice"),
         (UPSERT | {"delete_when": "where op = 'D'"}, "delete_when: .* is not a condition"),
-        (UPSERT | {"sql": "select 1"}, "sql: is not for a table by key"),
-        (UPSERT | {"merge": "given"}, "merge"),
+        (UPSERT | {"sql": "select 1"}, "sql: it does not read from"),
+        ({"sql": "SELECT 1"}, "sql: it does not read from"),
+        (UPSERT | {"merge": "some"}, "merge: 'some'"),
+        (UPSERT | {"merge": "given", "format": "csv"}, "merge: does not go with format='csv'"),
     ):
         with pytest.raises((InvalidArgument, TypeError), match=problem):
             make(**config)

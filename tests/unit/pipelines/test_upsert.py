@@ -35,10 +35,23 @@ def test_the_extract_engine_keeps_a_table_by_key_with_the_mirror_operator(tmp_pa
     assert call.name == "KafkaMirrorOperator"
     assert (call.arguments["envelope"], call.arguments["key"], call.arguments["key_format"]) == (None, ["id"], "string")
     assert "envelope=None" in python_of(found)
+    flattened = compiled(tmp_path, UPSERT.replace("key_format: string,", "envelope: flattened,"))
+    assert operator_of(flattened).arguments["envelope"] == "flattened"
     [config] = check(found)
     assert isinstance(config, MirrorConfig)
     assert isinstance(config.payload, RecordPayload)
     assert config.tombstone_policy is Tombstones.DELETE
+
+
+def test_transformations_are_the_statement_before_the_merge(tmp_path: Path) -> None:
+    text = UPSERT.replace("sinks:", f"transformations: [{ROWS}]\nsinks:").replace(', schema: "id string"', "")
+    found = compiled(tmp_path, text)
+    assert operator_of(found).arguments["sql"] == "SELECT 1 AS id FROM {{ input }}"
+    [config] = check(found)
+    assert isinstance(config, MirrorConfig)
+    assert isinstance(config.payload, RecordPayload)
+    assert config.payload.statement is not None
+    assert config.payload.statement.columns.names == ["id"]
 
 
 def test_spark_keeps_the_same_table_with_its_app_of_mirrors(tmp_path: Path) -> None:
@@ -64,16 +77,12 @@ def test_spark_keeps_the_same_table_with_its_app_of_mirrors(tmp_path: Path) -> N
         ("key: [id]", "key: [id], source_tables: a", "source_tables is not for a table by key"),
         ("key: [id]", "key: [id], delete_when: SELECT true", "delete_when: 'SELECT true' is not a condition"),
         ("key: [id]", "key: [id], insert_only: true", "insert_only: does not go with tombstones='delete'"),
+        ("key: [id]", "key: [id], within: 7 days", "within: '7 days' is for messages sent twice"),
         ("mode: upsert, key: [id]", "delete_when: a", "delete_when is not for a landing of records"),
-        ("key: [id]", "key: [id], merge: given", "sinks.lake.merge: there is no such key"),
+        ("key: [id]", "key: [id], merge: some", "merge: 'some'"),
         ("engine: extract", "engine: flink", "upsert is not for the engine flink"),
         ("engine: extract", "engine: group", "upsert is not for the engine group"),
         ("mode: upsert, key: [id]", "sequence_by: at", "sequence_by is not for a landing of records"),
-        (
-            "sinks:",
-            f"transformations: [{ROWS}]\nsinks:",
-            "SQL is not for a table by key: a row is the newest record of its key",
-        ),
     ],
     ids=lambda one: one[:40],
 )  # fmt: skip

@@ -1,0 +1,83 @@
+"""Debezium's events flattened by `ExtractNewRecordState`: rows with `__deleted`, `__op` and `__source_...`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from airflow_lakestream.cdc.events import binlog
+from airflow_lakestream.cdc.events.decoder import log_places
+from airflow_lakestream.decode.connect.debezium import IMAGES
+from airflow_lakestream.decode.connect.unavailable import Mask
+from airflow_lakestream.tables.row_buffer import one_array
+
+DELETED, OP = "__deleted", "__op"
+_PREFIX = "__source_"
+# With one of these columns records are in order of the database's log, else of offsets.
+_PLACES = ("sequence", "lsn", "file")
+_KINDS = {"sequence": pa.string(), "lsn": pa.int64(), **dict(binlog.FIELDS)}
+
+
+@dataclass(frozen=True)
+class FlattenedRecords:
+    """Records with the fields that `ExtractNewRecordState` adds, in rows.
+
+    :param rows: the rows; a tombstone has null in all columns except the key's.
+    """
+
+    rows: pa.Table
+
+    def deleted(self) -> Mask:
+        """Return a mask of the records that delete their row."""
+        mask = np.zeros(len(self.rows), np.bool_)
+        for name, value in ((DELETED, "true"), (OP, "d")):
+            column = self._column(name)
+            if column is not None:
+                texts = column.cast(pa.string()) if t.is_boolean(column.type) else column
+                mask |= pc.fill_null(pc.equal(texts, value), False).to_numpy(zero_copy_only=False)
+        return mask
+
+    @property
+    def has_deletions(self) -> bool:
+        """Whether deletions are records, so that the tombstones behind them change nothing."""
+        return DELETED in self.rows.column_names
+
+    def places(self) -> tuple[pa.Array, pa.Array] | None:
+        """Return the log positions, null for a record without one; or None if the columns have none."""
+        if not any(_PREFIX + name in self.rows.column_names for name in _PLACES):
+            return None
+        columns = {name: self._column(_PREFIX + name, kind) for name, kind in _KINDS.items()}
+        source = pa.StructArray.from_arrays(list(columns.values()), list(columns))
+        ops = self._column(OP, pa.string())
+        commit, position = log_places(columns["sequence"], columns["lsn"], ops)
+        in_file = binlog.places(source)
+        is_read = pc.fill_null(pc.equal(ops, "r"), False)
+        row = pc.if_else(is_read, pa.scalar(0, pa.int64()), binlog.rows(source))
+        position = pc.if_else(in_file.is_valid(), row, position)
+        return pc.coalesce(in_file, commit), position
+
+    def whole_events(self) -> Mask:
+        """Return a mask of the records that are whole events, which do not belong among flattened ones."""
+        mask = np.zeros(len(self.rows), np.bool_)
+        images = [column for name in IMAGES if (column := self._column(name)) is not None]
+        source, op = self._column("source"), self._column("op")
+        if images and source is not None and op is not None and t.is_struct(source.type):
+            there = source.is_valid().to_numpy(zero_copy_only=False) & op.is_valid().to_numpy(zero_copy_only=False)
+            mask |= there & np.logical_or.reduce([one.is_valid().to_numpy(zero_copy_only=False) for one in images])
+        return mask
+
+    def _column(self, name: str, kind: pa.DataType | None = None) -> pa.Array | None:
+        if name in self.rows.column_names:
+            column = one_array(self.rows[name])
+            return column if kind is None else column.cast(kind)
+        return None if kind is None else pa.nulls(len(self.rows), kind)
+
+
+def place_columns(names: Sequence[str]) -> str:
+    """Return the text for the columns of log positions among a table's columns."""
+    return ", ".join(name for name in names if name in {_PREFIX + one for one in _PLACES})

@@ -1,0 +1,92 @@
+"""Rows from records with only some of the fields: each field has the value of the last record that gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import GIVEN, OFFSET, PARTITION, VERSION
+from airflow_lakestream.cdc.events.presence import given_mask
+from airflow_lakestream.cdc.keys.identity import by_place, greatest_of_each, places
+from airflow_lakestream.cdc.merge.newest import is_gone, is_later
+from airflow_lakestream.decode.connect.unavailable import Mask
+from airflow_lakestream.tables.row_buffer import one_array
+
+
+@dataclass(frozen=True)
+class PartialRecords:
+    """The records of a batch in the order of versions, of which only the last one of each key is a row.
+
+    :param records: with `GIVEN`, the columns that each record gives.
+    :param key: the columns of the mirror's key.
+    """
+
+    records: pa.Table
+    key: tuple[str, ...]
+
+    def complete(self, rows: pa.Table, old: pa.Table | None, dead: Mask) -> pa.Table:
+        """Return the rows of the last records with the values of absent fields.
+
+        Each is the value of the last earlier record that gives the field, else of the table's row, else null. Records
+        count if they are later than the table's row and than the last deletion.
+
+        :param rows: the last records, without operations.
+        :param old: the table's rows of these keys, or None.
+        :param dead: a mask of `records`: whether the memory has a later deletion of the key.
+        """
+        own = np.flatnonzero(places(self.records, rows, self.key) >= 0)
+        records = self.records.take(pa.array(own))
+        row_of, counts = places(records, rows, self.key), ~dead[own]
+        of_table = np.full(len(rows), -1, np.int64) if old is None else places(rows, old, self.key)
+        # 1. Records before the table's row, and before the last deletion, do not count.
+        known = np.flatnonzero(of_table[row_of] >= 0)
+        if old is not None and len(known):
+            held = old.select(VERSION).take(pa.array(of_table[row_of[known]]))
+            counts[known] &= is_later(records.take(pa.array(known)), held)
+        numbers = np.arange(len(records))
+        deleted = np.full(len(rows), -1, np.int64)
+        gone = np.flatnonzero(is_gone(records) & counts)
+        np.maximum.at(deleted, row_of[gone], gone)
+        counts &= numbers > deleted[row_of]
+        # 2. Fill each column by the number of the record that gives it, counted on by the table's rows.
+        base = np.where(deleted < 0, of_table, -1)
+        for name in rows.column_names:
+            if name in self.key or name in VERSION:
+                continue
+            given = np.flatnonzero(given_mask(records[GIVEN], name) & counts)
+            last = np.full(len(rows), -1, np.int64)
+            np.maximum.at(last, row_of[given], given)
+            values = [one_array(records[name])]
+            if old is not None and name in old.column_names:
+                last = np.where(last < 0, np.where(base < 0, -1, base + len(records)), last)
+                values.append(one_array(old[name]).cast(values[0].type))
+            column = pa.concat_arrays(values).take(pa.array(last, mask=last < 0))
+            rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), column)
+        return rows
+
+
+def without_late(records: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the records without those that are late: an earlier offset of the key has a later version.
+
+    A late record that is landed by itself changes nothing, so it does not change a field within a batch, either.
+
+    :param records: in the order of versions.
+    """
+    if not len(records):
+        return records
+    by_offset = [(PARTITION, "ascending"), (OFFSET, "ascending")]
+    order = pc.sort_indices(records.select([PARTITION, OFFSET]), sort_keys=by_offset).to_numpy().astype(np.int64)
+    # The number of each record's key and partition, and its place in the order of versions.
+    of_key = by_place(records, key).append_column("partition", records[PARTITION])
+    names = of_key.rename_columns([f"key {at}" for at in range(of_key.num_columns)])
+    (last,) = greatest_of_each(names, np.arange(len(records)))
+    group = places(names, names.take(pa.array(last)), names.column_names)[order]
+    by_group = np.argsort(group, kind="stable")
+    rank = order[by_group] + group[by_group] * len(records)
+    late = rank < np.maximum.accumulate(rank)
+    kept = np.sort(order[by_group[~late]])
+    return records if len(kept) == len(records) else records.take(pa.array(kept))
