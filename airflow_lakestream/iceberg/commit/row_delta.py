@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 
 from pyiceberg.exceptions import ValidationException
@@ -67,16 +67,12 @@ class RowDelta(_OverwriteFiles):
         return self
 
     def _manifests(self) -> list[ManifestFile]:
-        metadata = self._transaction.table_metadata
-        base = metadata.snapshot_by_name(self._target_branch)
+        base = self._transaction.table_metadata.snapshot_by_name(self._target_branch)
         # Manifests without live files only list files removed by earlier snapshots: they would pile up and merge badly.
         held = [one for one in base.manifests(self._io) if _has_files(one)] if base is not None else []
         data = [one for one in held if one.content == ManifestContent.DATA]
         deletes = [one for one in held if one.content == ManifestContent.DELETES]
-        new_data = {metadata.default_spec_id: self._added_data_files}
-        new_deletes = defaultdict[int, list[DataFile]](list)
-        for file in self._new_deletes:
-            new_deletes[file.spec_id].append(file)
+        new_data, new_deletes = _by_spec(self._added_data_files), _by_spec(self._new_deletes)
         return [
             *self._merged(self._changed(data, self._deleted_data_files, new_data, self.new_manifest_writer)),
             *self._changed(deletes, self._old_deletes, new_deletes, self._new_delete_writer),
@@ -173,6 +169,13 @@ class RowDelta(_OverwriteFiles):
             return super()._summary(snapshot_properties)
         finally:
             self._added_data_files, self._deleted_data_files = data
+
+
+def _by_spec(files: Iterable[DataFile]) -> Mapping[int, Sequence[DataFile]]:
+    found = defaultdict[int, list[DataFile]](list)
+    for file in files:
+        found[file.spec_id].append(file)
+    return found
 
 
 def _has_files(manifest: ManifestFile) -> bool:

@@ -20,15 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 from pyarrow.fs import FileSelector, FileType
-from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.io import FileIO, OutputFile
+from pyiceberg.io.pyarrow import DataFileStatistics, PyArrowFileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionFieldValue, PartitionKey
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.locations import LocationProvider, load_location_provider
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, IdentityTransform, Transform, TruncateTransform, VoidTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import NestedField, StructType, TimeType
@@ -63,10 +63,10 @@ def rows_by_partition(metadata: TableMetadata, rows: pa.Table) -> Iterator[DataF
     """
     schema, spec = metadata.schema(), metadata.spec()
     values = [_partition_values(rows, schema, field) for field in spec.fields]
-    codes = _codes(values, rows.num_rows)
+    codes = value_codes(values, rows.num_rows)
     counts = sorted((run["values"], run["counts"]) for run in pc.value_counts(codes).to_pylist())
-    keys = [key for field in metadata.sort_order().fields for key in _sort_keys(rows, schema, field)]
-    positions = _positions([(codes, "ascending"), *keys] if len(counts) > 1 else keys)
+    keys = sort_keys(rows, schema, metadata.sort_order())
+    positions = sorted_positions([(codes, "ascending"), *keys] if len(counts) > 1 else keys)
     if positions is not None:
         rows = rows.combine_chunks()
     target = _target_size(metadata) * rows.num_rows // max(1, rows.nbytes)
@@ -162,7 +162,7 @@ def _find(struct: StructType, field_id: int) -> tuple[list[str], NestedField]:
     return [], struct.fields[0]
 
 
-def _codes(values: Sequence[pa.Array], length: int) -> pa.Array:
+def value_codes(values: Sequence[pa.Array], length: int) -> pa.Array:
     """Return a number for each row, equal for equal combinations of values; nulls and NaNs are values, too."""
     codes = pa.repeat(pa.scalar(0, pa.int64()), length)
     for value in values:
@@ -170,6 +170,11 @@ def _codes(values: Sequence[pa.Array], length: int) -> pa.Array:
         wide = pc.multiply(codes, pa.scalar(len(encoded.dictionary), pa.int64()))
         codes = pc.add(wide, encoded.indices.cast(pa.int64())).dictionary_encode().indices.cast(pa.int64())
     return codes
+
+
+def sort_keys(rows: pa.Table, schema: Schema, order: SortOrder) -> list[tuple[pa.Array, str]]:
+    """Return columns that sort rows as the order does, each with its direction in Arrow."""
+    return [key for field in order.fields for key in _sort_keys(rows, schema, field)]
 
 
 def _sort_keys(rows: pa.Table, schema: Schema, field: SortField) -> Iterator[tuple[pa.Array, str]]:
@@ -187,7 +192,8 @@ def _sort_keys(rows: pa.Table, schema: Schema, field: SortField) -> Iterator[tup
     yield column, "descending" if descending else "ascending"
 
 
-def _positions(keys: Sequence[tuple[pa.Array, str]]) -> pa.Array | None:
+def sorted_positions(keys: Sequence[tuple[pa.Array, str]]) -> pa.Array | None:
+    """Return the positions of rows in the order of the keys, equal rows in their own order, or None without keys."""
     if not keys:
         return None
     names = [str(at) for at in range(len(keys))]
@@ -259,19 +265,28 @@ class _FileWrite:
         piece, metadata = self.piece, self.metadata
         output = self.io.new_output(self.path)
         statistics = write_parquet(output, metadata.schema(), metadata.properties, piece.read())
-        data_file = DataFile.from_args(
-            content=DataFileContent.DATA,
-            file_path=self.path,
-            file_format=FileFormat.PARQUET,
-            partition=piece.partition.partition if piece.partition else Record(),
-            file_size_in_bytes=len(output),
-            sort_order_id=metadata.default_sort_order_id,
-            equality_ids=None,
-            key_metadata=None,
-            **statistics.to_serialized_dict(),
-        )
-        data_file.spec_id = metadata.default_spec_id
-        return data_file
+        partition = piece.partition.partition if piece.partition else Record()
+        sort_order_id = metadata.default_sort_order_id
+        return described(output, statistics, partition, spec_id=metadata.default_spec_id, sort_order_id=sort_order_id)
+
+
+def described(
+    output: OutputFile, statistics: DataFileStatistics, partition: Record, *, spec_id: int, sort_order_id: int
+) -> DataFile:
+    """Return the description of a written data file for a manifest."""
+    data_file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=output.location,
+        file_format=FileFormat.PARQUET,
+        partition=partition,
+        file_size_in_bytes=len(output),
+        sort_order_id=sort_order_id,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
+    data_file.spec_id = spec_id
+    return data_file
 
 
 def check_file_format(properties: Mapping[str, str]) -> None:
