@@ -31,7 +31,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, IdentityTransform, Transform, TruncateTransform, VoidTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import NestedField, StructType, TimeType
+from pyiceberg.types import IcebergType, NestedField, StructType, TimeType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from airflow_lakestream.exceptions import InvalidArgument
@@ -69,7 +69,8 @@ def rows_by_partition(metadata: TableMetadata, rows: pa.Table) -> Iterator[DataF
     positions = sorted_positions([(codes, "ascending"), *keys] if len(counts) > 1 else keys)
     if positions is not None:
         rows = rows.combine_chunks()
-    target = _target_size(metadata) * rows.num_rows // max(1, rows.nbytes)
+    # Like in PyIceberg, the size in memory counts.
+    target = target_size(metadata) * rows.num_rows // max(1, rows.nbytes)
     start = 0
     for _, count in counts:
         first = start if positions is None else positions[start].as_py()
@@ -82,8 +83,8 @@ def rows_by_partition(metadata: TableMetadata, rows: pa.Table) -> Iterator[DataF
         start += count
 
 
-def _target_size(metadata: TableMetadata) -> int:
-    """Return the target size of a file; like in PyIceberg, the size in memory counts."""
+def target_size(metadata: TableMetadata) -> int:
+    """Return the target size of a file in bytes."""
     name, default = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
     return number(metadata.properties, name, default)
 
@@ -109,6 +110,13 @@ def _partition_key(metadata: TableMetadata, values: Sequence[pa.Scalar]) -> Part
         spec,
         metadata.schema(),
     )
+
+
+def partition_key(metadata: TableMetadata, spec_id: int, partition: Record) -> PartitionKey | None:
+    """Return the partition of a file of any of the table's specs, or None without partitions."""
+    spec = metadata.specs()[spec_id]
+    values = [PartitionFieldValue(field, partition[at]) for at, field in enumerate(spec.fields)]
+    return _FilePartition(values, spec, metadata.schema()) if values else None
 
 
 def _in_manifest(value: pa.Scalar) -> Any:
@@ -137,17 +145,28 @@ def _transformed(
     if isinstance(transform, VoidTransform):
         # Its column may have been dropped.
         return pa.nulls(rows.num_rows, pa.int32())
-    names, source = _find(schema.as_struct(), field.source_id)
-    column = rows.column(names[0])
-    if len(names) > 1:
-        column = pc.struct_field(column, names[1:])
-    if isinstance(transform, BucketTransform) and isinstance(source.field_type, TimeType):
+    column, kind = _column(rows, schema, field.source_id)
+    if isinstance(transform, BucketTransform) and isinstance(kind, TimeType):
         # As in Java, the count of microseconds is hashed; PyIceberg hashes no time.
         column = column.cast(pa.int64())
-    result = transform.pyarrow_transform(source.field_type)(column)
-    if isinstance(result, pa.ChunkedArray):
-        result = result.combine_chunks()
-    return result.storage if isinstance(result, pa.ExtensionArray) else result
+    return _stored(transform.pyarrow_transform(kind)(column))
+
+
+def column_of(rows: pa.Table, schema: Schema, field_id: int) -> pa.Array:
+    """Return the values of a column outside of lists and maps, in Arrow's own types."""
+    return _stored(_column(rows, schema, field_id)[0])
+
+
+def _column(rows: pa.Table, schema: Schema, field_id: int) -> tuple[pa.ChunkedArray, IcebergType]:
+    names, field = _find(schema.as_struct(), field_id)
+    column = rows.column(names[0])
+    return (pc.struct_field(column, names[1:]) if len(names) > 1 else column), field.field_type
+
+
+def _stored(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    return values.storage if isinstance(values, pa.ExtensionArray) else values
 
 
 def _find(struct: StructType, field_id: int) -> tuple[list[str], NestedField]:
@@ -227,7 +246,7 @@ def write_data_files(
     numbers = itertools.count() if counter is None else counter
     places = locations(metadata, folder)
     plans = [
-        _FileWrite(metadata, io, piece, _path(places, piece, prefix, next(numbers)))
+        _FileWrite(metadata, io, piece, new_path(places, piece.partition, prefix, next(numbers)))
         for piece in rows_by_partition(metadata, conform(rows, metadata.schema()))
     ]
     if len(plans) == 1:
@@ -307,10 +326,10 @@ def locations(metadata: TableMetadata, folder: str) -> LocationProvider:
     return load_location_provider(metadata.location, properties)
 
 
-def _path(locations: LocationProvider, piece: DataFileRows, prefix: str, number: int) -> str:
+def new_path(locations: LocationProvider, key: PartitionKey | None, prefix: str, number: int) -> str:
+    """Return the location of a new data file, in the partition's folder if its name is not too long."""
     # The writer overwrites without asking, and two processes may count from zero under one prefix.
     name = f"{prefix}-{number:05d}-{uuid.uuid4().hex[:12]}.parquet"
-    key = piece.partition
     if key is not None and any(len(part) > _LONGEST_FOLDER for part in key.to_path().split("/")):
         # No file system accepts such a name. The partition of the file is in the manifest, not in the path.
         key = None

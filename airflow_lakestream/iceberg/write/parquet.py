@@ -110,7 +110,10 @@ class ParquetDataFile:
 
     def statistics(self) -> DataFileStatistics:
         """Return the closed file's statistics for a manifest."""
-        footer, plan = self._writer.writer.metadata, compute_statistics_plan(self._schema, with_known_modes(self._properties))
+        footer, plan = (
+            self._writer.writer.metadata,
+            compute_statistics_plan(self._schema, with_known_modes(self._properties)),
+        )
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=footer,
             stats_columns=plan
