@@ -27,20 +27,27 @@ _POSITIONS = pa.schema(
 )
 
 
-def delete_positions(table: Table, path: str, positions: list[int]) -> None:
+def delete_positions(table: Table, path: str, positions: list[int], partition: Record | None = None) -> None:
     """Delete rows of a data file by their place in it, in one snapshot with a position delete file."""
     rows = pa.table({"file_path": [path] * len(positions), "pos": positions}, schema=_POSITIONS)
-    _add(table, DataFileContent.POSITION_DELETES, rows, None)
+    _add(table, DataFileContent.POSITION_DELETES, rows, None, partition)
 
 
 def delete_equal(table: Table, column: str, values: list[Any]) -> None:
     """Delete the rows with these values in a column, in one snapshot with an equality delete file."""
-    field = table.schema().find_field(column)
-    schema = pa.schema([pa.field(column, table.schema().as_arrow().field(column).type)])
-    _add(table, DataFileContent.EQUALITY_DELETES, pa.table({column: values}, schema=schema), [field.field_id])
+    field, schema = table.schema().find_field(column), table.schema().select(column).as_arrow()
+    for name in reversed(column.split(".")):
+        values = [{name: one} for one in values]
+    _add(table, DataFileContent.EQUALITY_DELETES, pa.Table.from_pylist(values, schema), [field.field_id])
 
 
-def _add(table: Table, content: DataFileContent, rows: pa.Table, equality_ids: list[int] | None) -> None:
+def _add(
+    table: Table,
+    content: DataFileContent,
+    rows: pa.Table,
+    equality_ids: list[int] | None,
+    partition: Record | None = None,
+) -> None:
     metadata, io = table.metadata, table.io
     location = f"{table.location()}/data/deletes-{len(metadata.snapshots)}.parquet"
     pq.write_table(rows, location.removeprefix("file://"))
@@ -48,7 +55,7 @@ def _add(table: Table, content: DataFileContent, rows: pa.Table, equality_ids: l
         content=content,
         file_path=location,
         file_format=FileFormat.PARQUET,
-        partition=Record(),
+        partition=partition or Record(),
         record_count=len(rows),
         file_size_in_bytes=len(io.new_input(location)),
         equality_ids=equality_ids,
