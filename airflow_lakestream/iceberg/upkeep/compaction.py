@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import itertools
 import logging
-import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus
-from pyiceberg.table import FileScanTask, Table, Transaction
+from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Operation, SnapshotSummaryCollector, Summary, update_snapshot_summaries
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.transforms import VoidTransform
-from pyiceberg.typedef import EMPTY_DICT
 
-from airflow_lakestream.core import codec
-from airflow_lakestream.iceberg import fitness
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction, note
-from airflow_lakestream.iceberg.commit.guard import CommitGuard
-from airflow_lakestream.iceberg.commit.row_delta import RowDelta
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction
+from airflow_lakestream.iceberg.commit.row_delta import FileExchange
 from airflow_lakestream.iceberg.manifests import live_entries
 from airflow_lakestream.iceberg.replace.takeout import read_rows
 from airflow_lakestream.iceberg.upkeep import ledger_edit
@@ -41,6 +36,7 @@ from airflow_lakestream.iceberg.upkeep.compaction_plan import (
     plan,
 )
 from airflow_lakestream.iceberg.upkeep.equality_deletes import EqualityDeletes
+from airflow_lakestream.iceberg.upkeep.exchange import ExchangeAttempt, attempt_at, fit_table
 from airflow_lakestream.iceberg.upkeep.sorted_rows import sorted_rows
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.files import (
@@ -216,38 +212,32 @@ def exchange(catalog: Catalog, name: str, sequence: int, part: Sequence[Rewritte
 
     :param sequence: the sequence number of the plan.
     """
-    attempts = list[_CompactionAttempt]()
+    attempts = list[ExchangeAttempt]()
+    done = CompactionDone((), len(part), 0)
 
     def attempt() -> AppendAttempt:
-        table = fitness.load_table(catalog, name)
-        fitness.check(catalog, table)
+        nonlocal done
+        table = fit_table(catalog, name)
         exchanged, dangling = _still_planned(TableHead.of(table), sequence, part)
         if not exchanged and not dangling:
             raise _NothingLeft
-        edit_id = uuid.uuid4().hex
-        summary = {
-            codec.SUMMARY_VERSION: str(codec.VERSION),
-            codec.SUMMARY_LANDING_ID: edit_id,
-            SUMMARY_COMPACTED: str(sum(len(one.group.files) for one in exchanged)),
-        }
-        guard = ledger_edit.EditGuard(catalog, edit_id, table, {}, {})
-        attempts.append(_CompactionAttempt(catalog, name, guard, summary, sequence, exchanged, dangling))
+        done = CompactionDone(tuple(exchanged), len(part) - len(exchanged), len(dangling))
+        summary = {SUMMARY_COMPACTED: str(sum(len(one.group.files) for one in exchanged))}
+        arrange = partial(_CompactedFiles, sequence, exchanged, dangling)
+        attempts.append(attempt_at(catalog, name, table, summary, arrange))
         return attempts[-1]
 
-    done = CompactionDone((), len(part), 0)
     try:
         ledger_edit.drive(name, attempt)
     except _NothingLeft:
-        pass
+        done = CompactionDone((), len(part), 0)
     except BaseException:
         # A commit that was sent may still be applied: the files stay, as orphans if it is not.
         if not any(one.reached_catalog for one in attempts):
             _discard(catalog, name, part)
         raise
-    else:
-        last = attempts[-1]
-        done = CompactionDone(tuple(last.exchanged), len(part) - len(last.exchanged), len(last.dangling))
-    _discard(catalog, name, [one for one in part if not any(one is other for other in done.exchanged)])
+    kept = {id(one) for one in done.exchanged}
+    _discard(catalog, name, [one for one in part if id(one) not in kept])
     return done
 
 
@@ -286,39 +276,23 @@ def _discard(catalog: Catalog, name: str, part: Collection[RewrittenGroup]) -> N
             log.warning("An uncommitted data file could not be deleted: %s", path)
 
 
-class _CompactionAttempt(AppendAttempt):
+class _CompactedFiles(FileExchange):
+    """Snapshot with new files that have the data sequence number of the plan."""
+
     def __init__(
         self,
-        catalog: Catalog,
-        name: str,
-        guard: CommitGuard,
-        summary: Mapping[str, str],
         sequence: int,
         exchanged: Sequence[RewrittenGroup],
         dangling: Sequence[DataFile],
+        transaction: LandingTransaction,
+        summary: dict[str, str],
     ) -> None:
-        super().__init__(catalog, name, guard, summary)
-        self._sequence, self.exchanged, self.dangling = sequence, exchanged, dangling
-
-    def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
-        producer = _ExchangedFiles(transaction, self._summary, self._sequence)
-        note(producer, self._producers)
-        with producer:
-            for one in self.exchanged:
-                for live in one.group.files:
-                    producer.delete_data_file(live.file)
-                for new in one.new:
-                    producer.append_data_file(new)
-            for file in self.dangling:
-                producer.delete_data_file(file)
-
-
-class _ExchangedFiles(RowDelta):
-    """Snapshot with the rows of its parent in other files, which have the data sequence number of the plan."""
-
-    def __init__(self, transaction: Transaction, summary: dict[str, str], sequence: int) -> None:
         super().__init__(transaction, summary)
-        self._operation, self._sequence = Operation.REPLACE, sequence
+        self._sequence = sequence
+        for file in (*(live.file for one in exchanged for live in one.group.files), *dangling):
+            self.delete_data_file(file)
+        for file in (file for one in exchanged for file in one.new):
+            self.append_data_file(file)
 
     def _entry(self, file: DataFile) -> ManifestEntry:
         return ManifestEntry.from_args(
@@ -327,19 +301,6 @@ class _ExchangedFiles(RowDelta):
             sequence_number=self._sequence,
             data_file=file,
         )
-
-    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        # PyIceberg counts no replace, and takes each new file for one of the current spec.
-        metadata, counts = self._transaction.table_metadata, SnapshotSummaryCollector()
-        schema, specs = metadata.schema(), metadata.specs()
-        for file in self._added_data_files:
-            counts.add_file(file, schema, specs[file.spec_id])
-        for file in (*self._deleted_data_files, *self._old_deletes):
-            counts.remove_file(file, schema, specs[file.spec_id])
-        parent = metadata.snapshot_by_id(self._parent_snapshot_id) if self._parent_snapshot_id is not None else None
-        counted = Summary(Operation.OVERWRITE, **counts.build(), **snapshot_properties)
-        total = update_snapshot_summaries(counted, None if parent is None else parent.summary)
-        return Summary(Operation.REPLACE, **total.additional_properties)
 
 
 @dataclass
@@ -380,8 +341,7 @@ def compact(
     :param is_over: whether the caller asked to end.
     :param report: is called after each commit.
     """
-    table = fitness.load_table(catalog, name)
-    fitness.check(catalog, table)
+    table = fit_table(catalog, name)
     rule = rule or CompactionRule(target_bytes=target_size(table.metadata))
     plan = TableHead.of(table).plan(rule)
     done = CompactionReport(plan)

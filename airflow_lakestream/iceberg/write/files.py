@@ -14,14 +14,12 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from urllib.parse import urlparse
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
-from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io import FileIO, OutputFile
-from pyiceberg.io.pyarrow import DataFileStatistics, PyArrowFileIO
+from pyiceberg.io.pyarrow import DataFileStatistics
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionFieldValue, PartitionKey
 from pyiceberg.schema import Schema
@@ -35,7 +33,7 @@ from pyiceberg.types import IcebergType, NestedField, StructType, TimeType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg.hdfs import HdfsFileIO
+from airflow_lakestream.iceberg.listing import stored_files
 from airflow_lakestream.iceberg.manifests import live_entries_of
 from airflow_lakestream.iceberg.table_properties import number
 from airflow_lakestream.iceberg.write.conform import conform
@@ -358,27 +356,9 @@ def _write_side_by_side(plans: Sequence[_FileWrite]) -> list[DataFile]:
         raise
 
 
-class CannotList(Exception):
-    """File system of a table without a way to list a folder."""
-
-
 def list_files(io: FileIO, folder: str) -> Iterator[str]:
     """Yield the locations of all files below a folder; empty if the folder is missing. Raises CannotList."""
-    if isinstance(io, HdfsFileIO):
-        yield from io.list_files(folder)
-        return
-    if isinstance(io, PyArrowFileIO):
-        scheme, netloc, path = io.parse_location(folder, io.properties)
-        found = io.fs_by_scheme(scheme, netloc).get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
-        paths = [info.path for info in found if info.type is FileType.File]
-    elif hasattr(io, "get_fs"):
-        system = io.get_fs(urlparse(folder).scheme or "file")
-        path = system._strip_protocol(folder)
-        paths = system.find(path)
-    else:
-        raise CannotList(f"{type(io).__name__} can't list {folder}")
-    # The file systems return paths without schemes: each location gets the form of `folder`, as in tables.
-    yield from (folder.rstrip("/") + found.removeprefix(path.rstrip("/")) for found in paths)
+    yield from (file.location for file in stored_files(io, folder))
 
 
 def referenced(table: Table, paths: Iterable[str], since: int = -1) -> set[str]:
