@@ -140,9 +140,13 @@ class CompactionPlan:
         """Data files to rewrite."""
         return sum(len(group.files) for group in self.groups)
 
+    @property
+    def new(self) -> int:
+        """New data files."""
+        return sum(group.outputs for group in self.groups)
+
     def __str__(self) -> str:
-        new = sum(group.outputs for group in self.groups)
-        text = f"{self.out:,} of {self.files:,} data files, of {self.bytes:,} bytes, become {new:,}"
+        text = f"{self.out:,} of {self.files:,} data files, of {self.bytes:,} bytes, become {self.new:,}"
         deletes = {one.file_path for g in self.groups for f in g.files for one in (*f.positions, *f.equalities)}
         text += f"; {len(deletes):,} delete files apply to them" if deletes else ""
         text += f"; {len(self.dangling):,} delete files apply to no data file" if self.dangling else ""
