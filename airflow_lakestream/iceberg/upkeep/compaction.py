@@ -94,7 +94,7 @@ class TableHead:
     def plan(self, rule: CompactionRule) -> CompactionPlan:
         """Return the plan of a compaction; no data file is read."""
         deletes = self.index(self.entries(ManifestContent.DELETES))
-        columns = self.metadata.schema().field_ids
+        columns = frozenset(self.metadata.schema().field_ids)
         return plan(self.entries(ManifestContent.DATA), deletes, self.sequence, rule, columns)
 
 

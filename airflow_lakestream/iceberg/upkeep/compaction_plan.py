@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
 from pyiceberg.typedef import Record
 
 # Reserved by the specification.
@@ -109,7 +109,8 @@ class CompactionPlan:
     :param sequence: sequence number of the head, which new files get as their data sequence number: newer equality
         deletes apply to them.
     :param files: data files of the head.
-    :param unread: data files left alone, since an equality delete on them is by a dropped column.
+    :param unread: data files left alone: files or deletes of another format than Parquet, or equality deletes by a
+        dropped column.
     """
 
     sequence: int
@@ -150,7 +151,7 @@ class CompactionPlan:
         deletes = {one.file_path for g in self.groups for f in g.files for one in (*f.positions, *f.equalities)}
         text += f"; {len(deletes):,} delete files apply to them" if deletes else ""
         text += f"; {len(self.dangling):,} delete files apply to no data file" if self.dangling else ""
-        return text + (f"; {self.unread:,} with equality deletes by a dropped column stay" if self.unread else "")
+        return text + (f"; {self.unread:,} that can't be read here stay" if self.unread else "")
 
 
 @dataclass
@@ -222,26 +223,31 @@ def plan(
     index: DeleteIndex,
     sequence: int,
     rule: CompactionRule,
-    columns: Collection[int] | None = None,
+    columns: Collection[int],
 ) -> CompactionPlan:
     """Return the plan of a head.
 
     :param data: entries of the data files.
     :param sequence: sequence number of the head.
-    :param columns: ids of the table's columns, by which equality deletes can be read; None: all.
+    :param columns: ids of the table's columns, by which equality deletes can be read.
     """
     candidates = defaultdict[Partition, list[LiveFile]](list)
     count = unread = 0
     for entry in data:
         count += 1
         live = index.live(entry.data_file, _sequence(entry))
-        if columns is not None and any(set(one.equality_ids or ()) - set(columns) for one in live.equalities):
+        if not _can_read(live, columns):
             unread += 1
         elif live.must_go(rule) or live.live_bytes < rule.small_share * rule.target_bytes:
             candidates[partition_of(entry.data_file)].append(live)
     groups = [group for files in candidates.values() for group in _groups(files, rule)]
     groups.sort(key=lambda one: one.gain / max(1, one.bytes), reverse=True)
     return CompactionPlan(sequence, count, tuple(groups), index.dangling, unread)
+
+
+def _can_read(live: LiveFile, columns: Collection[int]) -> bool:
+    formats = {one.file_format for one in (live.file, *live.positions, *live.equalities)}
+    return formats == {FileFormat.PARQUET} and all({*(one.equality_ids or ())} <= {*columns} for one in live.equalities)
 
 
 def _groups(files: Sequence[LiveFile], rule: CompactionRule) -> Iterator[FileGroup]:

@@ -130,7 +130,7 @@ def test_rows_keep_the_order_of_the_landings_and_deleted_rows_go(tmp_path: Path)
     [file] = lake.files()
     offsets = pq.read_table(file)["_kafka_offset"].to_pylist()
     assert offsets == sorted(offsets)
-    assert [one for one in head_deletes(lake.iceberg())] == []
+    assert head_deletes(lake.iceberg()) == []
 
 
 def head_deletes(table: Table) -> list[str]:
@@ -269,15 +269,12 @@ def test_a_table_born_of_version_1_whose_partition_column_was_dropped(tmp_path: 
     for run in range(3):
         land(lake, [{"n": n} for n in range(run * 3, run * 3 + 3)])
     table, rows = lake.iceberg(), lake.rows()
-    delete_positions_of_spec(table, live_files(table)[0].file, [1])
+    first = live_files(table)[0].file
+    delete_positions(table, first.file_path, [1], first)
     rows.pop(1)
     compacted(lake)
     assert len(lake.files()) == 1
     assert lake.rows() == rows
-
-
-def delete_positions_of_spec(table: Table, file: DataFile, positions: list[int]) -> None:
-    delete_positions(table, file.file_path, positions, file.partition)
 
 
 def test_a_sorted_table_stays_sorted_however_little_memory_there_is(

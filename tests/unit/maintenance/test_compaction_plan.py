@@ -167,8 +167,8 @@ def test_repeated_compaction_comes_to_an_end(head: tuple[list[ManifestEntry], li
     for _ in range(8):
         if not (groups := planned(data).groups):
             return
-        assert len(after := compacted(data, groups)) < len(data)
-        data = after
+        before, data = len(data), compacted(data, groups)
+        assert len(data) < before
     raise AssertionError("there is always more to do")
 
 
