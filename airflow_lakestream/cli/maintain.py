@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from airflow_lakestream.cli.connections import IcebergConn, Json, aside, open_catalog
-from airflow_lakestream.lakes.formats import LakeCapability, lake_of
+from airflow_lakestream.cli.connections import IcebergConn, Json, StorageConn, aside, open_lake
 
 
 def maintain(
-    tables: Annotated[list[str], typer.Argument(help='namespace.table, or a pattern such as "lake.*"')],
+    tables: Annotated[
+        list[str], typer.Argument(help='namespace.table, a pattern such as "lake.*", or paths of Delta tables')
+    ],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="only print what would be gained; nothing is changed")
     ] = False,
@@ -35,6 +36,7 @@ def maintain(
         str | None, typer.Option("--budget", help='time after which no work begins, such as "10m"')
     ] = None,
     iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
     as_json: Json = False,
 ) -> None:
     """Compact tables, merge manifests, remove old snapshots and orphans, as far as needed; all four by default.
@@ -43,11 +45,8 @@ def maintain(
     """
     with aside():
         from airflow_lakestream.config.arguments import positive_seconds
-        from airflow_lakestream.config.maintenance import MaintenanceSection
-        from airflow_lakestream.run.maintenance.upkeep import WorkerUpkeep
+        from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
 
-        for table in tables:
-            lake_of(table).require(LakeCapability.MAINTAIN, "TABLES", table)
         every = not (compact or rewrite_manifests or expire or remove_orphans)
         options = {} if target_size is None else {"target-file-size-bytes": target_size}
         age = {"older_than": expire_older_than, "retain_last": retain_last}
@@ -62,8 +61,8 @@ def maintain(
             }
         )
         seconds = None if budget is None else positive_seconds("--budget", budget)
-        work = WorkerUpkeep(open_catalog(iceberg_conn), section, dry_run, seconds)
-        reports = work.run()
+        lake = open_lake(tables[0], iceberg_conn, storage_conn)
+        reports = format_of(section.tables).part("upkeep")(lake, section, dry_run, seconds).run()
     if as_json:
         typer.echo(json.dumps([one.to_dict() for one in reports], indent=2))
         return

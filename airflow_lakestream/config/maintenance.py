@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionRule
 from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule
+from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_of
 
 Settings = TypeVar("Settings", "CompactionConfig", "ExpiryConfig", "OrphanConfig")
 
@@ -211,6 +212,18 @@ def _work(key: str, kind: type[Settings], given: Any) -> Settings | None:
     return kind() if arguments.flag(f"maintenance.{key}", given) else None
 
 
+def format_of(tables: Sequence[str]) -> LakeFormat:
+    """Return the format of tables to maintain together. Raises InvalidArgument for tables of several formats."""
+    formats = {row.format: row for row in map(lake_of, tables)}
+    if len(formats) > 1:
+        problem = f"are of several formats: {', '.join(formats)}."
+        raise InvalidArgument("maintenance.tables", problem, "Maintain those of each format by themselves.")
+    return next(iter(formats.values()))
+
+
 def _check_name(name: str) -> None:
+    if LakeCapability.CATALOG not in (lake := lake_of(name)).can:
+        lake.check_name(name, "maintenance.tables")
+        return
     if ":" in name or not re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", name):
         raise InvalidArgument("maintenance.tables", f"{name!r} is not the name of a table.", "Write namespace.table.")

@@ -1,4 +1,4 @@
-"""LakestreamMaintainOperator: compacts Iceberg tables and removes what is old, in the worker."""
+"""LakestreamMaintainOperator: compacts tables and removes what is old, in the worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LakestreamMaintainOperator(TextRendering, BaseOperator):
-    """Maintain Iceberg tables as far as needed, without Spark; landings and merges go on meanwhile.
+    """Maintain Iceberg tables, or Delta tables, as far as needed, without Spark; landings and merges go on meanwhile.
 
     Returns a list with a report per table: `before` and `after` with `files`, `delete_files` and `bytes`, `rewritten`
     and `new` data files, `lost` groups of files, which the next run compacts, `manifests`, `expired`, `orphans`,
@@ -28,7 +28,7 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
 
     .. seealso:: docs/maintenance.md
 
-    :param tables: names, or patterns such as `lake.*` (templated)
+    :param tables: names, or patterns such as `lake.*`, or paths and URIs of Delta tables (templated)
     :param compact: rewrite small files, and files with deletes (templated)
     :param rewrite_manifests: merge small manifests (templated)
     :param expire: remove old snapshots, and files that only they need (templated)
@@ -36,6 +36,7 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
     :param dry_run: only report what would be gained (templated)
     :param budget: time after which no work begins, such as `"10m"`; the next run goes on (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
+    :param storage_conn_id: connection of the store of Delta tables, as for the extract operator (templated)
     """
 
     ui_color = "#f7ecdf"
@@ -51,6 +52,7 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
         dry_run: bool | str = False,
         budget: float | str | None = None,
         iceberg_conn_id: str = "iceberg_default",
+        storage_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -62,16 +64,16 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Maintain the tables, and return the reports; see the class."""
         with late_imports():
-            from airflow_lakestream.config.maintenance import MaintenanceSection
-            from airflow_lakestream.hooks.iceberg import IcebergHook
-            from airflow_lakestream.run.maintenance.upkeep import WorkerUpkeep
+            from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
+            from airflow_lakestream.hooks.lake import open_tables
 
         with airflow_errors():
             works = ("tables", "compact", "rewrite_manifests", "expire", "remove_orphans")
             section = MaintenanceSection.parse({name: getattr(self, name) for name in works})
             dry_run = arguments.flag("dry_run", self.dry_run)
-            catalog = IcebergHook(self.iceberg_conn_id).open_catalog()
-            work = WorkerUpkeep(catalog, section, dry_run, _seconds("budget", self.budget), self._stop)
+            lake = format_of(section.tables)
+            tables = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
+            work = lake.part("upkeep")(tables, section, dry_run, _seconds("budget", self.budget), self._stop)
             return [report.to_dict() for report in work.run()]
 
     def on_kill(self) -> None:

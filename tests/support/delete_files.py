@@ -59,7 +59,7 @@ def _add(
     partition: Record,
     spec: int,
 ) -> None:
-    metadata, io = table.metadata, table.io
+    io = table.io
     location = f"{table.location()}/data/deletes-{uuid4().hex}.parquet"
     pq.write_table(rows, location.removeprefix("file://"))
     file = DataFile.from_args(

@@ -1,4 +1,4 @@
-"""Maintenance of Iceberg tables in this process: table after table, by need, within a budget of time."""
+"""Maintenance of tables in this process: table after table, by need, within a budget of time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform
@@ -74,16 +75,17 @@ class TableUpkeep:
 
 
 @dataclass(frozen=True)
-class WorkerUpkeep:
+class WorkerUpkeep(ABC):
     """Maintenance of tables in this process.
 
+    :param lake: the catalog of Iceberg tables, or the storage of Delta tables.
     :param section: the tables and the works.
     :param dry_run: only report what would be gained; no commit is made, and no file deleted.
     :param budget: seconds after which no further work begins; None: no limit.
-    :param stop: ends the maintenance after the current row group.
+    :param stop: ends the maintenance as soon as nothing is left by halves.
     """
 
-    catalog: Catalog
+    lake: Any
     section: MaintenanceSection
     dry_run: bool = False
     budget: float | None = None
@@ -96,10 +98,10 @@ class WorkerUpkeep:
         After a failed table the other tables are still maintained; at the end TableNotMaintained names the failed
         tables, or TableToMaintainAgain if a retry may help.
         """
-        if (compact := self.section.compact) is not None:
-            compact.rule_for(1)
+        if (how := self.section.compact) is not None:
+            how.rule_for(1)
         reports, failed = list[TableUpkeep](), dict[str, Exception]()
-        for name in select(self.catalog, self.section.tables):
+        for name in self._names():
             if self.is_over():
                 log.info("The time is over: %s and the tables after it wait for the next run.", name)
                 break
@@ -118,9 +120,27 @@ class WorkerUpkeep:
         """Return whether the time is over, or an end was asked for."""
         return self.stop.is_set() or (self.budget is not None and time.monotonic() - self._began >= self.budget)
 
+    @abstractmethod
+    def _names(self) -> Sequence[str]:
+        """Return the tables."""
+
+    @abstractmethod
     def _look(self, name: str) -> TableUpkeep:
         """Return what the works would gain."""
-        table, section = fitness.load_table(self.catalog, name), self.section
+
+    @abstractmethod
+    def _maintain(self, name: str) -> TableUpkeep:
+        """Do the works. Works that make files unneeded come before the works that delete unneeded files."""
+
+
+class IcebergUpkeep(WorkerUpkeep):
+    """Maintenance of Iceberg tables; `lake` is the catalog."""
+
+    def _names(self) -> Sequence[str]:
+        return select(self.lake, self.section.tables)
+
+    def _look(self, name: str) -> TableUpkeep:
+        table, section = fitness.load_table(self.lake, name), self.section
         plan = manifests = None
         if section.compact is not None and not is_memory(table):
             plan = TableHead.of(table).plan(_rule(section.compact, table))
@@ -141,8 +161,7 @@ class WorkerUpkeep:
         )
 
     def _maintain(self, name: str) -> TableUpkeep:
-        """Do the works. Works that make files unneeded come before the works that delete unneeded files."""
-        table, section = fitness.load_table(self.catalog, name), self.section
+        table, section = fitness.load_table(self.lake, name), self.section
         done = TableUpkeep(table=name, before=TableSize.of(table), after=None)
         done = replace(done, mended=self._mend(table))
         if section.compact is not None and not is_memory(table):
@@ -155,24 +174,24 @@ class WorkerUpkeep:
                 lost=compacted.lost,
             )
         if section.rewrite_manifests and not self.is_over():
-            done = replace(done, manifests=manifest_merge.rewrite_manifests(self.catalog, name))
+            done = replace(done, manifests=manifest_merge.rewrite_manifests(self.lake, name))
         if section.expire is not None and not self.is_over():
-            done = replace(done, expired=len(expiry.expire(self.catalog, name, section.expire.rule).snapshots))
+            done = replace(done, expired=len(expiry.expire(self.lake, name, section.expire.rule).snapshots))
         if not self.is_over():
             found = self._orphans(name, remove=True)
             done = replace(done, orphans=len(found.files) - found.left, orphan_bytes=found.bytes)
-        after = TableSize.of(self.catalog.load_table(name))
+        after = TableSize.of(self.lake.load_table(name))
         return replace(done, after=after, is_whole=not self.is_over())
 
     def _mend(self, table: Table) -> int:
         wrong = narrow_bounds.wrong_bounds(table, ledger_store.head_of(table.metadata))
         for one in wrong:
             log.warning("%s: %s. Its manifests are rewritten.", ledger_store.name_of(table), one.text)
-        narrow_bounds.mend(self.catalog, ledger_store.name_of(table), wrong)
+        narrow_bounds.mend(self.lake, ledger_store.name_of(table), wrong)
         return len(wrong)
 
     def _compact(self, how: CompactionConfig, name: str) -> CompactionReport:
-        table = self.catalog.load_table(name)
+        table = self.lake.load_table(name)
         began = time.monotonic()
 
         def report(done: CompactionReport) -> None:
@@ -188,15 +207,15 @@ class WorkerUpkeep:
                 left,
             )
 
-        return compact(self.catalog, name, _rule(how, table), _order(table), self.is_over, report)
+        return compact(self.lake, name, _rule(how, table), _order(table), self.is_over, report)
 
     def _orphans(self, name: str, *, remove: bool) -> OrphanFiles:
         if self.section.remove_orphans is None:
             return OrphanFiles()
-        if neighbours := inside(self.catalog, self.catalog.load_table(name)):
+        if neighbours := inside(self.lake, self.lake.load_table(name)):
             raise SharedFolder(name, neighbours)
         work = orphans.remove_orphans if remove else orphans.find_orphans
-        return work(self.catalog, name, self.section.remove_orphans.age)
+        return work(self.lake, name, self.section.remove_orphans.age)
 
 
 def _rule(how: CompactionConfig, table: Table) -> CompactionRule:
