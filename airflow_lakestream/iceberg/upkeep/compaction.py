@@ -266,7 +266,7 @@ def _still_planned(
         if entry.data_file.file_path not in out:
             index.live(entry.data_file, entry.sequence_number or 0)
     for new in (file for one in exchanged for file in one.new):
-        index.live(new, sequence)
+        index.live(new, sequence, is_new=True)
     return exchanged, index.dangling
 
 

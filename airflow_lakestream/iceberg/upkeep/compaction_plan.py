@@ -1,8 +1,7 @@
 """Plan of a compaction by manifests alone: data files with the deletes on them, groups of files, and the gain.
 
 Groups are of one partition and one partition spec. A group whose files fill a new file is rewritten for good; any other
-group only if no file is larger than the rest together. So each byte is rewritten a few times, however often the plan is
-made.
+group only if no file is larger than twice the rest. So each byte is rewritten a few times, however often the plan is made.
 """
 
 from __future__ import annotations
@@ -196,10 +195,14 @@ class DeleteIndex:
             else:
                 self._positions[partition_of(file)].entries.append(entry)
 
-    def live(self, file: DataFile, sequence: int) -> LiveFile:
-        """Return a data file with its deletes, which thereby apply to something."""
+    def live(self, file: DataFile, sequence: int, *, is_new: bool = False) -> LiveFile:
+        """Return a data file with its deletes, which thereby apply to something.
+
+        :param is_new: whether the file is not committed yet: no position delete can be of the file.
+        """
         key = partition_of(file)
         of_file, of_partition = self._paths.get(file.file_path, _NONE), self._positions.get(key, _NONE)
+        of_file, of_partition = (_NONE, _NONE) if is_new else (of_file, of_partition)
         positions = [one.data_file for one in of_file.since(sequence, itself=True)]
         shared = (one.data_file for one in of_partition.since(sequence, itself=True))
         positions += [one for one in shared if _may_delete_in(one, file)]
@@ -278,7 +281,7 @@ def _worth(files: list[LiveFile], rule: CompactionRule) -> list[LiveFile]:
     for largest in sorted(files, key=attrgetter("live_bytes"), reverse=True):
         if largest.must_go(rule):
             continue
-        if len(chosen) >= rule.least_files and 2 * largest.live_bytes <= total:
+        if len(chosen) >= rule.least_files and largest.live_bytes <= 2 * (total - largest.live_bytes):
             return chosen
         total -= largest.live_bytes
         chosen = [one for one in chosen if one is not largest]

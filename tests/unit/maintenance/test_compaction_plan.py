@@ -185,7 +185,7 @@ def test_a_year_of_small_files_is_rewritten_a_few_times_and_never_many() -> None
         rewritten += sum(group.bytes for group in groups)
         data = compacted(data, groups)
         most = max(most, max(Counter(str(one.data_file.partition) for one in data).values()))
-    assert most <= 12
+    assert most <= 4
     assert rewritten <= 5 * landed
 
 

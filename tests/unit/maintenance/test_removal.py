@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
@@ -20,7 +23,7 @@ from airflow_lakestream.iceberg.upkeep.manifest_merge import rewrite_manifests
 from airflow_lakestream.iceberg.upkeep.orphans import find_orphans, remove_orphans
 from tests.support.delete_files import delete_positions
 from tests.support.given_records import GROUP
-from tests.support.lake import assert_files_are_whole, files_of
+from tests.support.lake import files_of
 from tests.unit.maintenance.test_compaction import RULE, assert_sound, head_deletes, lake_of, land
 
 AT_ONCE = ExpiryRule(0)
@@ -32,6 +35,15 @@ def assert_every_snapshot_reads(table: Table) -> None:
         assert snapshot.summary is not None
         rows = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows
         assert rows == int(snapshot.summary["total-records"] or 0)
+
+
+def assert_whole(table: Table) -> None:
+    """Assert that under the table's folder are the files that its snapshots need, and no other data or manifest."""
+    needed = {snapshot.manifest_list for snapshot in table.snapshots()}
+    for manifest in itertools.chain.from_iterable(one.manifests(table.io) for one in table.snapshots()):
+        entries = manifest.fetch_manifest_entry(table.io)
+        needed |= {manifest.manifest_path, *(one.data_file.file_path for one in entries)}
+    assert {urlsplit(path).path for path in needed} == set(files_of(table))
 
 
 def test_expired_snapshots_go_with_their_files_and_the_ledger_goes_on(tmp_path: Path) -> None:
@@ -50,7 +62,7 @@ def test_expired_snapshots_go_with_their_files_and_the_ledger_goes_on(tmp_path: 
     assert len(gone) == done.files
     # Two data files that only compacted snapshots had; the tag has the first two.
     assert sum(path.endswith(".parquet") for path in gone) == 2
-    assert_files_are_whole(table)
+    assert_whole(table)
     assert_every_snapshot_reads(table)
     assert_sound(lake, rows)
     assert expire(lake.catalog(), lake.name, AT_ONCE).snapshots == ()
@@ -83,14 +95,15 @@ def test_a_landing_between_the_choice_and_the_commit_is_kept(tmp_path: Path, mon
     monkeypatch.setattr(catalog, "load_table", late)
     assert len(expire(catalog, lake.name, AT_ONCE).snapshots) == 4
     assert [row["n"] for row in lake.rows()] == [*range(12), 99]
-    assert_files_are_whole(lake.iceberg())
+    assert_whole(lake.iceberg())
 
 
 def test_files_that_somebody_added_from_elsewhere_are_not_deleted(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, 1)
     elsewhere = tmp_path / "elsewhere.parquet"
-    elsewhere.write_bytes(Path(lake.files()[0]).read_bytes())
-    lake.iceberg().add_files([elsewhere.as_uri()], check_duplicate_files=False)
+    rows = lake.iceberg().scan().to_arrow()
+    pq.write_table(pa.table(dict(zip(rows.column_names, rows.columns, strict=True))), elsewhere)
+    lake.iceberg().add_files([elsewhere.as_uri()])
     for _ in range(3):
         compact(lake.catalog(), lake.name, RULE)
         land(lake, [{"n": 7}])
@@ -172,7 +185,8 @@ def test_manifests_become_few_and_list_the_same_files(tmp_path: Path) -> None:
     head = lake.iceberg().current_snapshot()
     assert head is not None
     manifests = head.manifests(lake.iceberg().io)
-    assert [one.content for one in manifests] == [ManifestContent.DATA, ManifestContent.DELETES]
+    assert {one.content for one in manifests} == {ManifestContent.DATA, ManifestContent.DELETES}
+    assert len(manifests) == 2
     assert {(one.file.file_path, len(one.delete_files)) for one in lake.iceberg().scan().plan_files()} == files
     assert (lake.rows(), head_deletes(lake.iceberg())) == (rows, deletes)
     assert rewrite_manifests(lake.catalog(), lake.name) == 0
