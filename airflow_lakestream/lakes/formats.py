@@ -45,7 +45,8 @@ class LakeFormat:
     have, `check_new` one with partitions or an order unfit for its schema. `books` opens a table's ledgers and their
     history, `state` reads the state that a run begins with, `rejects` opens a table with its reject table, `filled` a
     table to adopt, and `facts` looks at commits for OpenLineage. `audit` is an `audit.run.Audit`, `upkeep` a
-    `run.maintenance.upkeep.WorkerUpkeep`, `swap` a module for the table aside a mirror, and `staging` a module that opens and deletes staged files next to a table's files.
+    `run.maintenance.upkeep.WorkerUpkeep`, `swap` a module for the table aside a mirror, and `staging` a module that
+    opens and deletes staged files next to a table's files.
 
     :param pattern: a regex found in the names of the format's tables, and not in the names of later rows.
     :param named: a table in words, for errors.

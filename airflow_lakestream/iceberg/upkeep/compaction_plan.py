@@ -1,7 +1,7 @@
 """Plan of a compaction by manifests alone: data files with the deletes on them, groups of files, and the gain.
 
-Groups are of one partition and one partition spec. A group whose files fill a new file is rewritten for good; any other
-group only if no file is larger than twice the rest. So each byte is rewritten a few times, however often the plan is made.
+Groups are of one partition and one partition spec. A group whose files fill a new file is rewritten for good; another
+one only if no file is larger than twice the rest. So each byte is rewritten a few times, however often a plan is made.
 """
 
 from __future__ import annotations
