@@ -18,6 +18,7 @@ from pyiceberg.transforms import IdentityTransform
 from airflow_lakestream.cdc.iceberg_head import PLAIN_BOUNDS
 from airflow_lakestream.config.maintenance import CompactionConfig, MaintenanceSection
 from airflow_lakestream.core.routing import MIRROR
+from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.upkeep import expiry, manifest_merge, narrow_bounds, orphans
 from airflow_lakestream.iceberg.upkeep.compaction import CompactionReport, TableHead, compact
@@ -109,7 +110,7 @@ class WorkerUpkeep(ABC):
                 reports.append((self._look if self.dry_run else self._maintain)(name))
             except Exception as e:
                 # Any error of the catalog or the store: the other tables must still be maintained.
-                log.exception("%s was not maintained.", name)
+                log.error("%s was not maintained: %s", name, e, exc_info=not isinstance(e, LakestreamError))
                 failed[name] = e
                 continue
             log.info("%s", reports[-1])

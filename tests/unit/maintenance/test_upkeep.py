@@ -12,6 +12,7 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
 from deltalake import DeltaTable
 from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from airflow_lakestream.cdc.merge.memory import SUFFIX
 from airflow_lakestream.cli.app import FAILED, run
@@ -82,7 +83,7 @@ def test_the_operator_returns_the_reports_and_fails_for_a_table_that_is_none(lak
 
 def test_after_a_table_that_fails_the_others_are_maintained(lake: GivenLake) -> None:
     within = f"{lake.iceberg().location()}/data/within"
-    lake.catalog().create_table("lake.within", Schema(), location=within)
+    lake.catalog().create_table("lake.within", Schema(NestedField(1, "n", LongType())), location=within)
     # The files of one would be orphans of the other.
     work = upkeep(lake, "lake.*", compact=EASY, remove_orphans=True)
     with pytest.raises(TableNotMaintained, match=r"lake\.within has its files in the same folder"):
