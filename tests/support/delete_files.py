@@ -17,6 +17,7 @@ from pyiceberg.manifest import (
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
+from airflow_lakestream.iceberg.commit.manifest_writers import with_optional_values
 from airflow_lakestream.iceberg.commit.row_delta import DeleteManifestWriter
 
 # With the specification's ids, by which other engines find them.
@@ -78,7 +79,9 @@ def _add(
         producer = transaction.update_snapshot().fast_append()
         output = io.new_output(f"{table.location()}/metadata/deletes-{uuid4().hex}.avro")
         snapshot_id = producer.snapshot_id
-        with DeleteManifestWriter(table.specs()[spec], table.schema(), output, snapshot_id, "deflate") as writer:
+        with DeleteManifestWriter(
+            with_optional_values(table.specs()[spec]), table.schema(), output, snapshot_id, "deflate"
+        ) as writer:
             writer.add_entry(
                 ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=snapshot_id, data_file=file)
             )

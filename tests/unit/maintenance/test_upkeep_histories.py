@@ -15,6 +15,7 @@ import pytest
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import LongType
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
@@ -100,7 +101,7 @@ class TableHistory:
     def evolve(self) -> None:
         with self.table.update_schema() as schema:
             if not self.extra:
-                schema.add_column("extra", "long")
+                schema.add_column("extra", LongType())
                 self.extra = True
             else:
                 new = "called" if self.name == "name" else "name"
@@ -190,7 +191,10 @@ def test_the_audit_is_clean_after_each_step_without_deletes(tmp_path: Path, seed
     for _ in range(STEPS):
         history.step()
         history.check()
-        assert Audit(history.lake.name, GROUP).run(history.lake.catalog()).verdict is AuditVerdict.CLEAN
+        assert (
+            Audit(table=history.lake.name, consumer_group=GROUP).run(history.lake.catalog()).verdict
+            is AuditVerdict.CLEAN
+        )
     history.orphans()
     by_duckdb = {row["n"] for row in history.lake.by_duckdb()}
     assert by_duckdb == set(history.rows)
