@@ -65,7 +65,8 @@ def test_expired_snapshots_go_with_their_files_and_the_ledger_goes_on(tmp_path: 
     assert_whole(table)
     assert_every_snapshot_reads(table)
     assert_sound(lake, rows)
-    assert expire(lake.catalog(), lake.name, AT_ONCE).snapshots == ()
+    # The head of before goes by the next expiry, then only snapshots of expiries would be left to go.
+    assert [len(expire(lake.catalog(), lake.name, AT_ONCE).snapshots) for _ in range(2)] == [1, 0]
     land(lake, [{"n": 99}])
     assert [row["n"] for row in lake.rows()] == [*range(12), 99]
 

@@ -26,6 +26,7 @@ from tests.support.mirroring import Event, HandMirror
 from tests.unit.maintenance.test_compaction import lake_of
 from tests.unit.maintenance.test_removal import aged
 
+CONN = ("--iceberg-conn", "lake")
 EASY = {"options": {"min-input-files": 2}}
 
 
@@ -37,7 +38,7 @@ def upkeep(lake: GivenLake, *tables: str, dry_run: bool = False, budget: float |
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GivenLake:
     extra = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/w"}
-    monkeypatch.setenv("AIRFLOW_CONN_ICEBERG_DEFAULT", json.dumps({"conn_type": "iceberg", "extra": extra}))
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "iceberg", "extra": extra}))
     return lake_of(tmp_path, 6)
 
 
@@ -48,35 +49,37 @@ def test_a_dry_run_says_what_there_is_to_gain_and_changes_nothing(
     aged(folder / "data" / "lost.parquet", 9)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     head = lake.iceberg().metadata_location
-    assert run(["maintain", lake.name, "--dry-run", "--expire-older-than", "0s", "--json"]) == 0
+    assert run(["maintain", lake.name, "--dry-run", "--expire-older-than", "0s", "--json", *CONN]) == 0
     [found] = json.loads(capsys.readouterr().out)
     assert (found["rewritten"], found["new"], found["manifests"]) == (6, 1, 5)
     assert (found["expired"], found["orphans"], found["orphan_bytes"], found["after"]) == (5, 1, 4, None)
     assert found["before"]["files"] == 6
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     assert lake.iceberg().metadata_location == head
-    assert run(["maintain", lake.name, "--dry-run"]) == 0
+    assert run(["maintain", lake.name, "--dry-run", *CONN]) == 0
     assert "6 of 6 data files" in capsys.readouterr().out
 
 
 def test_the_command_does_the_works_that_are_asked_for(lake: GivenLake, capsys: pytest.CaptureFixture[str]) -> None:
     rows = lake.rows()
-    assert run(["maintain", "lake.*", "--compact", "--json"]) == 0
+    assert run(["maintain", "lake.*", "--compact", "--json", *CONN]) == 0
     [found] = json.loads(capsys.readouterr().out)
     assert (found["rewritten"], found["new"], found["expired"], found["is_whole"]) == (6, 1, 0, True)
     assert (found["before"]["files"], found["after"]["files"]) == (6, 1)
-    assert run(["maintain", lake.name, "--expire", "--expire-older-than", "0s", "--retain-last", "2"]) == 0
+    assert run(["maintain", lake.name, "--expire", "--expire-older-than", "0s", "--retain-last", "2", *CONN]) == 0
     assert "5 snapshots expired" in capsys.readouterr().out
     assert lake.rows() == rows
 
 
 def test_the_operator_returns_the_reports_and_fails_for_a_table_that_is_none(lake: GivenLake) -> None:
-    operator = LakestreamMaintainOperator(task_id="t", tables=lake.name, expire="false", remove_orphans=False)
+    operator = LakestreamMaintainOperator(
+        task_id="t", tables=lake.name, expire="false", remove_orphans=False, iceberg_conn_id="lake"
+    )
     [found] = operator.execute({})
     assert (found["rewritten"], found["new"], found["expired"]) == (6, 1, 0)
     json.dumps(found)
     with pytest.raises(AirflowFailException, match=r"lake\.none is not an Iceberg table"):
-        LakestreamMaintainOperator(task_id="t", tables=["lake.none"]).execute({})
+        LakestreamMaintainOperator(task_id="t", tables=["lake.none"], iceberg_conn_id="lake").execute({})
     with pytest.raises(InvalidArgument, match="budget"):
         LakestreamMaintainOperator(task_id="t", tables="lake.t", budget="soon")
 
