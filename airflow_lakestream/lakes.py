@@ -45,8 +45,8 @@ class LakeFormat:
     have, `check_new` one with partitions or an order unfit for its schema. `books` opens a table's ledgers and their
     history, `state` reads the state that a run begins with, `rejects` opens a table with its reject table, `filled` a
     table to adopt, `near` returns a question for the nearest table of a missing one, and `facts` looks at commits for
-    OpenLineage. `audit` is an `audit.run.Audit`, `swap` a module for the table aside a mirror, and `staging` a module
-    that opens and deletes staged files next to a table's files.
+    OpenLineage. `audit` is an `audit.run.Audit`, `upkeep` a `run.maintenance.upkeep.WorkerUpkeep`, `swap` a module for
+    the table aside a mirror, and `staging` a module that opens and deletes staged files next to a table's files.
 
     :param pattern: a regex found in the names of the format's tables, and not in the names of later rows.
     :param named: a table in words, for errors.
@@ -81,6 +81,7 @@ class LakeFormat:
     facts: str
     near: str
     audit: str
+    upkeep: str
     swap: str
     staging: str
     check_new: str
@@ -153,6 +154,7 @@ _ROWS = (
         facts="airflow_lakestream.lineage.looking:look_at_iceberg",
         near="airflow_lakestream.audit.run:near_table",
         audit="airflow_lakestream.audit.run:Audit",
+        upkeep="airflow_lakestream.run.maintenance.upkeep:IcebergUpkeep",
         swap="airflow_lakestream.cdc.swap.iceberg:",
         staging="airflow_lakestream.iceberg.write.handover:",
         check_new="airflow_lakestream.iceberg.commit.new_table:check_new",
@@ -169,7 +171,7 @@ _ROWS = (
             LakeCapability.MERGE_ON_READ: "Leave it out: the mirror is merged by copy-on-write.",
             LakeCapability.REPAIR: 'Land the ranges again: mode="ranges", replace=True.',
             LakeCapability.EDITS: "`lakestream ledger show` reads both; docs/delta.md has what to ask Delta itself.",
-            LakeCapability.MAINTAIN: "Delta's own OPTIMIZE and VACUUM keep it small.",
+            LakeCapability.MAINTAIN: "`lakestream maintain` keeps it small.",
             LakeCapability.COMPLETENESS: "Leave it out.",
         },
         connection="storage_conn_id",
@@ -188,6 +190,7 @@ _ROWS = (
         facts="airflow_lakestream.lineage.looking:look_at_delta",
         near="airflow_lakestream.delta.storage:near_table",
         audit="airflow_lakestream.audit.delta:DeltaAudit",
+        upkeep="airflow_lakestream.run.maintenance.delta:DeltaUpkeep",
         swap="airflow_lakestream.cdc.swap.delta:",
         staging="airflow_lakestream.delta.handover:",
         characters_refused=REFUSED_CHARACTERS,

@@ -30,6 +30,7 @@ from airflow_lakestream.cli.audit import audit
 from airflow_lakestream.cli.connections import IcebergConn, KafkaConn, StorageConn, aside, connection_fields
 from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.cli.doctor import doctor
+from airflow_lakestream.cli.maintain import maintain
 from airflow_lakestream.cli.plan import plan
 from airflow_lakestream.cli.preview import (
     Servers,
@@ -344,6 +345,7 @@ def _options(
 app.command()(audit)
 app.command()(plan)
 app.command()(status)
+app.command()(maintain)
 app.command()(adopt)
 app.command()(hand_over)
 app.add_typer(ledger.app, name="ledger")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -11,13 +11,38 @@ from typing import Any, TypeVar
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionRule
 from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule
+from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_of
 
 Settings = TypeVar("Settings", "CompactionConfig", "ExpiryConfig", "OrphanConfig")
 
 _DAY = 86_400.0
 # For a mirror that is compacted in parts: bytes of a part between two merges, which would undo the rewrite.
 _PART_BYTES = 2 * 2**30
+
+
+def _positive(name: str, value: Any) -> int:
+    return arguments.count(name, value, "bytes or files") or 1
+
+
+def _share(name: str, value: Any) -> float:
+    try:
+        if 0 < (share := float(value)) <= 1:
+            return share
+    except (TypeError, ValueError):
+        pass
+    raise InvalidArgument(name, f"{value!r} is not a share above 0, of 1 at most.")
+
+
+# Options of Iceberg's `rewrite_data_files` that the worker knows: the setting of a rule, and its parser.
+_OPTIONS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "target-file-size-bytes": ("target_bytes", _positive),
+    "min-input-files": ("least_files", _positive),
+    "delete-file-threshold": ("most_deletes", _positive),
+    "delete-ratio-threshold": ("most_deleted", _share),
+    "max-file-group-size-bytes": ("part_bytes", _positive),
+}
 
 
 class CompactionStrategy(StrEnum):
@@ -72,6 +97,23 @@ class CompactionConfig:
         in_parts = True if self.partial_progress is None else self.partial_progress
         options = {"max-file-group-size-bytes": _PART_BYTES, "delete-file-threshold": 1, **self.options}
         return replace(self, strategy=strategy, sort_order=order, partial_progress=in_parts, options=options)
+
+    def rule_for(self, target_bytes: int) -> CompactionRule:
+        """Return the rule of a compaction in the worker. Raises InvalidArgument for settings of Spark's app alone.
+
+        :param target_bytes: the table's target size of files.
+        """
+        for name in ("where", "sort_order"):
+            if getattr(self, name):
+                problem = "is for Spark's app maintain_iceberg: the worker keeps the table's own order, and looks at"
+                raise InvalidArgument(f"maintenance.compact.{name}", f"{problem} all files.", "Leave it out.")
+        arguments.check_keys("maintenance.compact.options", self.options, _OPTIONS)
+        given = {
+            field: kind(f"maintenance.compact.options.{name}", self.options[name])
+            for name, (field, kind) in _OPTIONS.items()
+            if name in self.options
+        }
+        return CompactionRule(**{"target_bytes": target_bytes, **given})
 
     @property
     def most_tries(self) -> int:
@@ -170,6 +212,18 @@ def _work(key: str, kind: type[Settings], given: Any) -> Settings | None:
     return kind() if arguments.flag(f"maintenance.{key}", given) else None
 
 
+def format_of(tables: Sequence[str]) -> LakeFormat:
+    """Return the format of tables to maintain together. Raises InvalidArgument for tables of several formats."""
+    formats = {row.format: row for row in map(lake_of, tables)}
+    if len(formats) > 1:
+        problem = f"are of several formats: {', '.join(formats)}."
+        raise InvalidArgument("maintenance.tables", problem, "Maintain those of each format by themselves.")
+    return next(iter(formats.values()))
+
+
 def _check_name(name: str) -> None:
+    if LakeCapability.CATALOG not in (lake := lake_of(name)).can:
+        lake.check_name(name, "maintenance.tables")
+        return
     if ":" in name or not re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", name):
         raise InvalidArgument("maintenance.tables", f"{name!r} is not the name of a table.", "Write namespace.table.")

@@ -35,13 +35,18 @@ class HdfsFileIO(FileIO):
 
     def list_files(self, folder: str) -> Iterator[str]:
         """Yield the locations of all files below a folder; empty if the folder is missing."""
+        yield from (location for location, _, _ in self.stored(folder))
+
+    def stored(self, folder: str) -> Iterator[tuple[str, int, int]]:
+        """Yield location, size and time of the last change, in milliseconds, of all files below a folder."""
         client, path = _opened(folder.rstrip("/"))
         try:
             with hdfs.translate_errors(folder):
-                found = [one.path for one in client.list_status(path, True) if not one.isdir]
+                found = [one for one in client.list_status(path, True) if not one.isdir]
         except FileNotFoundError:
             return
-        yield from (folder.rstrip("/") + one.removeprefix(path) for one in found)
+        for one in found:
+            yield folder.rstrip("/") + one.path.removeprefix(path), one.length, one.modification_time
 
 
 class _HdfsInputFile(InputFile):

@@ -29,6 +29,7 @@ COMMANDS = {
     "audit",
     "plan",
     "status",
+    "maintain",
     "show",
     "history",
     "rename",

@@ -16,9 +16,10 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.iceberg.fitness import FormatVersionTooNew
 from airflow_lakestream.iceberg.ledger_store import FormatVersionTooOld
 from airflow_lakestream.iceberg.upkeep import expiry, ledger_edit
+from airflow_lakestream.run.maintenance.failures import TableNotMaintained
 from airflow_lakestream.run.repair import TableRepair
 from airflow_lakestream.run.topics import land_run
-from airflow_lakestream.spark.maintenance.work import TableNotMaintained, own_session
+from airflow_lakestream.spark.maintenance.work import own_session
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from airflow_lakestream.watching.streams.landings import look_back

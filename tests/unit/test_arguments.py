@@ -30,6 +30,7 @@ from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
+from airflow_lakestream.operators.maintain import LakestreamMaintainOperator
 from airflow_lakestream.operators.replay import LakestreamReplayOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 from airflow_lakestream.operators.table_contents import TableContentsOperator
@@ -44,6 +45,7 @@ OPERATORS: list[tuple[Any, str]] = [
     (KafkaExtractOperator, "kafka_extract.md"),
     (KafkaMirrorOperator, "kafka_mirror.md"),
     (LakestreamAuditOperator, "audit.md"),
+    (LakestreamMaintainOperator, "../maintenance.md"),
     (LakestreamReplayOperator, "replay.md"),
     (SparkStreamingSubmitOperator, "spark_streaming_submit.md"),
     (TableContentsOperator, "../page.md"),
@@ -167,6 +169,7 @@ def test_the_page_of_an_operator_and_its_docstring_name_its_arguments(operator: 
         KafkaExtractOperator,
         KafkaMirrorOperator,
         LakestreamAuditOperator,
+        LakestreamMaintainOperator,
         LakestreamReplayOperator,
         TableContentsOperator,
     ],

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 KEEP = "lakestream.snapshots.keep"
 GC_ENABLED = "gc.enabled"
 YOUNGEST_MS = 3_600_000
+_FOLDERS = (TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH)
 
 
 def limit(properties: Mapping[str, str]) -> int | None:
@@ -122,20 +123,24 @@ def taken_out(before: Table, after: TableMetadata, gone: Iterable[Snapshot], now
     latest = (int(time.time() * 1000) if now_ms is None else now_ms) - YOUNGEST_MS
     removers = {s.snapshot_id: s for s in gone if s.snapshot_id in main and s.timestamp_ms <= latest}
     removed = set[str]()
-    for manifest in _listed(before.io, removers.values()):
+    for manifest in listed(before.io, removers.values()):
         if manifest.added_snapshot_id in removers and manifest.deleted_files_count != 0:
             removed |= _files_in(before.io, manifest, deleted=True)
-    folders = {before.metadata.location, before.metadata.properties.get(TableProperties.WRITE_DATA_PATH)}
-    roots = tuple(folder.rstrip("/") + "/" for folder in folders if folder)
-    removed = {path for path in removed if path.startswith(roots)}
+    removed = {path for path in removed if path.startswith(own_folders(before.metadata))}
     if not removed:
         return removed
     # Main's snapshots since then can't have them. The head is read all the same: a file may have been added again.
     since = {s.snapshot_id for s in ledger_store.live_ancestors(after)} - {ledger_store.head_of(after)}
     others = [s for s in after.snapshots if s.snapshot_id not in since]
-    for manifest in _listed(before.io, others):
+    for manifest in listed(before.io, others):
         removed -= _files_in(before.io, manifest, deleted=False)
     return removed
+
+
+def own_folders(metadata: TableMetadata) -> tuple[str, ...]:
+    """Return the folders of the table's own files. Files elsewhere were added by somebody, and are never deleted."""
+    folders = (metadata.location, *(metadata.properties.get(one) for one in _FOLDERS))
+    return tuple(folder.rstrip("/") + "/" for folder in folders if folder)
 
 
 def _keepers(before: TableMetadata, after: TableMetadata, gone: Collection[int]) -> list[Snapshot]:
@@ -176,10 +181,10 @@ def _ancestors(parents: Mapping[int, int | None], snapshot_id: int | None) -> It
 
 
 def _manifests_of(io: FileIO, snapshots: Iterable[Snapshot]) -> set[str]:
-    return {manifest.manifest_path for manifest in _listed(io, snapshots)}
+    return {manifest.manifest_path for manifest in listed(io, snapshots)}
 
 
-def _listed(io: FileIO, snapshots: Iterable[Snapshot]) -> Collection[ManifestFile]:
+def listed(io: FileIO, snapshots: Iterable[Snapshot]) -> Collection[ManifestFile]:
     """Return the manifests of snapshots, without duplicates."""
     lists = ExecutorFactory.get_or_create().map(lambda s: s.manifests(io), snapshots)
     return {manifest.manifest_path: manifest for one in lists for manifest in one}.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 
 from pyiceberg.exceptions import ValidationException
@@ -19,7 +19,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import TableProperties, Transaction
-from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.snapshots import Operation, SnapshotSummaryCollector, Summary, update_snapshot_summaries
 
 # Private in PyIceberg, which uses them by `update_snapshot()` only.
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles
@@ -67,16 +67,12 @@ class RowDelta(_OverwriteFiles):
         return self
 
     def _manifests(self) -> list[ManifestFile]:
-        metadata = self._transaction.table_metadata
-        base = metadata.snapshot_by_name(self._target_branch)
+        base = self._transaction.table_metadata.snapshot_by_name(self._target_branch)
         # Manifests without live files only list files removed by earlier snapshots: they would pile up and merge badly.
-        held = [one for one in base.manifests(self._io) if _has_files(one)] if base is not None else []
+        held = [one for one in base.manifests(self._io) if has_files(one)] if base is not None else []
         data = [one for one in held if one.content == ManifestContent.DATA]
         deletes = [one for one in held if one.content == ManifestContent.DELETES]
-        new_data = {metadata.default_spec_id: self._added_data_files}
-        new_deletes = defaultdict[int, list[DataFile]](list)
-        for file in self._new_deletes:
-            new_deletes[file.spec_id].append(file)
+        new_data, new_deletes = _by_spec(self._added_data_files), _by_spec(self._new_deletes)
         return [
             *self._merged(self._changed(data, self._deleted_data_files, new_data, self.new_manifest_writer)),
             *self._changed(deletes, self._old_deletes, new_deletes, self._new_delete_writer),
@@ -175,7 +171,36 @@ class RowDelta(_OverwriteFiles):
             self._added_data_files, self._deleted_data_files = data
 
 
-def _has_files(manifest: ManifestFile) -> bool:
+class FileExchange(RowDelta):
+    """Snapshot with the rows of its parent, as another arrangement of files: Iceberg's operation `replace`."""
+
+    def __init__(self, transaction: Transaction, summary: dict[str, str]) -> None:
+        super().__init__(transaction, summary)
+        self._operation = Operation.REPLACE
+
+    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        # PyIceberg counts no replace, and takes each new file for a file of the current spec.
+        metadata, counts = self._transaction.table_metadata, SnapshotSummaryCollector()
+        schema, specs = metadata.schema(), metadata.specs()
+        for file in (*self._added_data_files, *self._new_deletes):
+            counts.add_file(file, schema, specs[file.spec_id])
+        for file in (*self._deleted_data_files, *self._old_deletes):
+            counts.remove_file(file, schema, specs[file.spec_id])
+        parent = metadata.snapshot_by_id(self._parent_snapshot_id) if self._parent_snapshot_id is not None else None
+        counted = Summary(Operation.OVERWRITE, **counts.build(), **snapshot_properties)
+        total = update_snapshot_summaries(counted, None if parent is None else parent.summary)
+        return Summary(Operation.REPLACE, **total.additional_properties)
+
+
+def _by_spec(files: Iterable[DataFile]) -> Mapping[int, Sequence[DataFile]]:
+    found = defaultdict[int, list[DataFile]](list)
+    for file in files:
+        found[file.spec_id].append(file)
+    return found
+
+
+def has_files(manifest: ManifestFile) -> bool:
+    """Return whether a manifest has live files."""
     return manifest.has_added_files() or manifest.has_existing_files()
 
 

@@ -1,20 +1,22 @@
-"""Expiry of snapshots by maintenance, prepared by a snapshot without rows to keep the ledger readable.
+"""Expiry of snapshots by maintenance, with a snapshot without rows to keep the ledger readable.
 
-Another engine removes the snapshots and does not know the ledger. So a snapshot without files is committed before: it
-takes the ledgers of all groups to main's head, and notes them at each snapshot that is going to lose its parent.
+The snapshot takes the ledgers of all groups to main's head, and notes them at each snapshot that is going to lose its
+parent. The same commit removes the snapshots, or another engine does later, which does not know the ledger.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.table import Table, TableProperties
+from pyiceberg.table import CommitTableResponse, Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -22,6 +24,7 @@ from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
 from airflow_lakestream.iceberg.upkeep import ledger_edit
+from airflow_lakestream.iceberg.write.files import delete_files
 
 # Key in the summary of a preparing snapshot: the number of snapshots that were to expire.
 SUMMARY_EXPIRING = "lakestream.expiring"
@@ -96,6 +99,59 @@ def prepare(catalog: Catalog, name: str, rule: ExpiryRule) -> list[int]:
     expiring = rule.expiring(table.metadata)
     if not expiring or not ledger_store.groups(table):
         return expiring
+    return _commit(catalog, table, rule, removes=False).expiring
+
+
+@dataclass(frozen=True)
+class ExpiredSnapshots:
+    """Result of an expiry: the removed snapshots, oldest first, and the number of deleted files."""
+
+    snapshots: tuple[int, ...] = ()
+    files: int = 0
+
+
+def expire(catalog: Catalog, name: str, rule: ExpiryRule) -> ExpiredSnapshots:
+    """Remove snapshots in one commit, then delete the table's own files that no other snapshot has.
+
+    Raises the errors of `prepare`; files that can't be deleted are orphans.
+    """
+    table = fitness.load_table(catalog, name)
+    if not rule.expiring(table.metadata):
+        return ExpiredSnapshots()
+    guard = _commit(catalog, table, rule, removes=True)
+    before, after = guard.before, catalog.load_table(name)
+    there = {one.snapshot_id for one in after.metadata.snapshots}
+    gone = [one for one in before.metadata.snapshots if one.snapshot_id in set(guard.expiring) - there]
+    needless = needed_only_by(before, after.metadata, gone)
+    left = delete_files(before.io, sorted(needless))
+    return ExpiredSnapshots(tuple(guard.expiring), len(needless) - len(left))
+
+
+def needed_only_by(before: Table, after: TableMetadata, gone: Sequence[Snapshot]) -> set[str]:
+    """Return the table's own files of removed snapshots that no snapshot has now: data, manifests and statistics.
+
+    :param before: the table before the removal.
+    :param after: the metadata now.
+    """
+    kept = {one.manifest_path: one for one in retention.listed(before.io, after.snapshots)}
+    only = [one for one in retention.listed(before.io, gone) if one.manifest_path not in kept]
+    files = {one.manifest_path for one in only} | {one.manifest_list for one in gone}
+    files -= {one.manifest_list for one in after.snapshots}
+    data = {entry.data_file.file_path for one in only for entry in one.fetch_manifest_entry(before.io, False)}
+    for manifest in kept.values() if data else ():
+        data -= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(before.io)}
+    files |= data | (statistics_of(before.metadata) - statistics_of(after))
+    return {path for path in files if path.startswith(retention.own_folders(before.metadata))}
+
+
+def statistics_of(metadata: TableMetadata) -> set[str]:
+    """Return the paths of statistics files."""
+    files = (*metadata.statistics, *metadata.partition_statistics)
+    return {one.statistics_path for one in files}
+
+
+def _commit(catalog: Catalog, table: Table, rule: ExpiryRule, *, removes: bool) -> _ExpiryGuard:
+    name = ledger_store.name_of(table)
     fitness.check(catalog, table)
     refs = table.metadata.refs.items()
     aged = [n for n, ref in refs if ref.snapshot_ref_type == SnapshotRefType.BRANCH and ref.max_snapshot_age_ms]
@@ -105,21 +161,24 @@ def prepare(catalog: Catalog, name: str, rule: ExpiryRule) -> list[int]:
 
     def attempt() -> AppendAttempt:
         now = catalog.load_table(name)
-        guards.append(_ExpiryGuard(catalog, now, rule))
+        guards.append(_ExpiryGuard(catalog, now, rule, removes=removes))
         return AppendAttempt(catalog, name, guards[-1], guards[-1].summary)
 
     ledger_edit.drive(name, attempt)
-    return guards[-1].expiring
+    return guards[-1]
 
 
 class _ExpiryGuard(ledger_edit.EditGuard):
-    """Commit guard of a snapshot with unchanged ledgers, noted at further snapshots."""
+    """Commit guard of a snapshot with unchanged ledgers, noted at further snapshots.
 
-    def __init__(self, catalog: Catalog, table: Table, rule: ExpiryRule) -> None:
+    :param removes: whether the same commit removes the snapshots.
+    """
+
+    def __init__(self, catalog: Catalog, table: Table, rule: ExpiryRule, *, removes: bool) -> None:
         ledgers = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
         edit_id = uuid.uuid4().hex
         super().__init__(catalog, edit_id, table, ledgers, {})
-        self._rule = rule
+        self._rule, self._removes, self.before = rule, removes, table
         self.expiring = rule.expiring(table.metadata)
         self.summary = {
             codec.SUMMARY_VERSION: str(codec.VERSION),
@@ -129,7 +188,7 @@ class _ExpiryGuard(ledger_edit.EditGuard):
 
     def _properties(self, current: Table, snapshot_id: int) -> dict[str, str]:
         # The snapshots are chosen again: a tag may have come since, though main has not moved.
-        self.expiring = self._rule.expiring(current.metadata)
+        self.expiring, self.before = self._rule.expiring(current.metadata), current
         properties = {}
         for group in ledger_store.groups(current):
             value = ledger_store.read(current, group).property_after(snapshot_id, None)
@@ -137,6 +196,12 @@ class _ExpiryGuard(ledger_edit.EditGuard):
             noted = lineage.anchors_after(lambda: ledger_store.history(current), group, self.expiring)
             properties[codec.anchors_key(group)] = codec.encode_anchors(noted)
         return properties
+
+    def _commit(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        removals = retention.removals(self.expiring) if self._removes else ()
+        return super()._commit(table, requirements, (*updates, *removals))
 
 
 def _number(text: str | None) -> int:

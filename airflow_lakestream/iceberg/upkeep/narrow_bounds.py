@@ -6,28 +6,22 @@ columns. A rewrite of manifests by another engine copies bounds as they are.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestFile
-from pyiceberg.table import Table, Transaction
-from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table import Table
 
-# A private class of PyIceberg, which uses it by `update_snapshot()` only.
-from pyiceberg.table.update.snapshot import _OverwriteFiles
-from pyiceberg.typedef import EMPTY_DICT
-
-from airflow_lakestream.core import codec
-from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, note
-from airflow_lakestream.iceberg.commit.guard import CommitGuard
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction
+from airflow_lakestream.iceberg.commit.row_delta import FileExchange
 from airflow_lakestream.iceberg.manifests import live_entries, live_entries_of
 from airflow_lakestream.iceberg.upkeep import ledger_edit
+from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
 from airflow_lakestream.iceberg.write.bounds import too_narrow, without_bounds
 
 # Parallel requests to a store.
@@ -94,20 +88,13 @@ def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | Non
         return None
 
     def attempt() -> AppendAttempt:
-        table = fitness.load_table(catalog, name)
-        fitness.check(catalog, table)
+        table = fit_table(catalog, name)
         present = _data_files(table, ledger_store.head_of(table.metadata))
         wrong = {one.path: one.ids for one in found if one.path in present}
         if not wrong:
             raise _NoFileLeft
-        edit_id = uuid.uuid4().hex
-        summary = {
-            codec.SUMMARY_VERSION: str(codec.VERSION),
-            codec.SUMMARY_LANDING_ID: edit_id,
-            SUMMARY_BOUNDS: str(len(wrong)),
-        }
-        guard = ledger_edit.EditGuard(catalog, edit_id, table, {}, {})
-        return _BoundsAttempt(catalog, name, guard, summary, wrong)
+        summary = {SUMMARY_BOUNDS: str(len(wrong))}
+        return attempt_at(catalog, name, table, summary, partial(_BoundsManifests, wrong))
 
     try:
         return ledger_edit.drive(name, attempt)
@@ -115,32 +102,13 @@ def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | Non
         return None
 
 
-class _BoundsAttempt(AppendAttempt):
-    def __init__(
-        self,
-        catalog: Catalog,
-        name: str,
-        guard: CommitGuard,
-        summary: Mapping[str, str],
-        wrong: Mapping[str, frozenset[int]],
-    ) -> None:
-        super().__init__(catalog, name, guard, summary)
-        self._wrong = wrong
-
-    def _stage(self, transaction: Transaction, table: Table, files: Sequence[DataFile]) -> None:
-        producer = _BoundsManifests(transaction, table.io, self._summary, self._wrong)
-        note(producer, self._producers)
-        with producer:
-            pass
-
-
-class _BoundsManifests(_OverwriteFiles):
+class _BoundsManifests(FileExchange):
     """Snapshot with the files of the parent, and new manifests for files with wrong bounds."""
 
     def __init__(
-        self, transaction: Transaction, io: FileIO, summary: dict[str, str], wrong: Mapping[str, frozenset[int]]
+        self, wrong: Mapping[str, frozenset[int]], transaction: LandingTransaction, summary: dict[str, str]
     ) -> None:
-        super().__init__(operation=Operation.REPLACE, transaction=transaction, io=io, snapshot_properties=summary)
+        super().__init__(transaction, summary)
         self._wrong = wrong
 
     def _manifests(self) -> list[ManifestFile]:
@@ -167,10 +135,3 @@ class _BoundsManifests(_OverwriteFiles):
             file_sequence_number=entry.file_sequence_number,
             data_file=entry.data_file if columns is None else without_bounds(entry.data_file, columns),
         )
-
-    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        # PyIceberg counts for other operations only.
-        self._operation = Operation.OVERWRITE
-        counted = super()._summary(snapshot_properties)
-        self._operation = Operation.REPLACE
-        return Summary(self._operation, **counted.additional_properties)

@@ -61,6 +61,10 @@ class TableSize:
         deletes = sum(file.content != DataFileContent.DATA for file in files)
         return cls(len(files), sum(file.file_size_in_bytes for file in files), deletes)
 
+    def to_dict(self) -> dict[str, int]:
+        """Return the numbers by name."""
+        return {"files": self.files, "delete_files": self.deletes, "bytes": self.bytes}
+
     def __str__(self) -> str:
         deletes = f" ({self.deletes} of them delete files)" if self.deletes else ""
         return f"{self.files} files{deletes} of {self.bytes:,} bytes"

@@ -14,28 +14,26 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from urllib.parse import urlparse
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
-from pyarrow.fs import FileSelector, FileType
-from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.io import FileIO, OutputFile
+from pyiceberg.io.pyarrow import DataFileStatistics
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionFieldValue, PartitionKey
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.locations import LocationProvider, load_location_provider
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, IdentityTransform, Transform, TruncateTransform, VoidTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import NestedField, StructType, TimeType
+from pyiceberg.types import IcebergType, NestedField, StructType, TimeType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg.hdfs import HdfsFileIO
+from airflow_lakestream.iceberg.listing import stored_files
 from airflow_lakestream.iceberg.manifests import live_entries_of
 from airflow_lakestream.iceberg.table_properties import number
 from airflow_lakestream.iceberg.write.conform import conform
@@ -63,13 +61,14 @@ def rows_by_partition(metadata: TableMetadata, rows: pa.Table) -> Iterator[DataF
     """
     schema, spec = metadata.schema(), metadata.spec()
     values = [_partition_values(rows, schema, field) for field in spec.fields]
-    codes = _codes(values, rows.num_rows)
+    codes = value_codes(values, rows.num_rows)
     counts = sorted((run["values"], run["counts"]) for run in pc.value_counts(codes).to_pylist())
-    keys = [key for field in metadata.sort_order().fields for key in _sort_keys(rows, schema, field)]
-    positions = _positions([(codes, "ascending"), *keys] if len(counts) > 1 else keys)
+    keys = sort_keys(rows, schema, metadata.sort_order())
+    positions = sorted_positions([(codes, "ascending"), *keys] if len(counts) > 1 else keys)
     if positions is not None:
         rows = rows.combine_chunks()
-    target = _target_size(metadata) * rows.num_rows // max(1, rows.nbytes)
+    # Like in PyIceberg, the size in memory counts.
+    target = target_size(metadata) * rows.num_rows // max(1, rows.nbytes)
     start = 0
     for _, count in counts:
         first = start if positions is None else positions[start].as_py()
@@ -82,8 +81,8 @@ def rows_by_partition(metadata: TableMetadata, rows: pa.Table) -> Iterator[DataF
         start += count
 
 
-def _target_size(metadata: TableMetadata) -> int:
-    """Return the target size of a file; like in PyIceberg, the size in memory counts."""
+def target_size(metadata: TableMetadata) -> int:
+    """Return the target size of a file in bytes."""
     name, default = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
     return number(metadata.properties, name, default)
 
@@ -109,6 +108,13 @@ def _partition_key(metadata: TableMetadata, values: Sequence[pa.Scalar]) -> Part
         spec,
         metadata.schema(),
     )
+
+
+def partition_key(metadata: TableMetadata, spec_id: int, partition: Record) -> PartitionKey | None:
+    """Return the partition of a file of any of the table's specs, or None without partitions."""
+    spec = metadata.specs()[spec_id]
+    values = [PartitionFieldValue(field, partition[at]) for at, field in enumerate(spec.fields)]
+    return _FilePartition(values, spec, metadata.schema()) if values else None
 
 
 def _in_manifest(value: pa.Scalar) -> Any:
@@ -137,17 +143,28 @@ def _transformed(
     if isinstance(transform, VoidTransform):
         # Its column may have been dropped.
         return pa.nulls(rows.num_rows, pa.int32())
-    names, source = _find(schema.as_struct(), field.source_id)
-    column = rows.column(names[0])
-    if len(names) > 1:
-        column = pc.struct_field(column, names[1:])
-    if isinstance(transform, BucketTransform) and isinstance(source.field_type, TimeType):
+    column, kind = _column(rows, schema, field.source_id)
+    if isinstance(transform, BucketTransform) and isinstance(kind, TimeType):
         # As in Java, the count of microseconds is hashed; PyIceberg hashes no time.
         column = column.cast(pa.int64())
-    result = transform.pyarrow_transform(source.field_type)(column)
-    if isinstance(result, pa.ChunkedArray):
-        result = result.combine_chunks()
-    return result.storage if isinstance(result, pa.ExtensionArray) else result
+    return _stored(transform.pyarrow_transform(kind)(column))
+
+
+def column_of(rows: pa.Table, schema: Schema, field_id: int) -> pa.Array:
+    """Return the values of a column outside of lists and maps, in Arrow's own types."""
+    return _stored(_column(rows, schema, field_id)[0])
+
+
+def _column(rows: pa.Table, schema: Schema, field_id: int) -> tuple[pa.ChunkedArray, IcebergType]:
+    names, field = _find(schema.as_struct(), field_id)
+    column = rows.column(names[0])
+    return (pc.struct_field(column, names[1:]) if len(names) > 1 else column), field.field_type
+
+
+def _stored(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    return values.storage if isinstance(values, pa.ExtensionArray) else values
 
 
 def _find(struct: StructType, field_id: int) -> tuple[list[str], NestedField]:
@@ -162,7 +179,7 @@ def _find(struct: StructType, field_id: int) -> tuple[list[str], NestedField]:
     return [], struct.fields[0]
 
 
-def _codes(values: Sequence[pa.Array], length: int) -> pa.Array:
+def value_codes(values: Sequence[pa.Array], length: int) -> pa.Array:
     """Return a number for each row, equal for equal combinations of values; nulls and NaNs are values, too."""
     codes = pa.repeat(pa.scalar(0, pa.int64()), length)
     for value in values:
@@ -170,6 +187,11 @@ def _codes(values: Sequence[pa.Array], length: int) -> pa.Array:
         wide = pc.multiply(codes, pa.scalar(len(encoded.dictionary), pa.int64()))
         codes = pc.add(wide, encoded.indices.cast(pa.int64())).dictionary_encode().indices.cast(pa.int64())
     return codes
+
+
+def sort_keys(rows: pa.Table, schema: Schema, order: SortOrder) -> list[tuple[pa.Array, str]]:
+    """Return columns that sort rows as the order does, each with its direction in Arrow."""
+    return [key for field in order.fields for key in _sort_keys(rows, schema, field)]
 
 
 def _sort_keys(rows: pa.Table, schema: Schema, field: SortField) -> Iterator[tuple[pa.Array, str]]:
@@ -187,7 +209,8 @@ def _sort_keys(rows: pa.Table, schema: Schema, field: SortField) -> Iterator[tup
     yield column, "descending" if descending else "ascending"
 
 
-def _positions(keys: Sequence[tuple[pa.Array, str]]) -> pa.Array | None:
+def sorted_positions(keys: Sequence[tuple[pa.Array, str]]) -> pa.Array | None:
+    """Return the positions of rows in the order of the keys, equal rows in their own order, or None without keys."""
     if not keys:
         return None
     names = [str(at) for at in range(len(keys))]
@@ -221,7 +244,7 @@ def write_data_files(
     numbers = itertools.count() if counter is None else counter
     places = locations(metadata, folder)
     plans = [
-        _FileWrite(metadata, io, piece, _path(places, piece, prefix, next(numbers)))
+        _FileWrite(metadata, io, piece, new_path(places, piece.partition, prefix, next(numbers)))
         for piece in rows_by_partition(metadata, conform(rows, metadata.schema()))
     ]
     if len(plans) == 1:
@@ -259,19 +282,28 @@ class _FileWrite:
         piece, metadata = self.piece, self.metadata
         output = self.io.new_output(self.path)
         statistics = write_parquet(output, metadata.schema(), metadata.properties, piece.read())
-        data_file = DataFile.from_args(
-            content=DataFileContent.DATA,
-            file_path=self.path,
-            file_format=FileFormat.PARQUET,
-            partition=piece.partition.partition if piece.partition else Record(),
-            file_size_in_bytes=len(output),
-            sort_order_id=metadata.default_sort_order_id,
-            equality_ids=None,
-            key_metadata=None,
-            **statistics.to_serialized_dict(),
-        )
-        data_file.spec_id = metadata.default_spec_id
-        return data_file
+        partition = piece.partition.partition if piece.partition else Record()
+        sort_order_id = metadata.default_sort_order_id
+        return described(output, statistics, partition, spec_id=metadata.default_spec_id, sort_order_id=sort_order_id)
+
+
+def described(
+    output: OutputFile, statistics: DataFileStatistics, partition: Record, *, spec_id: int, sort_order_id: int
+) -> DataFile:
+    """Return the description of a written data file for a manifest."""
+    data_file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=output.location,
+        file_format=FileFormat.PARQUET,
+        partition=partition,
+        file_size_in_bytes=len(output),
+        sort_order_id=sort_order_id,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
+    data_file.spec_id = spec_id
+    return data_file
 
 
 def check_file_format(properties: Mapping[str, str]) -> None:
@@ -292,10 +324,10 @@ def locations(metadata: TableMetadata, folder: str) -> LocationProvider:
     return load_location_provider(metadata.location, properties)
 
 
-def _path(locations: LocationProvider, piece: DataFileRows, prefix: str, number: int) -> str:
+def new_path(locations: LocationProvider, key: PartitionKey | None, prefix: str, number: int) -> str:
+    """Return the location of a new data file, in the partition's folder if its name is not too long."""
     # The writer overwrites without asking, and two processes may count from zero under one prefix.
     name = f"{prefix}-{number:05d}-{uuid.uuid4().hex[:12]}.parquet"
-    key = piece.partition
     if key is not None and any(len(part) > _LONGEST_FOLDER for part in key.to_path().split("/")):
         # No file system accepts such a name. The partition of the file is in the manifest, not in the path.
         key = None
@@ -324,27 +356,9 @@ def _write_side_by_side(plans: Sequence[_FileWrite]) -> list[DataFile]:
         raise
 
 
-class CannotList(Exception):
-    """File system of a table without a way to list a folder."""
-
-
 def list_files(io: FileIO, folder: str) -> Iterator[str]:
     """Yield the locations of all files below a folder; empty if the folder is missing. Raises CannotList."""
-    if isinstance(io, HdfsFileIO):
-        yield from io.list_files(folder)
-        return
-    if isinstance(io, PyArrowFileIO):
-        scheme, netloc, path = io.parse_location(folder, io.properties)
-        found = io.fs_by_scheme(scheme, netloc).get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
-        paths = [info.path for info in found if info.type is FileType.File]
-    elif hasattr(io, "get_fs"):
-        system = io.get_fs(urlparse(folder).scheme or "file")
-        path = system._strip_protocol(folder)
-        paths = system.find(path)
-    else:
-        raise CannotList(f"{type(io).__name__} can't list {folder}")
-    # The file systems return paths without schemes: each location gets the form of `folder`, as in tables.
-    yield from (folder.rstrip("/") + found.removeprefix(path.rstrip("/")) for found in paths)
+    yield from (file.location for file in stored_files(io, folder))
 
 
 def referenced(table: Table, paths: Iterable[str], since: int = -1) -> set[str]:

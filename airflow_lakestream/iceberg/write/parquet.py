@@ -74,33 +74,73 @@ _NOT_DONE = (
 )
 
 
+class ParquetDataFile:
+    """Writer of a data file in the types of the first rows, row group by row group.
+
+    :param first: the first rows, conforming; they are not written by this.
+    """
+
+    def __init__(self, output: OutputFile, schema: Schema, properties: Mapping[str, str], first: pa.Table) -> None:
+        if ignored := [name for name in properties if name.startswith(_NOT_DONE)]:
+            warnings.warn(f"Parquet files are written without what {', '.join(ignored)} asks for.", stacklevel=2)
+        self._schema, self._properties, self._paths = schema, dict(properties), parquet_path_to_id_mapping(schema)
+        self._without = {path for path, one in self._paths.items() if isinstance(schema.find_type(one), UUIDType)}
+        self.most_rows = row_group_rows(properties)
+        self.types = first.schema
+        self._stream = output.create(overwrite=True)
+        try:
+            options = _options(self._properties, first, self._paths, self._without)
+            self._writer = pq.ParquetWriter(self._stream, self.types, **options)
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def write(self, rows: pa.Table) -> None:
+        """Write rows as row groups of at most `most_rows` rows."""
+        self._writer.write_table(rows, row_group_size=self.most_rows)
+
+    def __enter__(self) -> ParquetDataFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._writer.close()
+        finally:
+            self._stream.close()
+
+    def statistics(self) -> DataFileStatistics:
+        """Return the closed file's statistics for a manifest."""
+        footer, plan = (
+            self._writer.writer.metadata,
+            compute_statistics_plan(self._schema, with_known_modes(self._properties)),
+        )
+        statistics = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=footer,
+            stats_columns=plan
+            | {self._paths[one]: replace(plan[self._paths[one]], mode=_NO_METRICS) for one in self._without},
+            parquet_column_mapping=self._paths,
+        )
+        for column in unbounded(footer):
+            # PyIceberg joins the bounds of the other row groups.
+            statistics.column_aggregates.pop(self._paths[footer.schema.column(column).path], None)
+        for bounds in statistics.column_aggregates.values():
+            if isinstance(bounds.current_max, str) and bounds.trunc_length:
+                bounds.current_max = upper_bound(bounds.current_max, bounds.trunc_length)
+        return statistics
+
+
+def row_group_rows(properties: Mapping[str, str]) -> int:
+    """Return the greatest number of rows of a row group."""
+    return _number(dict(properties), "PARQUET_ROW_GROUP_LIMIT", TableProperties.PARQUET_ROW_GROUP_LIMIT_DEFAULT)
+
+
 def write_parquet(
     output: OutputFile, schema: Schema, properties: Mapping[str, str], rows: pa.Table
 ) -> DataFileStatistics:
     """Write conforming rows as a file; return the statistics for a manifest."""
-    if ignored := [name for name in properties if name.startswith(_NOT_DONE)]:
-        warnings.warn(f"Parquet files are written without what {', '.join(ignored)} asks for.", stacklevel=2)
-    settings, paths = dict(properties), parquet_path_to_id_mapping(schema)
-    without = {path for path, one in paths.items() if isinstance(schema.find_type(one), UUIDType)}
-    limit = _number(settings, "PARQUET_ROW_GROUP_LIMIT", TableProperties.PARQUET_ROW_GROUP_LIMIT_DEFAULT)
-    with (
-        output.create(overwrite=True) as stream,
-        pq.ParquetWriter(stream, rows.schema, **_options(settings, rows, paths, without)) as writer,
-    ):
-        writer.write_table(rows, row_group_size=limit)
-    footer, plan = writer.writer.metadata, compute_statistics_plan(schema, with_known_modes(settings))
-    statistics = data_file_statistics_from_parquet_metadata(
-        parquet_metadata=footer,
-        stats_columns=plan | {paths[one]: replace(plan[paths[one]], mode=_NO_METRICS) for one in without},
-        parquet_column_mapping=paths,
-    )
-    for column in unbounded(footer):
-        # PyIceberg joins the bounds of the other row groups.
-        statistics.column_aggregates.pop(paths[footer.schema.column(column).path], None)
-    for bounds in statistics.column_aggregates.values():
-        if isinstance(bounds.current_max, str) and bounds.trunc_length:
-            bounds.current_max = upper_bound(bounds.current_max, bounds.trunc_length)
-    return statistics
+    with ParquetDataFile(output, schema, properties, rows) as file:
+        file.write(rows)
+    return file.statistics()
 
 
 def upper_bound(text: str, length: int) -> str | None:

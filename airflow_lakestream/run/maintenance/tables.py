@@ -22,7 +22,7 @@ class NoIcebergTable(InvalidArgument):
         super().__init__(
             "maintenance.tables",
             f"{name} is not an Iceberg table of catalog {catalog!r}.",
-            "Delta tables are not for this app: Delta's own OPTIMIZE and VACUUM keep them.",
+            "Correct it. A Delta table is named by its path or URI, for `lakestream maintain`.",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,11 @@ from airflow_lakestream.config.maintenance import CompactionConfig, MaintenanceS
 from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.driver.lease import LeaseLost
 from airflow_lakestream.driver.progress import BatchProgress
-from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.upkeep import expiry, narrow_bounds
 from airflow_lakestream.iceberg.upkeep.reads import ReadCounts, TableSize
+from airflow_lakestream.run.maintenance.failures import raise_failed
 from airflow_lakestream.run.maintenance.tables import SharedFolder, inside, is_memory, select
 from airflow_lakestream.spark import lake_settings as catalog_options
 from airflow_lakestream.spark.lake_settings import catalog_packages
@@ -80,27 +80,6 @@ log = logging.getLogger(__name__)
 _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 # This extension parses sort orders.
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
-
-
-class _Undone(LakestreamError):
-    """Error of a maintenance with failed tables. `failed` has the reasons by table."""
-
-    def __init__(self, failed: Mapping[str, Exception], done: int) -> None:
-        # Messages of foreign errors may hold secrets, and this text goes further than the log.
-        self.failed = {
-            table: str(e) if isinstance(e, LakestreamError) else f"{type(e).__name__}, explained in the log"
-            for table, e in failed.items()
-        }
-        failures = "; ".join(f"{table} ({text})" for table, text in self.failed.items())
-        super().__init__(f"{len(failed)} tables were not maintained as asked, {done} were: {failures}")
-
-
-class TableNotMaintained(_Undone, Terminal):
-    """Error of failed tables that a retry would not help."""
-
-
-class TableToMaintainAgain(_Undone, Transient):
-    """Error of failed tables, with at least one table that a retry may help."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +165,7 @@ def _maintain(config: MaintenanceConfig, spark: SparkSession, supervision: AppSu
             continue
         log.info("%s", reports[-1])
         supervision.report(BatchProgress(number, 0, 0, duration=time.monotonic() - started, what=str(reports[-1])))
-    if failed:
-        kind = TableNotMaintained if all(isinstance(e, Terminal) for e in failed.values()) else TableToMaintainAgain
-        raise kind(failed, len(reports))
+    raise_failed(failed, len(reports))
     return reports
 
 

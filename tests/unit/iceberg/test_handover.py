@@ -25,7 +25,8 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
-from airflow_lakestream.iceberg.write.files import CannotList, data_folder, list_files, write_data_files
+from airflow_lakestream.iceberg.listing import CannotList
+from airflow_lakestream.iceberg.write.files import data_folder, list_files, write_data_files
 from airflow_lakestream.iceberg.write.handover import decode_files, encode_files, misfit
 from airflow_lakestream.iceberg.write.layout import partition_spec
 from airflow_lakestream.tables.schema.ddl import parse_schema

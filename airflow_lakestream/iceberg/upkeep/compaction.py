@@ -1,0 +1,368 @@
+"""Compaction in this process: files are read and written as streams of row groups, and exchanged in guarded commits.
+
+A commit is made for one head. At a head that has moved, groups of which a file is gone, or has lost more rows, are left
+for the next plan; the others are exchanged all the same. So a landing or a merge never waits, and never fails by a
+compaction. New files have the sequence number of the planned head: an equality delete that came meanwhile applies.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.sorting import SortOrder
+from pyiceberg.transforms import VoidTransform
+
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction
+from airflow_lakestream.iceberg.commit.row_delta import FileExchange
+from airflow_lakestream.iceberg.manifests import live_entries
+from airflow_lakestream.iceberg.replace.takeout import read_rows
+from airflow_lakestream.iceberg.upkeep import ledger_edit
+from airflow_lakestream.iceberg.upkeep.compaction_plan import (
+    CompactionPlan,
+    CompactionRule,
+    DeleteIndex,
+    FileGroup,
+    LiveFile,
+    plan,
+)
+from airflow_lakestream.iceberg.upkeep.equality_deletes import EqualityDeletes
+from airflow_lakestream.iceberg.upkeep.exchange import ExchangeAttempt, attempt_at, fit_table
+from airflow_lakestream.iceberg.upkeep.sorted_rows import sorted_rows
+from airflow_lakestream.iceberg.write.conform import conform
+from airflow_lakestream.iceberg.write.files import (
+    delete_files,
+    described,
+    locations,
+    new_path,
+    partition_key,
+    target_size,
+)
+from airflow_lakestream.iceberg.write.parquet import ParquetDataFile
+
+log = logging.getLogger(__name__)
+
+# Key in the summary of a compaction: the number of data files that were rewritten.
+SUMMARY_COMPACTED = "lakestream.compacted"
+# Rows are collected up to this many bytes, then written as a row group.
+ROW_GROUP_BYTES = 128 * 2**20
+
+
+class Interrupted(Exception):
+    """Signal that the caller asked to end."""
+
+
+@dataclass(frozen=True)
+class TableHead:
+    """Manifests of a table's head, as far as a compaction needs them."""
+
+    metadata: TableMetadata
+    io: FileIO
+
+    @classmethod
+    def of(cls, table: Table) -> TableHead:
+        """Return the head of a table."""
+        return cls(table.metadata, table.io)
+
+    @property
+    def sequence(self) -> int:
+        """The head's sequence number; 0 without snapshots, and for a snapshot of format version 1."""
+        head = self.metadata.current_snapshot()
+        return 0 if head is None else head.sequence_number or 0
+
+    def entries(self, content: ManifestContent) -> Iterator[ManifestEntry]:
+        """Yield the entries of live data files, or delete files."""
+        head = self.metadata.current_snapshot()
+        manifests = () if head is None else head.manifests(self.io)
+        yield from itertools.chain.from_iterable(live_entries(self.io, [m for m in manifests if m.content == content]))
+
+    def index(self, deletes: Iterable[ManifestEntry]) -> DeleteIndex:
+        """Return the index of delete files."""
+        specs = self.metadata.specs().items()
+        plain = {number for number, spec in specs if all(isinstance(f.transform, VoidTransform) for f in spec.fields)}
+        return DeleteIndex(deletes, plain)
+
+    def plan(self, rule: CompactionRule) -> CompactionPlan:
+        """Return the plan of a compaction; no data file is read."""
+        deletes = self.index(self.entries(ManifestContent.DELETES))
+        columns = frozenset(self.metadata.schema().field_ids)
+        return plan(self.entries(ManifestContent.DATA), deletes, self.sequence, rule, columns)
+
+
+@dataclass
+class RewrittenGroup:
+    """Group of files with the new files for the group's live rows."""
+
+    group: FileGroup
+    new: list[DataFile] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CompactionDone:
+    """Result of a commit: the exchanged groups, the number of lost groups, and of delete files removed."""
+
+    exchanged: tuple[RewrittenGroup, ...]
+    lost: int
+    deletes: int
+
+
+@dataclass(frozen=True)
+class FileRewriter:
+    """Writer of a group's live rows into new files of the group's partition and spec.
+
+    :param order: the order of rows in the new files; without fields, rows stay in the order of the files.
+    :param is_over: whether the caller asked to end.
+    """
+
+    metadata: TableMetadata
+    io: FileIO
+    order: SortOrder
+    is_over: Callable[[], bool] = lambda: False
+
+    def rewrite(self, group: FileGroup) -> RewrittenGroup:
+        """Write the new files. Raises Interrupted; after an error the files of this call are deleted."""
+        rewritten = RewrittenGroup(group)
+        paths = list[str]()
+        try:
+            self._write(rewritten, paths)
+        except BaseException:
+            delete_files(self.io, paths)
+            raise
+        return rewritten
+
+    def _write(self, rewritten: RewrittenGroup, paths: list[str]) -> None:
+        group = rewritten.group
+        schema, rows = self.metadata.schema(), self._rows(group.files)
+        if self.order.fields:
+            rows = sorted_rows(rows, schema, self.order)
+        places, key = locations(self.metadata, ""), partition_key(self.metadata, group.spec_id, group.partition)
+        for file_rows in _cut(rows, -(-group.rows // group.outputs)):
+            paths.append(new_path(places, key, "compacted", len(paths)))
+            output = self.io.new_output(paths[-1])
+            first = next(file_rows)
+            with ParquetDataFile(output, schema, self.metadata.properties, first) as file:
+                for row_group in _row_groups(itertools.chain([first], file_rows), file.most_rows):
+                    if self.is_over():
+                        raise Interrupted
+                    file.write(row_group)
+            statistics, order = file.statistics(), self.order.order_id
+            partition, spec = group.partition, group.spec_id
+            rewritten.new.append(described(output, statistics, partition, spec_id=spec, sort_order_id=order))
+
+    def _rows(self, files: Iterable[LiveFile]) -> Iterator[pa.Table]:
+        """Yield the live rows of files, in the same types."""
+        schema, deleted = self.metadata.schema(), EqualityDeletes(self.metadata, self.io)
+        types: pa.Schema | None = None
+        for live in files:
+            for rows in read_rows(self.metadata, self.io, FileScanTask(live.file, set(live.positions))):
+                if (staying := deleted.live(rows, live.equalities)).num_rows:
+                    found = conform(staying, schema)
+                    types = types or found.schema
+                    yield found if found.schema == types else found.cast(types)
+
+
+def _cut(parts: Iterator[pa.Table], most_rows: int) -> Iterator[Iterator[pa.Table]]:
+    """Yield the rows of each file, of at most that many rows, each to be used up before the next one."""
+    rest: list[pa.Table] = []
+
+    def of_file() -> Iterator[pa.Table]:
+        left = most_rows
+        while left:
+            rows = rest.pop() if rest else next(parts, None)
+            if rows is None:
+                return
+            if rows.num_rows > left:
+                rest.append(rows.slice(left))
+                rows = rows.slice(0, left)
+            left -= rows.num_rows
+            yield rows
+
+    while rest or (first := next(parts, None)) is not None:
+        if not rest:
+            rest.append(first)
+        yield of_file()
+
+
+def _row_groups(parts: Iterable[pa.Table], most_rows: int) -> Iterator[pa.Table]:
+    held, rows, size = list[pa.Table](), 0, 0
+    for part in parts:
+        if held and (rows + part.num_rows > most_rows or size + part.nbytes > ROW_GROUP_BYTES):
+            yield pa.concat_tables(held)
+            held, rows, size = [], 0, 0
+        held.append(part)
+        rows, size = rows + part.num_rows, size + part.nbytes
+    if held:
+        yield pa.concat_tables(held)
+
+
+def exchange(catalog: Catalog, name: str, sequence: int, part: Sequence[RewrittenGroup]) -> CompactionDone:
+    """Commit new files in place of the old ones, and remove delete files that then apply to nothing.
+
+    Groups changed since the plan stay as they are, and their new files are deleted. Raises EditNotDone if other writers
+    were faster at each try.
+
+    :param sequence: the sequence number of the plan.
+    """
+    attempts = list[ExchangeAttempt]()
+    done = CompactionDone((), len(part), 0)
+
+    def attempt() -> AppendAttempt:
+        nonlocal done
+        table = fit_table(catalog, name)
+        exchanged, dangling = _still_planned(TableHead.of(table), sequence, part)
+        if not exchanged and not dangling:
+            raise _NothingLeft
+        done = CompactionDone(tuple(exchanged), len(part) - len(exchanged), len(dangling))
+        summary = {SUMMARY_COMPACTED: str(sum(len(one.group.files) for one in exchanged))}
+        arrange = partial(_CompactedFiles, sequence, exchanged, dangling)
+        attempts.append(attempt_at(catalog, name, table, summary, arrange))
+        return attempts[-1]
+
+    try:
+        ledger_edit.drive(name, attempt)
+    except _NothingLeft:
+        done = CompactionDone((), len(part), 0)
+    except BaseException:
+        # A commit that was sent may still be applied: the files stay, as orphans if it is not.
+        if not any(one.reached_catalog for one in attempts):
+            _discard(catalog, name, part)
+        raise
+    kept = {id(one) for one in done.exchanged}
+    _discard(catalog, name, [one for one in part if id(one) not in kept])
+    return done
+
+
+class _NothingLeft(Exception):
+    """Signal that no group is as planned, and no delete file is unneeded."""
+
+
+def _still_planned(
+    head: TableHead, sequence: int, part: Sequence[RewrittenGroup]
+) -> tuple[list[RewrittenGroup], tuple[DataFile, ...]]:
+    """Return the groups with the same rows at this head, and the delete files that apply to nothing without them."""
+    deletes = list(head.entries(ManifestContent.DELETES))
+    index = head.index(deletes)
+    planned = {live.file.file_path: live.key for one in part for live in one.group.files}
+    same = {
+        path
+        for entry in head.entries(ManifestContent.DATA)
+        if (path := entry.data_file.file_path) in planned
+        and index.live(entry.data_file, entry.sequence_number or 0).key == planned[path]
+    }
+    exchanged = [one for one in part if all(live.file.file_path in same for live in one.group.files)]
+    if not deletes:
+        return exchanged, ()
+    index, out = head.index(deletes), {live.file.file_path for one in exchanged for live in one.group.files}
+    for entry in head.entries(ManifestContent.DATA):
+        if entry.data_file.file_path not in out:
+            index.live(entry.data_file, entry.sequence_number or 0)
+    for new in (file for one in exchanged for file in one.new):
+        index.live(new, sequence, is_new=True)
+    return exchanged, index.dangling
+
+
+def _discard(catalog: Catalog, name: str, part: Collection[RewrittenGroup]) -> None:
+    if paths := [file.file_path for one in part for file in one.new]:
+        for path in delete_files(catalog.load_table(name).io, paths):
+            log.warning("An uncommitted data file could not be deleted: %s", path)
+
+
+class _CompactedFiles(FileExchange):
+    """Snapshot with new files that have the data sequence number of the plan."""
+
+    def __init__(
+        self,
+        sequence: int,
+        exchanged: Sequence[RewrittenGroup],
+        dangling: Sequence[DataFile],
+        transaction: LandingTransaction,
+        summary: dict[str, str],
+    ) -> None:
+        super().__init__(transaction, summary)
+        self._sequence = sequence
+        for file in (*(live.file for one in exchanged for live in one.group.files), *dangling):
+            self.delete_data_file(file)
+        for file in (file for one in exchanged for file in one.new):
+            self.append_data_file(file)
+
+    def _entry(self, file: DataFile) -> ManifestEntry:
+        return ManifestEntry.from_args(
+            status=ManifestEntryStatus.ADDED,
+            snapshot_id=self.snapshot_id,
+            sequence_number=self._sequence,
+            data_file=file,
+        )
+
+
+@dataclass
+class CompactionReport:
+    """Result of a compaction: the plan, and the numbers of rewritten files and bytes, and of lost groups."""
+
+    plan: CompactionPlan
+    files: int = 0
+    new: int = 0
+    bytes: int = 0
+    deletes: int = 0
+    lost: int = 0
+    is_whole: bool = True
+
+    def add(self, done: CompactionDone) -> None:
+        """Add the result of a part."""
+        self.files += sum(len(one.group.files) for one in done.exchanged)
+        self.bytes += sum(one.group.bytes for one in done.exchanged)
+        self.new += sum(len(one.new) for one in done.exchanged)
+        self.deletes += done.deletes
+        self.lost += done.lost
+
+
+def compact(
+    catalog: Catalog,
+    name: str,
+    rule: CompactionRule | None = None,
+    order: SortOrder | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+    report: Callable[[CompactionReport], object] = lambda _: None,
+) -> CompactionReport:
+    """Compact a table, a part after the other; on a request to end, after the groups that are written.
+
+    Raises the errors of `fitness` for a table unfit for commits.
+
+    :param rule: default: the table's target size of files, and the rule's own defaults.
+    :param order: the order of rows in new files; default: the table's.
+    :param is_over: whether the caller asked to end.
+    :param report: is called after each commit.
+    """
+    table = fit_table(catalog, name)
+    rule = rule or CompactionRule(target_bytes=target_size(table.metadata))
+    plan = TableHead.of(table).plan(rule)
+    done = CompactionReport(plan)
+    rewriter = FileRewriter(table.metadata, table.io, order or table.sort_order(), is_over)
+    for part in [*plan.parts(rule)] or ([()] if plan.dangling else []):
+        written = list[RewrittenGroup]()
+        try:
+            for group in part:
+                written.append(rewriter.rewrite(group))
+        except Interrupted:
+            done.is_whole = False
+        except BaseException:
+            _discard(catalog, name, written)
+            raise
+        if written or not part:
+            try:
+                done.add(exchange(catalog, name, plan.sequence, written))
+            except ledger_edit.EditNotDone as e:
+                log.warning("%s", e)
+                done.lost += len(written)
+            report(done)
+        if not done.is_whole:
+            break
+    return done

@@ -1,0 +1,309 @@
+"""Plan of a compaction by manifests alone: data files with the deletes on them, groups of files, and the gain.
+
+Groups are of one partition and one partition spec. A group whose files fill a new file is rewritten for good; another
+one only if no file is larger than twice the rest. So each byte is rewritten a few times, however often a plan is made.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
+from pyiceberg.typedef import Record
+
+# Reserved by the specification.
+_PATH_ID = 2147483546
+Partition = tuple[int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionRule:
+    """Rule of a compaction: the files to rewrite, and the sizes of files and commits.
+
+    :param target_bytes: size of a new file.
+    :param small_share: a file below this share of `target_bytes` is small.
+    :param least_files: fewer files are not rewritten together, unless they fill a new file.
+    :param most_deletes: a file with this many position delete files is rewritten. A file with equality deletes always
+        is, since PyIceberg reads no table that has these.
+    :param most_deleted: a file that has lost this share of its rows is rewritten.
+    :param part_bytes: bytes that one commit rewrites.
+    """
+
+    target_bytes: int
+    small_share: float = 0.75
+    least_files: int = 5
+    most_deletes: int = 5
+    most_deleted: float = 0.1
+    part_bytes: int = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class LiveFile:
+    """Data file of a head, with the delete files that apply to the file."""
+
+    file: DataFile
+    sequence: int
+    positions: tuple[DataFile, ...] = ()
+    equalities: tuple[DataFile, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, frozenset[str]]:
+        """The file and its position deletes: the same rows, as long as no newer equality delete applies."""
+        return self.file.file_path, frozenset(one.file_path for one in self.positions)
+
+    @property
+    def deleted_share(self) -> float:
+        """Share of rows deleted by delete files of this data file alone; an upper bound, at most 1."""
+        deleted = sum(one.record_count for one in self.positions if _only_path(one) is not None)
+        return min(1.0, deleted / max(1, self.file.record_count))
+
+    @property
+    def live_bytes(self) -> int:
+        """Estimated bytes of the live rows."""
+        return round(self.file.file_size_in_bytes * (1 - self.deleted_share))
+
+    def must_go(self, rule: CompactionRule) -> bool:
+        """Return whether deletes make the file slow to read."""
+        return (
+            bool(self.equalities)
+            or len(self.positions) >= rule.most_deletes
+            or (bool(self.positions) and self.deleted_share >= rule.most_deleted)
+        )
+
+
+@dataclass(frozen=True)
+class FileGroup:
+    """Files of a partition to rewrite together into `outputs` new files."""
+
+    spec_id: int
+    partition: Record
+    files: tuple[LiveFile, ...]
+    outputs: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the data files."""
+        return sum(one.file.file_size_in_bytes for one in self.files)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the data files, deleted rows included."""
+        return sum(one.file.record_count for one in self.files)
+
+    @property
+    def gain(self) -> int:
+        """Files that a read no longer opens."""
+        deletes = {one.file_path for live in self.files for one in (*live.positions, *live.equalities)}
+        return len(self.files) - self.outputs + len(deletes)
+
+
+@dataclass(frozen=True)
+class CompactionPlan:
+    """Groups to rewrite, the largest gain per byte first, and delete files that apply to no data file.
+
+    :param sequence: sequence number of the head, which new files get as their data sequence number: newer equality
+        deletes apply to them.
+    :param files: data files of the head.
+    :param unread: data files left alone: files or deletes of another format than Parquet, or equality deletes by a
+        dropped column.
+    """
+
+    sequence: int
+    files: int
+    groups: tuple[FileGroup, ...] = ()
+    dangling: tuple[DataFile, ...] = ()
+    unread: int = 0
+
+    def parts(self, rule: CompactionRule) -> Iterator[tuple[FileGroup, ...]]:
+        """Yield the groups of each commit."""
+        part, size = list[FileGroup](), 0
+        for group in self.groups:
+            if part and size + group.bytes > rule.part_bytes:
+                yield tuple(part)
+                part, size = [], 0
+            part.append(group)
+            size += group.bytes
+        if part:
+            yield tuple(part)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes to rewrite."""
+        return sum(group.bytes for group in self.groups)
+
+    @property
+    def out(self) -> int:
+        """Data files to rewrite."""
+        return sum(len(group.files) for group in self.groups)
+
+    @property
+    def new(self) -> int:
+        """New data files."""
+        return sum(group.outputs for group in self.groups)
+
+    def __str__(self) -> str:
+        text = f"{self.out:,} of {self.files:,} data files, of {self.bytes:,} bytes, become {self.new:,}"
+        deletes = {one.file_path for g in self.groups for f in g.files for one in (*f.positions, *f.equalities)}
+        text += f"; {len(deletes):,} delete files apply to them" if deletes else ""
+        text += f"; {len(self.dangling):,} delete files apply to no data file" if self.dangling else ""
+        return text + (f"; {self.unread:,} that can't be read here stay" if self.unread else "")
+
+
+@dataclass
+class _BySequence:
+    """Delete files by rising sequence number."""
+
+    entries: list[ManifestEntry] = field(default_factory=list)
+    _numbers: list[int] | None = None
+
+    def since(self, sequence: int, *, itself: bool) -> Sequence[ManifestEntry]:
+        """Return the deletes above a sequence number, with the number `itself` if asked for."""
+        if self._numbers is None:
+            self.entries.sort(key=_sequence)
+            self._numbers = [_sequence(one) for one in self.entries]
+        return self.entries[(bisect_left if itself else bisect_right)(self._numbers, sequence) :]
+
+
+_NONE = _BySequence()
+
+
+class DeleteIndex:
+    """Delete files of a head, by the data files that they apply to.
+
+    :param unpartitioned: ids of specs without partitions: their equality deletes apply to files of all specs.
+    """
+
+    def __init__(self, deletes: Iterable[ManifestEntry], unpartitioned: Collection[int]) -> None:
+        self._paths, self._positions = (
+            defaultdict[str, _BySequence](_BySequence),
+            defaultdict[Partition, _BySequence](_BySequence),
+        )
+        self._equalities, self._everywhere = defaultdict[Partition, _BySequence](_BySequence), _BySequence()
+        self._unused = dict[str, DataFile]()
+        for entry in deletes:
+            file = entry.data_file
+            self._unused[file.file_path] = file
+            if file.content == DataFileContent.EQUALITY_DELETES:
+                all_specs = file.spec_id in unpartitioned
+                (self._everywhere if all_specs else self._equalities[partition_of(file)]).entries.append(entry)
+            elif (path := _only_path(file)) is not None:
+                self._paths[path].entries.append(entry)
+            else:
+                self._positions[partition_of(file)].entries.append(entry)
+
+    def live(self, file: DataFile, sequence: int, *, is_new: bool = False) -> LiveFile:
+        """Return a data file with its deletes, which thereby apply to something.
+
+        :param is_new: whether the file is not committed yet: no position delete can be of the file.
+        """
+        key = partition_of(file)
+        of_file, of_partition = self._paths.get(file.file_path, _NONE), self._positions.get(key, _NONE)
+        of_file, of_partition = (_NONE, _NONE) if is_new else (of_file, of_partition)
+        positions = [one.data_file for one in of_file.since(sequence, itself=True)]
+        shared = (one.data_file for one in of_partition.since(sequence, itself=True))
+        positions += [one for one in shared if _may_delete_in(one, file)]
+        equalities = [
+            one.data_file
+            for deletes in (self._equalities.get(key, _NONE), self._everywhere)
+            for one in deletes.since(sequence, itself=False)
+        ]
+        for one in (*positions, *equalities):
+            self._unused.pop(one.file_path, None)
+        return LiveFile(file, sequence, tuple(positions), tuple(equalities))
+
+    @property
+    def dangling(self) -> tuple[DataFile, ...]:
+        """Delete files that applied to none of the data files given to `live`."""
+        return tuple(self._unused.values())
+
+
+def plan(
+    data: Iterable[ManifestEntry],
+    index: DeleteIndex,
+    sequence: int,
+    rule: CompactionRule,
+    columns: Collection[int],
+) -> CompactionPlan:
+    """Return the plan of a head.
+
+    :param data: entries of the data files.
+    :param sequence: sequence number of the head.
+    :param columns: ids of the table's columns, by which equality deletes can be read.
+    """
+    candidates = defaultdict[Partition, list[LiveFile]](list)
+    count = unread = 0
+    for entry in data:
+        count += 1
+        live = index.live(entry.data_file, _sequence(entry))
+        if not _can_read(live, columns):
+            unread += 1
+        elif live.must_go(rule) or live.live_bytes < rule.small_share * rule.target_bytes:
+            candidates[partition_of(entry.data_file)].append(live)
+    groups = [group for files in candidates.values() for group in _groups(files, rule)]
+    groups.sort(key=lambda one: one.gain / max(1, one.bytes), reverse=True)
+    return CompactionPlan(sequence, count, tuple(groups), index.dangling, unread)
+
+
+def _can_read(live: LiveFile, columns: Collection[int]) -> bool:
+    formats = {one.file_format for one in (live.file, *live.positions, *live.equalities)}
+    return formats == {FileFormat.PARQUET} and all({*(one.equality_ids or ())} <= {*columns} for one in live.equalities)
+
+
+def _groups(files: Sequence[LiveFile], rule: CompactionRule) -> Iterator[FileGroup]:
+    """Yield the groups of a partition's candidates, oldest files first."""
+    for full in _bins(sorted(files, key=attrgetter("sequence")), rule.target_bytes):
+        if chosen := _worth(full, rule):
+            outputs = max(1, round(sum(one.live_bytes for one in chosen) / rule.target_bytes))
+            yield FileGroup(chosen[0].file.spec_id, chosen[0].file.partition, tuple(chosen), outputs)
+
+
+def _bins(files: Iterable[LiveFile], target: int) -> Iterator[list[LiveFile]]:
+    held, size = list[LiveFile](), 0
+    for one in files:
+        if held and size + one.live_bytes > target:
+            yield held
+            held, size = [], 0
+        held.append(one)
+        size += one.live_bytes
+    if held:
+        yield held
+
+
+def _worth(files: list[LiveFile], rule: CompactionRule) -> list[LiveFile]:
+    """Return the files of a bin to rewrite; empty if a rewrite would gain too little."""
+    if len(files) > 1 and sum(one.live_bytes for one in files) >= rule.small_share * rule.target_bytes:
+        return files
+    total, chosen = sum(one.live_bytes for one in files), list(files)
+    for largest in sorted(files, key=attrgetter("live_bytes"), reverse=True):
+        if largest.must_go(rule):
+            continue
+        if len(chosen) >= rule.least_files and largest.live_bytes <= 2 * (total - largest.live_bytes):
+            return chosen
+        total -= largest.live_bytes
+        chosen = [one for one in chosen if one is not largest]
+    return chosen
+
+
+def partition_of(file: DataFile) -> Partition:
+    """Return the partition of a file, equal for NaN, too."""
+    return file.spec_id, repr(file.partition)
+
+
+def _sequence(entry: ManifestEntry) -> int:
+    return entry.sequence_number or 0
+
+
+def _only_path(file: DataFile) -> str | None:
+    """Return the one data file that a position delete file is of, or None."""
+    low, high = (file.lower_bounds or {}).get(_PATH_ID), (file.upper_bounds or {}).get(_PATH_ID)
+    return low.decode(errors="replace") if low is not None and low == high else None
+
+
+def _may_delete_in(deletes: DataFile, file: DataFile) -> bool:
+    path = file.file_path.encode()
+    low, high = (deletes.lower_bounds or {}).get(_PATH_ID), (deletes.upper_bounds or {}).get(_PATH_ID)
+    return (low is None or low <= path) and (high is None or path <= high)

@@ -1,0 +1,111 @@
+"""Rewrite of a table's manifests: small manifests become few, by a snapshot with the same files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.table import Table, TableProperties
+
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction
+from airflow_lakestream.iceberg.commit.row_delta import FileExchange, has_files
+from airflow_lakestream.iceberg.manifests import live_entries
+from airflow_lakestream.iceberg.table_properties import number
+from airflow_lakestream.iceberg.upkeep import ledger_edit
+from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
+
+# Key in the summary: the number of manifests that were merged.
+SUMMARY_MANIFESTS = "lakestream.manifests-merged"
+# A rewrite that leaves not so many manifests fewer is not made.
+LEAST_GAIN = 4
+# A manifest below this share of the target size is small.
+SMALL_SHARE = 0.75
+
+
+def to_merge(manifests: Sequence[ManifestFile], target: int) -> list[list[ManifestFile]]:
+    """Return manifests of the same content and partition spec that become one each; empty if too little is gained.
+
+    :param target: bytes of a manifest.
+    """
+    alike = defaultdict[tuple[ManifestContent, int], list[ManifestFile]](list)
+    for one in manifests:
+        if has_files(one) and one.manifest_length < SMALL_SHARE * target:
+            alike[one.content, one.partition_spec_id].append(one)
+    bins = [some for small in alike.values() for some in _bins(small, target) if len(some) > 1]
+    return bins if sum(len(some) - 1 for some in bins) >= LEAST_GAIN else []
+
+
+def _bins(small: Sequence[ManifestFile], target: int) -> Iterator[list[ManifestFile]]:
+    held, size = list[ManifestFile](), 0
+    for one in small:
+        if held and size + one.manifest_length > target:
+            yield held
+            held, size = [], 0
+        held.append(one)
+        size += one.manifest_length
+    if held:
+        yield held
+
+
+class _NothingToMerge(Exception):
+    """Signal that a rewrite would gain too little."""
+
+
+def mergeable(table: Table) -> list[list[ManifestFile]]:
+    """Return the manifests of a table's head that become one each; empty if too little is gained."""
+    head = table.current_snapshot()
+    name, default = TableProperties.MANIFEST_TARGET_SIZE_BYTES, TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT
+    target = number(table.metadata.properties, name, default)
+    return [] if head is None else to_merge(head.manifests(table.io), target)
+
+
+def rewrite_manifests(catalog: Catalog, name: str) -> int:
+    """Merge the small manifests of a table's head; return by how many they are fewer. Raises EditNotDone.
+
+    A rewrite that gains too little is not made. Raises the errors of `fitness` for a table unfit for commits.
+    """
+    gained = 0
+
+    def attempt() -> AppendAttempt:
+        nonlocal gained
+        table = fit_table(catalog, name)
+        if not (bins := mergeable(table)):
+            raise _NothingToMerge
+        gained = sum(len(some) - 1 for some in bins)
+        summary = {SUMMARY_MANIFESTS: str(sum(map(len, bins)))}
+        return attempt_at(catalog, name, table, summary, partial(_MergedManifests, bins))
+
+    try:
+        ledger_edit.drive(name, attempt)
+    except _NothingToMerge:
+        return 0
+    return gained
+
+
+class _MergedManifests(FileExchange):
+    """Snapshot with the files of its parent, in fewer manifests."""
+
+    def __init__(
+        self, bins: Sequence[Sequence[ManifestFile]], transaction: LandingTransaction, summary: dict[str, str]
+    ) -> None:
+        super().__init__(transaction, summary)
+        self._bins = bins
+
+    def _manifests(self) -> list[ManifestFile]:
+        base = self._transaction.table_metadata.snapshot_by_name(self._target_branch)
+        there = () if base is None else base.manifests(self._io)
+        merged = {one.manifest_path for some in self._bins for one in some}
+        left = [one for one in there if has_files(one) and one.manifest_path not in merged]
+        return [*map(self._merge, self._bins), *left]
+
+    def _merge(self, some: Sequence[ManifestFile]) -> ManifestFile:
+        is_data = some[0].content == ManifestContent.DATA
+        opened = self.new_manifest_writer if is_data else self._new_delete_writer
+        with opened(self.spec(some[0].partition_spec_id)) as writer:
+            for entry in chain.from_iterable(live_entries(self._io, some)):
+                writer.existing(entry)
+        return writer.to_manifest_file()

@@ -1,0 +1,108 @@
+"""Orphans of a table: old files of its folder that no snapshot, statistics or metadata file refers to."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+
+from airflow_lakestream.iceberg import fitness
+from airflow_lakestream.iceberg.commit import retention
+from airflow_lakestream.iceberg.listing import StoredFile, stored_files
+from airflow_lakestream.iceberg.upkeep.expiry import statistics_of
+from airflow_lakestream.iceberg.write.files import delete_files
+
+# Parallel requests to a store.
+AT_ONCE = 32
+# Of catalogs that are folders: the number of the newest metadata file.
+_HINT = "version-hint.text"
+_AUTHORITY = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:(//[^/]*)?")
+
+
+@dataclass(frozen=True)
+class OrphanFiles:
+    """Orphans found, and the number of files that could not be deleted."""
+
+    files: tuple[StoredFile, ...] = ()
+    left: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(one.size for one in self.files)
+
+
+def find_orphans(catalog: Catalog, name: str, age: float, now: float | None = None) -> OrphanFiles:
+    """Return the files that `remove_orphans` would delete. Raises CannotList, and the store's errors.
+
+    Spark's rules: a file without a known time is kept, and so is a file whose name, or whose folder's, begins with a
+    dot or an underscore, except the folders of partitions.
+
+    :param age: the least age of a file, in seconds.
+    """
+    table = fitness.load_table(catalog, name)
+    if table.metadata.properties.get(retention.GC_ENABLED, "true").lower() == "false":
+        return OrphanFiles()
+    latest = (time.time() if now is None else now) - age
+    folder = table.location().rstrip("/")
+    fields = {field.name for spec in table.metadata.specs().values() for field in spec.fields}
+    old = {
+        _key(one.location): one
+        for one in stored_files(table.io, folder)
+        if one.modified is not None and one.modified < latest and not _is_hidden(one.location, folder, fields)
+    }
+    # After the listing: a file that was committed since is referred to.
+    for location in _references(fitness.load_table(catalog, name)) if old else ():
+        old.pop(_key(location), None)
+    return OrphanFiles(tuple(sorted(old.values(), key=lambda one: one.location)))
+
+
+def remove_orphans(catalog: Catalog, name: str, age: float) -> OrphanFiles:
+    """Delete the orphans of a table, and return them. Raises the errors of `find_orphans`."""
+    found = find_orphans(catalog, name, age)
+    io = catalog.load_table(name).io
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="lakestream-orphans") as pool:
+        left = sum(map(len, pool.map(lambda one: delete_files(io, [one.location]), found.files)))
+    return OrphanFiles(found.files, left)
+
+
+def _references(table: Table) -> Iterator[str]:
+    """Yield the locations of all files that the table needs, some of them several times."""
+    yield table.metadata_location
+    yield from _of_metadata(table.metadata)
+    manifests = iter(retention.listed(table.io, table.metadata.snapshots))
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="lakestream-manifests") as pool:
+        # A few at a time, since their entries take more memory than the paths.
+        while some := list(itertools.islice(manifests, AT_ONCE)):
+            yield from (one.manifest_path for one in some)
+            for paths in pool.map(lambda one: _paths(table, one), some):
+                yield from paths
+
+
+def _of_metadata(metadata: TableMetadata) -> Iterator[str]:
+    yield from (entry.metadata_file for entry in metadata.metadata_log)
+    yield from (snapshot.manifest_list for snapshot in metadata.snapshots)
+    yield from statistics_of(metadata)
+
+
+def _paths(table: Table, manifest: ManifestFile) -> Sequence[str]:
+    return [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)]
+
+
+def _key(location: str) -> str:
+    """Return the path alone: one store may have several schemes and authorities, and a file too many is kept."""
+    return re.sub("/+", "/", "/" + _AUTHORITY.sub("", location))
+
+
+def _is_hidden(location: str, folder: str, fields: set[str]) -> bool:
+    *folders, name = location.removeprefix(folder).strip("/").split("/")
+    hidden = (one for one in folders if one.startswith(("_", ".")) and one.partition("=")[0] not in fields)
+    return name == _HINT or name.startswith(("_", ".")) or any(hidden)

@@ -1,0 +1,85 @@
+"""LakestreamMaintainOperator: compacts tables and removes what is old, in the worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseOperator
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.operators.arguments import set_arguments, templated
+from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.rendering import TextRendering
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+
+class LakestreamMaintainOperator(TextRendering, BaseOperator):
+    """Maintain Iceberg tables, or Delta tables, as far as needed, without Spark; landings and merges go on meanwhile.
+
+    Returns a list with a report per table: `before` and `after` with `files`, `delete_files` and `bytes`, `rewritten`
+    and `new` data files, `lost` groups of files, which the next run compacts, `manifests`, `expired`, `orphans`,
+    `orphan_bytes`, `mended`, and `is_whole`: False if the time was over. Each work takes true, false, or a mapping of
+    its settings. If a table fails, the others are still maintained, and the task fails.
+
+    .. seealso:: docs/maintenance.md
+
+    :param tables: names, or patterns such as `lake.*`, or paths and URIs of Delta tables (templated)
+    :param compact: rewrite small files, and files with deletes (templated)
+    :param rewrite_manifests: merge small manifests (templated)
+    :param expire: remove old snapshots, and files that only they need (templated)
+    :param remove_orphans: delete old files that no snapshot has (templated)
+    :param dry_run: only report what would be gained (templated)
+    :param budget: time after which no work begins, such as `"10m"`; the next run goes on (templated)
+    :param iceberg_conn_id: connection of type `iceberg` (templated)
+    :param storage_conn_id: connection of the store of Delta tables, as for the extract operator (templated)
+    """
+
+    ui_color = "#f7ecdf"
+
+    def __init__(
+        self,
+        *,
+        tables: str | Sequence[str],
+        compact: bool | str | Mapping[str, Any] = True,
+        rewrite_manifests: bool | str = True,
+        expire: bool | str | Mapping[str, Any] = True,
+        remove_orphans: bool | str | Mapping[str, Any] = True,
+        dry_run: bool | str = False,
+        budget: float | str | None = None,
+        iceberg_conn_id: str = "iceberg_default",
+        storage_conn_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        set_arguments(self, LakestreamMaintainOperator, locals(), {"budget": _seconds, "dry_run": arguments.flag})
+        self._stop = threading.Event()
+
+    template_fields: Sequence[str] = templated(__init__)
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """Maintain the tables, and return the reports; see the class."""
+        with late_imports():
+            from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
+            from airflow_lakestream.hooks.lake import open_tables
+
+        with airflow_errors():
+            works = ("tables", "compact", "rewrite_manifests", "expire", "remove_orphans")
+            section = MaintenanceSection.parse({name: getattr(self, name) for name in works})
+            dry_run = arguments.flag("dry_run", self.dry_run)
+            lake = format_of(section.tables)
+            tables = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
+            work = lake.part("upkeep")(tables, section, dry_run, _seconds("budget", self.budget), self._stop)
+            return [report.to_dict() for report in work.run()]
+
+    def on_kill(self) -> None:
+        """Stop after the current row group; uncommitted files are deleted."""
+        self._stop.set()
+
+
+def _seconds(argument: str, value: object) -> float | None:
+    return arguments.positive_seconds(argument, value) if is_given(value) else None

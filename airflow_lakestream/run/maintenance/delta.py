@@ -1,0 +1,58 @@
+"""Maintenance of Delta tables in this process, by delta-rs, with the rule of age of orphans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from airflow_lakestream.delta import upkeep
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.upkeep.reads import TableSize
+from airflow_lakestream.run.maintenance.upkeep import TableUpkeep, WorkerUpkeep
+
+
+class DeltaUpkeep(WorkerUpkeep):
+    """Maintenance of Delta tables; `lake` is the storage.
+
+    `rewrite_manifests` and `expire` become a checkpoint and a shorter log, `remove_orphans` a vacuum. A budget ends
+    after the current work.
+    """
+
+    def _names(self) -> Sequence[str]:
+        return self.section.tables
+
+    def _open(self, name: str) -> DeltaTable:
+        head = self.lake.open(name)
+        if head is None:
+            raise InvalidArgument("maintenance.tables", f"there is no Delta table {name}.")
+        return upkeep.check_maintainable(head)
+
+    def _look(self, name: str) -> TableUpkeep:
+        delta, orphans = self._open(name), self.section.remove_orphans
+        found = [] if orphans is None else upkeep.vacuum(delta, orphans.age, dry_run=True)
+        compaction = None if self.section.compact is None else "Delta tells the gain of a compaction afterwards"
+        before = TableSize(*upkeep.sizes(delta))
+        return TableUpkeep(table=name, before=before, after=None, compaction=compaction, orphans=len(found))
+
+    def _maintain(self, name: str) -> TableUpkeep:
+        delta, section = self._open(name), self.section
+        done = TableUpkeep(table=name, before=TableSize(*upkeep.sizes(delta)), after=None)
+        if section.compact is not None:
+            target = section.compact.options.get("target-file-size-bytes")
+            try:
+                rewritten, new = upkeep.compact(delta, None if target is None else int(target))
+                done = replace(done, rewritten=rewritten, new=new)
+            except CommitFailedError:
+                # Another writer removed one of the files.
+                done = replace(done, lost=1)
+        if (section.rewrite_manifests or section.expire is not None) and not self.is_over():
+            upkeep.shorten_log(self._open(name))
+        if section.remove_orphans is not None and not self.is_over():
+            done = replace(
+                done, orphans=len(upkeep.vacuum(self._open(name), section.remove_orphans.age, dry_run=False))
+            )
+        after = TableSize(*upkeep.sizes(self._open(name)))
+        return replace(done, after=after, is_whole=not self.is_over())

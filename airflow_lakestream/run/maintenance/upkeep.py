@@ -1,0 +1,239 @@
+"""Maintenance of tables in this process: table after table, by need, within a budget of time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pyiceberg.table import Table
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.transforms import IdentityTransform
+
+from airflow_lakestream.cdc.iceberg_head import PLAIN_BOUNDS
+from airflow_lakestream.config.maintenance import CompactionConfig, MaintenanceSection
+from airflow_lakestream.core.routing import MIRROR
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.iceberg import fitness, ledger_store
+from airflow_lakestream.iceberg.upkeep import expiry, manifest_merge, narrow_bounds, orphans
+from airflow_lakestream.iceberg.upkeep.compaction import CompactionReport, TableHead, compact
+from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionRule
+from airflow_lakestream.iceberg.upkeep.orphans import OrphanFiles
+from airflow_lakestream.iceberg.upkeep.reads import TableSize
+from airflow_lakestream.iceberg.write.files import target_size
+from airflow_lakestream.run.maintenance.failures import raise_failed
+from airflow_lakestream.run.maintenance.tables import SharedFolder, inside, is_memory, select
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableUpkeep:
+    """Report of the maintenance of a table, or of what it would gain.
+
+    :param after: None if nothing was changed, since only the gain was asked for.
+    :param is_whole: whether all works were ended; else the time was over.
+    """
+
+    table: str
+    before: TableSize
+    after: TableSize | None
+    compaction: str | None = None
+    rewritten: int = 0
+    new: int = 0
+    lost: int = 0
+    manifests: int = 0
+    expired: int = 0
+    orphans: int = 0
+    orphan_bytes: int = 0
+    mended: int = 0
+    is_whole: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        sizes = {"before": self.before, "after": self.after}
+        shown = {name: None if one is None else one.to_dict() for name, one in sizes.items()}
+        return {**vars(self), **shown}
+
+    def __str__(self) -> str:
+        works = [
+            f"{self.expired:,} snapshots expired",
+            f"{self.orphans:,} orphans of {self.orphan_bytes:,} bytes removed",
+            *([f"{self.manifests:,} manifests fewer"] if self.manifests else []),
+            *([f"wrong bounds of {self.mended:,} files mended"] if self.mended else []),
+            *([f"{self.lost:,} groups of files left to the next run, since they were changed"] if self.lost else []),
+            *([] if self.is_whole else ["the time was over: the next run goes on"]),
+        ]
+        if self.after is not None:
+            return f"{self.table}: {self.before} before, {self.after} after; {', '.join(works)}"
+        would = ", ".join(works).replace("expired", "would expire").replace("removed", "would go")
+        return f"{self.table}: {self.before}. {self.compaction or 'No compaction'}; {would}. Nothing was changed"
+
+
+@dataclass(frozen=True)
+class WorkerUpkeep(ABC):
+    """Maintenance of tables in this process.
+
+    :param lake: the catalog of Iceberg tables, or the storage of Delta tables.
+    :param section: the tables and the works.
+    :param dry_run: only report what would be gained; no commit is made, and no file deleted.
+    :param budget: seconds after which no further work begins; None: no limit.
+    :param stop: ends the maintenance as soon as nothing is left by halves.
+    """
+
+    lake: Any
+    section: MaintenanceSection
+    dry_run: bool = False
+    budget: float | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    _began: float = field(default_factory=time.monotonic)
+
+    def run(self) -> list[TableUpkeep]:
+        """Maintain the tables; return a report per table. The time limit counts from the making of this object.
+
+        After a failed table the other tables are still maintained; at the end TableNotMaintained names the failed
+        tables, or TableToMaintainAgain if a retry may help.
+        """
+        if (how := self.section.compact) is not None:
+            how.rule_for(1)
+        reports, failed = list[TableUpkeep](), dict[str, Exception]()
+        for name in self._names():
+            if self.is_over():
+                log.info("The time is over: %s and the tables after it wait for the next run.", name)
+                break
+            try:
+                reports.append((self._look if self.dry_run else self._maintain)(name))
+            except Exception as e:
+                # Any error of the catalog or the store: the other tables must still be maintained.
+                log.error("%s was not maintained: %s", name, e, exc_info=not isinstance(e, LakestreamError))
+                failed[name] = e
+                continue
+            log.info("%s", reports[-1])
+        raise_failed(failed, len(reports))
+        return reports
+
+    def is_over(self) -> bool:
+        """Return whether the time is over, or an end was asked for."""
+        return self.stop.is_set() or (self.budget is not None and time.monotonic() - self._began >= self.budget)
+
+    @abstractmethod
+    def _names(self) -> Sequence[str]:
+        """Return the tables."""
+
+    @abstractmethod
+    def _look(self, name: str) -> TableUpkeep:
+        """Return what the works would gain."""
+
+    @abstractmethod
+    def _maintain(self, name: str) -> TableUpkeep:
+        """Do the works. Works that make files unneeded come before the works that delete unneeded files."""
+
+
+class IcebergUpkeep(WorkerUpkeep):
+    """Maintenance of Iceberg tables; `lake` is the catalog."""
+
+    def _names(self) -> Sequence[str]:
+        return select(self.lake, self.section.tables)
+
+    def _look(self, name: str) -> TableUpkeep:
+        table, section = fitness.load_table(self.lake, name), self.section
+        plan = manifests = None
+        if section.compact is not None and not is_memory(table):
+            plan = TableHead.of(table).plan(_rule(section.compact, table))
+        if section.rewrite_manifests:
+            manifests = sum(len(some) - 1 for some in manifest_merge.mergeable(table))
+        found = self._orphans(name, remove=False)
+        return TableUpkeep(
+            table=name,
+            before=TableSize.of(table),
+            after=None,
+            compaction=None if plan is None else str(plan),
+            rewritten=plan.out if plan else 0,
+            new=plan.new if plan else 0,
+            manifests=manifests or 0,
+            expired=0 if section.expire is None else len(section.expire.rule.expiring(table.metadata)),
+            orphans=len(found.files),
+            orphan_bytes=found.bytes,
+        )
+
+    def _maintain(self, name: str) -> TableUpkeep:
+        table, section = fitness.load_table(self.lake, name), self.section
+        done = TableUpkeep(table=name, before=TableSize.of(table), after=None)
+        done = replace(done, mended=self._mend(table))
+        if section.compact is not None and not is_memory(table):
+            compacted = self._compact(section.compact, name)
+            done = replace(
+                done,
+                compaction=str(compacted.plan),
+                rewritten=compacted.files,
+                new=compacted.new,
+                lost=compacted.lost,
+            )
+        if section.rewrite_manifests and not self.is_over():
+            done = replace(done, manifests=manifest_merge.rewrite_manifests(self.lake, name))
+        if section.expire is not None and not self.is_over():
+            done = replace(done, expired=len(expiry.expire(self.lake, name, section.expire.rule).snapshots))
+        if not self.is_over():
+            found = self._orphans(name, remove=True)
+            done = replace(done, orphans=len(found.files) - found.left, orphan_bytes=found.bytes)
+        after = TableSize.of(self.lake.load_table(name))
+        return replace(done, after=after, is_whole=not self.is_over())
+
+    def _mend(self, table: Table) -> int:
+        wrong = narrow_bounds.wrong_bounds(table, ledger_store.head_of(table.metadata))
+        for one in wrong:
+            log.warning("%s: %s. Its manifests are rewritten.", ledger_store.name_of(table), one.text)
+        narrow_bounds.mend(self.lake, ledger_store.name_of(table), wrong)
+        return len(wrong)
+
+    def _compact(self, how: CompactionConfig, name: str) -> CompactionReport:
+        table = self.lake.load_table(name)
+        began = time.monotonic()
+
+        def report(done: CompactionReport) -> None:
+            seconds = max(1e-3, time.monotonic() - began)
+            left = (done.plan.bytes - done.bytes) * seconds / max(1, done.bytes)
+            log.info(
+                "%s: %s of %s files compacted into %s; %.1f MB/s, some %.0f s left.",
+                name,
+                f"{done.files:,}",
+                f"{done.plan.out:,}",
+                f"{done.new:,}",
+                done.bytes / 1e6 / seconds,
+                left,
+            )
+
+        return compact(self.lake, name, _rule(how, table), _order(table), self.is_over, report)
+
+    def _orphans(self, name: str, *, remove: bool) -> OrphanFiles:
+        if self.section.remove_orphans is None:
+            return OrphanFiles()
+        if neighbours := inside(self.lake, self.lake.load_table(name)):
+            raise SharedFolder(name, neighbours)
+        work = orphans.remove_orphans if remove else orphans.find_orphans
+        return work(self.lake, name, self.section.remove_orphans.age)
+
+
+def _rule(how: CompactionConfig, table: Table) -> CompactionRule:
+    rule = how.rule_for(target_size(table.metadata))
+    # Merges change a mirror all over: a file is rewritten as soon as rows are deleted in place.
+    is_mirror = MIRROR in table.metadata.properties and "delete-file-threshold" not in how.options
+    return replace(rule, most_deletes=1) if is_mirror else rule
+
+
+def _order(table: Table) -> SortOrder:
+    """Return the table's order, or the key of a mirror without one: a merge then finds keys by bounds."""
+    order, note = table.sort_order(), table.metadata.properties.get(MIRROR)
+    if order.fields or note is None:
+        return order
+    columns = [table.schema().find_field(name) for name in json.loads(note)["key"]]
+    if not isinstance(columns[0].field_type, PLAIN_BOUNDS):
+        return order
+    fields = [SortField(one.field_id, IdentityTransform(), SortDirection.ASC, NullOrder.NULLS_FIRST) for one in columns]
+    # Not an order of the table, which files could name.
+    return SortOrder(*fields, order_id=0)

@@ -1,0 +1,147 @@
+"""Maintenance of tables in the worker: by the command, by the operator, for Iceberg and Delta."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from airflow.providers.common.compat.sdk import AirflowFailException
+from deltalake import DeltaTable
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from airflow_lakestream.cdc.merge.memory import SUFFIX
+from airflow_lakestream.cli.app import FAILED, run
+from airflow_lakestream.config.maintenance import MaintenanceSection
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.maintain import LakestreamMaintainOperator
+from airflow_lakestream.run.maintenance.failures import TableNotMaintained
+from airflow_lakestream.run.maintenance.upkeep import IcebergUpkeep
+from tests.support.given_records import GivenLake
+from tests.support.mirroring import Event, HandMirror
+from tests.unit.maintenance.test_compaction import lake_of
+from tests.unit.maintenance.test_removal import aged
+
+CONN = ("--iceberg-conn", "lake")
+EASY = {"options": {"min-input-files": 2}}
+
+
+def upkeep(lake: GivenLake, *tables: str, dry_run: bool = False, budget: float | None = None, **works: Any) -> Any:
+    section = MaintenanceSection.parse({"tables": list(tables or (lake.name,)), **works})
+    return IcebergUpkeep(lake.catalog(), section, dry_run, budget)
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GivenLake:
+    extra = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/w"}
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "iceberg", "extra": extra}))
+    return lake_of(tmp_path, 6)
+
+
+def test_a_dry_run_says_what_there_is_to_gain_and_changes_nothing(
+    lake: GivenLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(urlsplit(lake.iceberg().location()).path)
+    aged(folder / "data" / "lost.parquet", 9)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    head = lake.iceberg().metadata_location
+    assert run(["maintain", lake.name, "--dry-run", "--expire-older-than", "0s", "--json", *CONN]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["rewritten"], found["new"], found["manifests"]) == (6, 1, 5)
+    assert (found["expired"], found["orphans"], found["orphan_bytes"], found["after"]) == (5, 1, 4, None)
+    assert found["before"]["files"] == 6
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert lake.iceberg().metadata_location == head
+    assert run(["maintain", lake.name, "--dry-run", *CONN]) == 0
+    assert "6 of 6 data files" in capsys.readouterr().out
+
+
+def test_the_command_does_the_works_that_are_asked_for(lake: GivenLake, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = lake.rows()
+    assert run(["maintain", "lake.*", "--compact", "--json", *CONN]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["rewritten"], found["new"], found["expired"], found["is_whole"]) == (6, 1, 0, True)
+    assert (found["before"]["files"], found["after"]["files"]) == (6, 1)
+    assert run(["maintain", lake.name, "--expire", "--expire-older-than", "0s", "--retain-last", "2", *CONN]) == 0
+    assert "5 snapshots expired" in capsys.readouterr().out
+    assert lake.rows() == rows
+
+
+def test_the_operator_returns_the_reports_and_fails_for_a_table_that_is_none(lake: GivenLake) -> None:
+    operator = LakestreamMaintainOperator(
+        task_id="t", tables=lake.name, expire="false", remove_orphans=False, iceberg_conn_id="lake"
+    )
+    [found] = operator.execute({})
+    assert (found["rewritten"], found["new"], found["expired"]) == (6, 1, 0)
+    json.dumps(found)
+    with pytest.raises(AirflowFailException, match=r"lake\.none is not an Iceberg table"):
+        LakestreamMaintainOperator(task_id="t", tables=["lake.none"], iceberg_conn_id="lake").execute({})
+    with pytest.raises(InvalidArgument, match="budget"):
+        LakestreamMaintainOperator(task_id="t", tables="lake.t", budget="soon")
+
+
+def test_after_a_table_that_fails_the_others_are_maintained(lake: GivenLake) -> None:
+    within = f"{lake.iceberg().location()}/data/within"
+    lake.catalog().create_table("lake.within", Schema(NestedField(1, "n", LongType())), location=within)
+    # The files of one would be orphans of the other.
+    work = upkeep(lake, "lake.*", compact=EASY, remove_orphans=True)
+    with pytest.raises(TableNotMaintained, match=r"lake\.within has its files in the same folder"):
+        work.run()
+    assert len(lake.files()) == 1
+
+
+def test_nothing_begins_after_the_time_or_a_request_to_end(lake: GivenLake) -> None:
+    assert upkeep(lake, compact=EASY, budget=1e-9).run() == []
+    work = upkeep(lake, compact=EASY)
+    work.stop.set()
+    assert work.run() == []
+    assert isinstance(work.stop, threading.Event)
+    assert len(lake.files()) == 6
+
+
+@pytest.mark.parametrize(
+    ("works", "reason"),
+    [
+        ({"compact": {"where": "n > 1"}}, r"maintenance\.compact\.where: is for Spark's app"),
+        ({"compact": {"strategy": "sort", "sort_order": "n"}}, r"maintenance\.compact\.sort_order: is for Spark's"),
+        ({"compact": {"options": {"rewrite-all": True}}}, r"rewrite-all"),
+        ({"compact": {"options": {"delete-ratio-threshold": 7}}}, "is not a share"),
+    ],
+)
+def test_settings_of_spark_alone_are_refused_before_any_work(lake: GivenLake, works: Any, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        upkeep(lake, **works).run()
+
+
+def test_a_mirror_is_sorted_by_its_key_and_its_memory_is_left_alone(tmp_path: Path) -> None:
+    mirror = HandMirror(tmp_path / "m")
+    for commit, keys in ((1, (9, 3, 5)), (2, (4, 8, 2)), (3, (1, 7, 6))):
+        mirror.land([Event("c", key, ("n", "X"), commit, key, offset=commit * 10 + key) for key in keys])
+    mirror.land([Event("d", 5, None, 9, 1, offset=99)])
+    section = MaintenanceSection.parse({"tables": ["lake.*"], "compact": EASY})
+    reports = IcebergUpkeep(mirror.catalog, section).run()
+    assert [one.table.endswith(SUFFIX) for one in reports].count(True) == 1
+    assert mirror.keys_by_file() == [[1, 2, 3, 4, 6, 7, 8, 9]]
+
+
+def test_delta_tables_are_maintained_by_the_same_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lake = GivenLake(tmp_path, "delta")
+    for run_number in range(5):
+        lake.land([b'{"n": 1}'] * (run_number + 1), schema="n bigint")
+    rows = lake.rows()
+    assert run(["maintain", lake.name, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["before"]["files"], found["after"]["files"], found["rewritten"], found["new"]) == (5, 1, 5, 1)
+    assert lake.rows() == rows
+    assert list(Path(lake.name, "_delta_log").glob("*.checkpoint.parquet"))
+    lake.land([b'{"n": 1}'] * 6)
+    assert [row["_kafka_offset"] for row in lake.rows()] == list(range(6))
+    assert DeltaTable(lake.name).version() > 5
+    assert run(["maintain", lake.name, "lake.t"]) == FAILED
+    assert "are of several formats" in capsys.readouterr().err
+    assert run(["maintain", str(tmp_path / "none")]) == FAILED
+    assert "there is no Delta table" in capsys.readouterr().err
