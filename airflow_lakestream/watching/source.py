@@ -321,9 +321,11 @@ class ConsumerSource:
             answers.append((TopicLook(self.kafka_conn_id, watch, state), ranges, lost))
         return answers
 
-    def _ask_topic(self, watch: KafkaWatch, topic: str, keep: float | None = None) -> LookQuestion:
-        # With `keep` the key is another, or the kept answer would be returned.
-        return LookQuestion(("topic", self.kafka_conn_id, topic, keep is None), lambda: watch.topic(topic), keep)
+    def _ask_topic(self, watch: KafkaWatch, topic: str, share_seconds: float | None = None) -> LookQuestion:
+        # With `share_seconds` the key is another, or the shared answer would be returned.
+        return LookQuestion(
+            ("topic", self.kafka_conn_id, topic, share_seconds is None), lambda: watch.topic(topic), share_seconds
+        )
 
 
 def ask_kafka(connections: LookConnections, conn_id: str) -> LookQuestion:
