@@ -452,7 +452,7 @@ def test_sql_makes_the_rows_before_the_key_is_taken_and_tombstones_pass_it_by(
     # A filtered record is used up, and a record for which the statement fails is bad.
     assert land(lake, *some, record({"n": 3, "v": "out"}), **config).counts.filtered == 1
     some += [record({"n": 3, "v": "out"}), record({"n": "x", "v": "a"}), record({"n": 3, "v": "d"}), Record(None, b"1")]
-    with pytest.raises(BadRecord, match=r"offset 6: .*Could not convert string 'x'"):
+    with pytest.raises(BadRecord, match=r"offset 6: column id: Could not convert 'x' to BIGINT"):
         land(lake, *some, **config)
     found = land(lake, *some, **config, on_error="reject")
     assert (found.counts.rejected, found.counts.skipped) == (1, 1)
