@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import (
-    GIVEN,
     KEY_NAMES,
     LOG,
     NOTES,
@@ -38,18 +37,9 @@ from airflow_lakestream.cdc.events.provenance import OldKeyState, expanded
 from airflow_lakestream.cdc.events.record_keys import as_list
 from airflow_lakestream.cdc.events.taken import CommitEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
-from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.hands import MergePool
-from airflow_lakestream.cdc.merge.newest import (
-    NewestEvents,
-    by_version,
-    every_record,
-    first_records,
-    newest,
-    newest_records,
-)
-from airflow_lakestream.cdc.merge.partial import PartialRecords, without_late
-from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
+from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, newest
+from airflow_lakestream.cdc.merge.plain import plain_records
 from airflow_lakestream.cdc.merge.snapshots import without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
@@ -78,19 +68,8 @@ def follow(
     design.check_key(design.key, events.schema)
     if design.sequence_by is not None:
         # Without the columns of an origin, no step takes plain records for one transaction of a database.
-        unneeded = {TRANSACTION, *_OF_ORIGIN} if design.keeps_absent else {TRANSACTION, GIVEN, *_OF_ORIGIN}
-        events = events.drop_columns([name for name in events.column_names if name in unneeded])
-        if design.insert_only:
-            repeats = RepeatedRecords(design.key, design.within)
-            return design.noted(), first_records(events, repeats, topics_of(landing), staged)
-        ties = PartitionTies(mirror, topics_of(landing), design.key, design.sequence_by)
-        if design.rows.keeps_versions:
-            return design.noted(), every_record(events, ties)
-        found = newest_records(events, ties, strategy=design.rows, staged=staged)
-        if design.keeps_absent:
-            records = without_late(by_version(events.combine_chunks()), design.key)
-            found = replace(found, partial=PartialRecords(records, design.key))
-        return design.noted(), found
+        events = events.drop_columns([name for name in events.column_names if name in {TRANSACTION, *_OF_ORIGIN}])
+        return design.noted(), plain_records(design, events, mirror, topics_of(landing), staged)
     design = checked(design, events, mirror, landing)
     events, logs = order_by_log(events, design.logs, _other_log(events, mirror, landing))
     design = replace(design, logs=logs).noted()

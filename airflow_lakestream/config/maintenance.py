@@ -13,7 +13,7 @@ from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionRule
 from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule
-from airflow_lakestream.lakes.formats import LakeCapability, LakeFormat, lake_of
+from airflow_lakestream.lakes import LakeCapability, LakeFormat, lake_of
 
 Settings = TypeVar("Settings", "CompactionConfig", "ExpiryConfig", "OrphanConfig")
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from airflow_lakestream.delta.commit.protocol import UnfitTable, check_writable
 from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.protocol import UnfitTable, check_writable
 
 
 def check_maintainable(head: DeltaTableHead) -> DeltaTable:

@@ -133,8 +133,8 @@ class KafkaMirrorOperator(SqlRendering, LandingOperator):
             if refused := refusal_of(mirror_taker(envelope), name):
                 raise refused
         super().__init__(**kwargs)
-        check_written_out(sql, sql_input)
         _check_taken(locals())
+        check_written_out(sql, sql_input)
         set_arguments(self, KafkaMirrorOperator, locals(), {"table": _one, "checks": checks_of_mirror})
 
     template_fields: Sequence[str] = templated(__init__)

@@ -65,7 +65,7 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
         """Maintain the tables, and return the reports; see the class."""
         with late_imports():
             from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
-            from airflow_lakestream.hooks.lake import open_tables
+            from airflow_lakestream.hooks.places import open_tables
 
         with airflow_errors():
             works = ("tables", "compact", "rewrite_manifests", "expire", "remove_orphans")

@@ -11,7 +11,7 @@ import pyarrow as pa
 from airflow_lakestream.core.policies import ValueFormat
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.decode.json.document import parse_document
-from airflow_lakestream.decode.lanes.confluent import HEADER
+from airflow_lakestream.decode.lanes.framed import HEADER
 from airflow_lakestream.tables.rising import Numbers
 from airflow_lakestream.tables.row_buffer import one_array
 

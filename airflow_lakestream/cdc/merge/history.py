@@ -44,7 +44,7 @@ class HistoryMerger(BatchMerger):
         rows, gone = self.batch.rows, is_gone(self.batch.rows)
         ends = self._ends(results, memory, gone)
         # The table's rows that end now, or at another time than before.
-        changes, changed_ends, start = [], list[_Ends](), len(rows)
+        changes, changed_ends, start = [], list[_VersionEnds](), len(rows)
         for file, found in zip(reached, results, strict=True):
             own = ends.part(start, start + len(found.hits))
             start += len(found.hits)
@@ -65,7 +65,7 @@ class HistoryMerger(BatchMerger):
         entries = self._entries(RowValues(self.batch, self.table, self.key, memory, OldRows()), np.flatnonzero(gone))
         return self._written(head, held, changes, IncomingRows(incoming, np.arange(len(incoming))), entries)
 
-    def _ends(self, results: Sequence[LookupResult], memory: MirrorMemory, gone: Mask) -> _Ends:
+    def _ends(self, results: Sequence[LookupResult], memory: MirrorMemory, gone: Mask) -> _VersionEnds:
         """Return the end of each record of the batch, then of each hit in the files, then of each deletion known.
 
         :param gone: a mask of the batch's deletions.
@@ -102,7 +102,9 @@ class HistoryMerger(BatchMerger):
         kept = np.flatnonzero(~repeated)
         has_next = np.zeros(len(kept), np.bool_)
         has_next[:-1] = sorted_keys[kept[1:]] == sorted_keys[kept[:-1]]
-        found = _Ends(np.zeros(len(order), np.int64), np.ones(len(order), np.bool_), np.zeros(len(order), np.bool_))
+        found = _VersionEnds(
+            np.zeros(len(order), np.int64), np.ones(len(order), np.bool_), np.zeros(len(order), np.bool_)
+        )
         following = order[kept[has_next]]
         found.times[following] = ordered[0][kept[np.flatnonzero(has_next) + 1]]
         found.is_open[following] = False
@@ -117,18 +119,18 @@ class HistoryMerger(BatchMerger):
 
 
 @dataclass
-class _Ends:
+class _VersionEnds:
     """Ends of versions: the time in microseconds, except for those that are open; and those that were known before."""
 
     times: npt.NDArray[np.int64]
     is_open: Mask
     repeated: Mask
 
-    def part(self, start: int, end: int) -> _Ends:
+    def part(self, start: int, end: int) -> _VersionEnds:
         return self.of(np.arange(start, end))
 
-    def of(self, chosen: Numbers | Mask) -> _Ends:
-        return _Ends(self.times[chosen], self.is_open[chosen], self.repeated[chosen])
+    def of(self, chosen: Numbers | Mask) -> _VersionEnds:
+        return _VersionEnds(self.times[chosen], self.is_open[chosen], self.repeated[chosen])
 
     def differ_from(self, found: LookupResult) -> Mask:
         """Return a mask of the hits in a file that have another end."""
@@ -146,5 +148,7 @@ class _Ends:
         return rows
 
 
-def _joined(parts: Sequence[_Ends]) -> _Ends:
-    return _Ends(*(np.concatenate([getattr(one, name) for one in parts]) for name in ("times", "is_open", "repeated")))
+def _joined(parts: Sequence[_VersionEnds]) -> _VersionEnds:
+    return _VersionEnds(
+        *(np.concatenate([getattr(one, name) for one in parts]) for name in ("times", "is_open", "repeated"))
+    )

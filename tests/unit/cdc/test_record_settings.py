@@ -126,7 +126,7 @@ def test_the_operator_refuses_them_where_the_dag_is_parsed_and_leaves_templates_
         (UPSERT | {"within": "7 days", "sequence_by": "at"}, "within: '7 days' is for messages sent twice"),
         (UPSERT | {"delete_when": "where op = 'D'"}, "delete_when: .* is not a condition"),
         (UPSERT | {"sql": "select 1"}, "sql: it does not read from"),
-        ({"sql": "SELECT 1"}, "sql: it does not read from"),
+        ({"sql": "SELECT 1"}, "sql: is not for a mirror: a mirror has the rows"),
         (UPSERT | {"merge": "some"}, "merge: 'some'"),
         (UPSERT | {"merge": "given", "format": "csv"}, "merge: does not go with format='csv'"),
     ):
