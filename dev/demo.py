@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 
 from dev import lake
 from dev.demo_summary import print_login, print_mirror, print_more, print_next, print_summary
-from dev.errors import DemoFailed, DevError
+from dev.errors import DemoFailed, DevError, ServiceFailed
 from dev.progress import Clock
 from dev.service import CHECKOUT
 from dev.services.airflow import Airflow
@@ -71,9 +71,12 @@ def run_demo(rate: float, once: bool, cdc: bool) -> None:
             clock.say(f"{FLIGHTS}: {sent:,} flights are in the topic, for the DAG flights_to_lake")
             with _clickstream(kafka, rate, clock), _shop(stack, clock) if cdc else nullcontext() as shop:
                 _watch(starting.result(), kafka, clock, once, shop)
-        except DevError:
+        except DevError as e:
             stack.keep_logs(_LOGS)
             clock.say(f"demo: the logs of its services are kept in {_LOGS}")
+            if isinstance(e, ServiceFailed):
+                # The stack's own folder, with the log that the error names, goes with the stack.
+                e.args = (str(e).replace(str(e.log), str(_LOGS / f"{e.service}.log")),)
             raise
         finally:
             clock.say("demo: taking everything down")

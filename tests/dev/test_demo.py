@@ -56,8 +56,9 @@ def test_a_failed_start_says_why_and_keeps_the_logs(tmp_path: Path) -> None:
     with demo(output, JAVA_TOOL_OPTIONS="-XX:MaxMetaspaceSize=4m") as process:
         assert process.wait(120) == 1
     said = output.read_text()
-    assert "OutOfMemoryError: Metaspace); its log is" in said
-    assert "Metaspace" in (CHECKOUT / "artifacts" / "demo" / "kafka.log").read_text()
+    log = CHECKOUT / "artifacts" / "demo" / "kafka.log"
+    assert f"OutOfMemoryError: Metaspace); its log is {log}" in said
+    assert "Metaspace" in log.read_text()
     assert_is_gone(process, said)
 
 
