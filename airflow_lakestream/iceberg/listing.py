@@ -1,4 +1,4 @@
-"""Files in a folder of a table, with size and time, whatever client the table has."""
+"""Files in a folder of a table, with size and time, by any client of the table."""
 
 from __future__ import annotations
 

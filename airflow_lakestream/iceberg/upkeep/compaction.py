@@ -57,7 +57,7 @@ SUMMARY_COMPACTED = "lakestream.compacted"
 ROW_GROUP_BYTES = 128 * 2**20
 
 
-class Interrupted(Exception):
+class RewriteInterrupted(Exception):
     """Signal that the caller asked to end."""
 
 
@@ -129,7 +129,7 @@ class FileRewriter:
     is_over: Callable[[], bool] = lambda: False
 
     def rewrite(self, group: FileGroup) -> RewrittenGroup:
-        """Write the new files. Raises Interrupted; after an error the files of this call are deleted."""
+        """Write the new files. Raises RewriteInterrupted; after an error the files of this call are deleted."""
         rewritten = RewrittenGroup(group)
         paths = list[str]()
         try:
@@ -152,7 +152,7 @@ class FileRewriter:
             with ParquetDataFile(output, schema, self.metadata.properties, first) as file:
                 for row_group in _row_groups(itertools.chain([first], file_rows), file.most_rows):
                     if self.is_over():
-                        raise Interrupted
+                        raise RewriteInterrupted
                     file.write(row_group)
             statistics, order = file.statistics(), self.order.order_id
             partition, spec = group.partition, group.spec_id
@@ -351,7 +351,7 @@ def compact(
         try:
             for group in part:
                 written.append(rewriter.rewrite(group))
-        except Interrupted:
+        except RewriteInterrupted:
             done.is_whole = False
         except BaseException:
             _discard(catalog, name, written)

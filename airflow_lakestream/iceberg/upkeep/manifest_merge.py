@@ -20,7 +20,7 @@ from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
 
 # Key in the summary: the number of manifests that were merged.
 SUMMARY_MANIFESTS = "lakestream.manifests-merged"
-# A rewrite that leaves not so many manifests fewer is not made.
+# A rewrite by which fewer manifests become unneeded is not made.
 LEAST_GAIN = 4
 # A manifest below this share of the target size is small.
 SMALL_SHARE = 0.75

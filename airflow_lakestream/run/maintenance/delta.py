@@ -33,7 +33,7 @@ class DeltaUpkeep(WorkerUpkeep):
     def _look(self, name: str) -> TableUpkeep:
         delta, orphans = self._open(name), self.section.remove_orphans
         found = [] if orphans is None else upkeep.vacuum(delta, orphans.age, dry_run=True)
-        compaction = None if self.section.compact is None else "Delta tells the gain of a compaction afterwards"
+        compaction = None if self.section.compact is None else "The gain of a compaction is known afterwards"
         before = TableSize(*upkeep.sizes(delta))
         return TableUpkeep(table=name, before=before, after=None, compaction=compaction, orphans=len(found))
 

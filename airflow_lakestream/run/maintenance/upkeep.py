@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyiceberg.table import Table
-from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform
 
 from airflow_lakestream.cdc.iceberg_head import PLAIN_BOUNDS
@@ -234,6 +234,5 @@ def _order(table: Table) -> SortOrder:
     columns = [table.schema().find_field(name) for name in json.loads(note)["key"]]
     if not isinstance(columns[0].field_type, PLAIN_BOUNDS):
         return order
-    fields = [SortField(one.field_id, IdentityTransform(), SortDirection.ASC, NullOrder.NULLS_FIRST) for one in columns]
-    # Not an order of the table, which files could name.
-    return SortOrder(*fields, order_id=0)
+    # Ascending; not an order of the table, which files could name.
+    return SortOrder(*(SortField(column.field_id, IdentityTransform()) for column in columns), order_id=0)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
@@ -353,3 +354,25 @@ def test_nested_columns_of_deletes(tmp_path: Path) -> None:
     delete_equal(lake.iceberg(), "s.a", [1])
     compacted(lake)
     assert [row["s"] for row in lake.rows()] == [{"a": 0}, None, None, {"a": 2}, None]
+
+
+@pytest.mark.parametrize("error", [TimeoutError("no answer"), CommitFailedException("says the catalog")])
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_files_are_there_once_whatever_the_catalog_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_applied: bool
+) -> None:
+    lake = lake_of(tmp_path, 2)
+    rows, catalog = lake.rows(), lake.catalog()
+    commit, left = catalog.commit_table, [error]
+
+    def answer(*given: Any) -> Any:
+        found = commit(*given) if is_applied or not left else None
+        if left:
+            raise left.pop()
+        return found
+
+    monkeypatch.setattr(catalog, "commit_table", answer)
+    assert compacted(lake).files == 2
+    assert len(lake.files()) == 1
+    assert_files_are_whole(lake.iceberg())
+    assert_sound(lake, rows)

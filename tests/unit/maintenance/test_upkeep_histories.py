@@ -132,7 +132,7 @@ class TableHistory:
         return any(entry.data_file.content is DataFileContent.EQUALITY_DELETES for entry in entries)
 
     def delete_positions(self) -> None:
-        if self.has_equality_deletes():
+        if self.has_equality_deletes() or not self.rows:
             return
         table = self.table
         task = self.rng.choice(live_files(table))

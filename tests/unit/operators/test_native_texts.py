@@ -38,7 +38,7 @@ MADE: list[Callable[..., Any]] = [
     lambda: KafkaMirrorOperator(task_id="t", topic="t", **TABLE),
     lambda: LakestreamAuditOperator(task_id="t", **TABLE),
     lambda: LakestreamReplayOperator(task_id="t", **TABLE),
-    lambda: LakestreamMaintainOperator(task_id="t", tables=["{{ params.text }}"], expire={"older_than": "5d"}),
+    lambda: LakestreamMaintainOperator(task_id="t", tables=["lake.t"]),
     lambda: TableContentsOperator(task_id="t", **TABLE),
     lambda: AssetPartitionsOperator(task_id="t", since="2026-01-01T00:00:00Z", **TABLE),
     lambda: KafkaConnectOperator(task_id="t", connector="{{ params.text }}", config={}),

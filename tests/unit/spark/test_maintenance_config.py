@@ -85,7 +85,7 @@ def test_a_mirror_is_compacted_by_its_key_and_in_parts_unless_the_user_says_how(
         ({"maintenance": {"tables": ["lake.clicks"]}}, "maintenance: contains nothing to do"),
         (
             {"maintenance": WORK | {"tables": ["s3://lake/clicks"]}},
-            "bundled apps of maintenance are for Iceberg tables. Delta's own",
+            "bundled apps of maintenance are for Iceberg tables. `lakestream maintain`",
         ),
         ({"maintenance": WORK | {"tables": "clicks"}}, "is not the name of a table"),
         ({"maintenance": WORK | {"expire": {"older_than": "long"}}}, "maintenance.expire.older_than: 'long'"),
