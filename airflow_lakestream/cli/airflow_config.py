@@ -42,11 +42,9 @@ class AirflowSettings:
         if not self.file.sections() and not any(name.startswith("AIRFLOW_") for name in os.environ):
             # Nothing describes the Airflow that the file is for: it may run on another machine.
             return "Airflow's DAG folder, if it is not there yet"
-        return (
-            f"Airflow's DAG folder, {folders[0]}"
-            if len(folders) == 1
-            else f"one of Airflow's DAG folders: {', '.join(folders)}"
-        )
+        if len(folders) == 1:
+            return f"Airflow's DAG folder, {folders[0]}"
+        return f"one of Airflow's DAG folders: {', '.join(folders)}"
 
     def _folders(self) -> list[Path]:
         """Return the local folders of DAG files; an empty list if all bundles of DAGs are elsewhere, such as in Git."""
