@@ -13,7 +13,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
 from airflow_lakestream.config.engines import engines_table
-from airflow_lakestream.config.setting import MIRRORS, Setting, SettingTaker
+from airflow_lakestream.config.setting import MIRRORS, RecordMerge, Setting, SettingTaker
 from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.core import policies, routing
 from airflow_lakestream.core.names import DEFAULT_METADATA
@@ -79,7 +79,7 @@ _CONFIGS = {SettingTaker.LANDING: ("decoding", "landing"), SettingTaker.MIRROR: 
 def _defaults(module: str) -> Iterator[tuple[str, str]]:
     """Yield the fields of a configuration's module, and their defaults in Markdown."""
     tree = ast.parse(Path(__file__).parents[1].joinpath("airflow_lakestream", "config", f"{module}.py").read_text())
-    names = {**vars(policies), **vars(routing), "DEFAULT_METADATA": DEFAULT_METADATA}
+    names = {**vars(policies), **vars(routing), "DEFAULT_METADATA": DEFAULT_METADATA, "RecordMerge": RecordMerge}
     for node in ast.walk(tree):
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant() | ast.Name() | ast.Attribute() as value):

@@ -96,7 +96,7 @@ def test_spark_and_the_worker_keep_versions_and_fields_in_turn(
         "given": {"merge": "given"},
         "once": {"insert_only": True, "within": "9 days"},
     }
-    kinds["sql"] = {"sql": "SELECT at, user, name FROM {{ input }} WHERE name <> 'v3'", "sql_input": "decoded"}
+    kinds["sql"] = {"sql": 'SELECT "at", "user", name FROM {{ input }} WHERE name <> \'v3\'', "sql_input": "decoded"}
     kinds["sql"]["schema"] = "at timestamptz, user struct<id: bigint>, name string"
 
     def landing(kind: str) -> dict[str, Any]:
