@@ -372,7 +372,7 @@ def test_a_worker_that_is_drained_stops_the_landing_and_leaves_nothing(
     with airflow.process(run, file) as process:
         poll_until(lambda: bool(_data_files(connections)), "rows to be written", 180)
         process.terminate()
-        process.wait(15)
+        process.wait(60)
     assert run.task().state == "up_for_retry", process.log
     assert Stopped.__name__ in process.log
     assert_nothing_is_left(connections)
@@ -387,7 +387,7 @@ def test_a_run_that_follows_a_topic_ends_well_when_it_is_stopped(
     with airflow.process(run, file) as process:
         poll_until(lambda: "Committed 10 rows" in process.log, "the first landing", 180)
         process.terminate()
-        process.wait(15)
+        process.wait(60)
     assert (run.task().state, run.task().xcom["rows"]) == ("success", 10), process.log
     assert landed(connections) == [(0, n) for n in range(10)]
 
