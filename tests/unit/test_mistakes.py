@@ -80,7 +80,12 @@ LITERALS = [
     Mistake(7, "no mode", {"mode": "append"}, "mode: 'append' is not one of 'resume', 'interval', 'ranges'."),
     Mistake(8, "no format", {"format": "xml"}, "format: 'xml' is not one of 'json', 'avro', 'protobuf'"),
     Mistake(9, "no key format", {"key_format": "text"}, "key_format: 'text' is not one of 'string', 'raw'"),
-    Mistake(10, "no envelope", {"envelope": "maxwell"}, "envelope: 'maxwell' is not one of 'connect', 'debezium'."),
+    Mistake(
+        10,
+        "no envelope",
+        {"envelope": "maxwell"},
+        "envelope: 'maxwell' is not one of 'connect', 'debezium', 'flattened'.",
+    ),
     Mistake(11, "no policy", {"on_error": "ignore"}, "on_error: 'ignore' is not one of 'fail', 'reject', 'skip'."),
     Mistake(12, "no policy of tombstones", {"tombstones": "drop"}, "tombstones: 'drop' is not one of 'keep', 'skip'"),
     Mistake(

@@ -82,6 +82,7 @@ WITHOUT_CONNECTION: dict[str, tuple[str, ...] | None] = {
     "audit": TABLE,
     "plan": (*TOPIC, *TABLE, *GROUP),
     "status": TABLE,
+    "maintain": ("lake.orders",),
     "adopt": (*TABLE, *TOPIC, *GROUP, "--from", "connect", "sink"),
     "hand-over": (*TABLE, *TOPIC, "--to", "connect", "sink"),
     "ledger show": TABLE,
