@@ -15,7 +15,7 @@ from airflow_lakestream.get_provider_info import get_provider_info
 
 SQL = "SELECT '{{ ds }}' AS day FROM {{ input }}"
 # Of what has no default, and of a class that takes one of several: without these there is no task.
-NEEDED = ("topic", "table", "since", "share", "pieces", "app", "script", "max_age", "connector", "config")
+NEEDED = ("topic", "table", "tables", "since", "share", "pieces", "app", "script", "max_age", "connector", "config")
 INSTEAD = {"jar": "script", "application": "app"}
 # Arguments that need `jar`, and arguments that Kafka Connect's operator refuses: Connect keeps a connector's offsets.
 OF_ANOTHER = {"entry_class", "program_arguments", "checkpoint_location", "stop_timeout"}
