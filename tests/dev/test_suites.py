@@ -73,12 +73,12 @@ CHANGES = {
     "a module of mirrors": (
         ["airflow_lakestream/cdc/mirror.py"],
         {"units", "mirrors", "matrix", "spark", "integration", "start"},
-        {"compat", "faults", "events", "backfill", "page"},
+        {"faults", "events", "backfill"},
     ),
     "a mirror on Spark": (
         ["airflow_lakestream/spark/readers.py"],
         {"mirrors", "spark"},
-        {"compat", "faults", "events", "backfill"},
+        {"faults", "events", "backfill"},
     ),
     "the driver of Flink": (
         ["airflow_lakestream/flink/stream.py"],
