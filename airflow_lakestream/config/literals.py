@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from airflow_lakestream.config.checks import refuse_incompatible_with_checks
 from airflow_lakestream.config.setting import Check as Check
+from airflow_lakestream.config.setting import RecordEnvelope
 from airflow_lakestream.config.settings import SETTINGS
-from airflow_lakestream.core.policies import OF_INPUT, is_given, is_literal
+from airflow_lakestream.core.policies import OF_INPUT, choose, is_given, is_literal
 from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_named, lake_of
 
+# Checks of a mirror, in place of a landing's.
+OF_MIRROR: Mapping[str, Check] = {"envelope": partial(choose, RecordEnvelope)}
 _TEMPLATE = re.compile(r"\{[{%#].*?(?:[}%#]\}|$)", re.DOTALL)
 
 
@@ -27,7 +31,7 @@ def check_literals(given: Mapping[str, object], checks: Mapping[str, Check] | No
     given.
 
     :param given: all arguments, by name.
-    :param checks: for further arguments, which are not a landing's.
+    :param checks: for further arguments, or in place of a landing's.
     """
     own, literal = checks or {}, {name: value for name, value in given.items() if is_given(value) and is_literal(value)}
     for name, value in literal.items():

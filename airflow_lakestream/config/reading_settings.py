@@ -8,7 +8,6 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import is_by_record
 from airflow_lakestream.config.setting import (
     MIRRORS,
-    RecordEnvelope,
     Setting,
     SettingKind,
     SettingRefusal,
@@ -27,6 +26,7 @@ from airflow_lakestream.core.policies import (
     TimestampsFiner,
     Tombstones,
     UnavailableValues,
+    ValueEnvelope,
     ValueFormat,
     check_delimiter,
     octets_of,
@@ -122,8 +122,8 @@ SOURCE: Rows = (
     Setting(
         "envelope",
         'Envelope around the row in a value. `"debezium"` flattens change events, `"connect"` unwraps Connect\'s JSON: '
-        '[envelopes](formats.md#debezium-and-kafka-connect); `"flattened"` is for tables by key.',
-        RecordEnvelope,
+        "[envelopes](formats.md#debezium-and-kafka-connect).",
+        ValueEnvelope,
         not_for=DECODED,
         for_mirrors='`"debezium"` for the change events of a database; `None` for plain records, of which the newest of each key is a row: [tables by key](upsert.md); `"flattened"` for [flattened events](upsert.md#flattened-events-of-debezium).',
     ),

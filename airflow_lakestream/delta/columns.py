@@ -95,9 +95,9 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
             column = rows[field.name]
             if column.type != field.type:
                 try:
+                    # A safe cast: no value is rounded or made NULL; the column that has an unfit value is named.
                     column = column.cast(all_optional(field.type))
-                # Cast safely: what does not fit is refused by the column's name, never rounded or made NULL.
-                except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:  # no value, or no pair of types, fits
                     raise InvalidArgument("rows", f"column {field.name!r}: {e}") from e
         columns.append(with_required(column, field))
     return pa.Table.from_arrays(columns, schema=schema)

@@ -41,8 +41,7 @@ def exit_code_of(work: Callable[[], None], what: str) -> int:
     except LakestreamError as e:
         log.error("%s: %s", type(e).__name__, " ".join(str(e).split()))
         return 1
-    except Exception as e:
-        # After any error the last line has the reason: people and supervisors read it there. The trace comes first.
+    except Exception as e:  # any error ends the program, with the reason in its last line, which supervisors read
         log.exception("%s failed.", what)
         log.error("%s: %s", type(e).__name__, next(iter(str(e).splitlines()), ""))
         return 1

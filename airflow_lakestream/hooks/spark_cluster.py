@@ -207,7 +207,7 @@ class KubernetesBackend:
             if time.monotonic() > deadline or _is_overdue(pod):
                 log.warning("Pod %s was to be gone within %g s: its node may be away.", name, _GONE_WITHIN_S)
                 return
-            time.sleep(0.2)  # between two looks; a watch would not report more
+            time.sleep(0.2)  # between two questions to the API server, within the deadline above
 
 
 class _PodSecret:

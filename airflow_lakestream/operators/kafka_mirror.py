@@ -15,6 +15,7 @@ from airflow_lakestream.config.checks import (
     check_merge,
     checks_of_mirror,
 )
+from airflow_lakestream.config.literals import OF_MIRROR
 from airflow_lakestream.config.setting import RecordMerge, SettingTaker
 from airflow_lakestream.config.settings import mirror_taker, refusal_of, refuse_for
 from airflow_lakestream.core.policies import (
@@ -135,7 +136,7 @@ class KafkaMirrorOperator(SqlRendering, LandingOperator):
         super().__init__(**kwargs)
         _check_taken(locals())
         check_written_out(sql, sql_input)
-        set_arguments(self, KafkaMirrorOperator, locals(), {"table": _one, "checks": checks_of_mirror})
+        set_arguments(self, KafkaMirrorOperator, locals(), {**OF_MIRROR, "table": _one, "checks": checks_of_mirror})
 
     template_fields: Sequence[str] = templated(__init__)
 

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from airflow_lakestream.config.literals import check_literals
+from airflow_lakestream.config.literals import OF_MIRROR, check_literals
 from airflow_lakestream.core.policies import TableFormat, ValueFormat
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.pipelines.compiled import MIRROR_MODES, CompiledPipeline, FileArguments, SinkLanding
@@ -65,8 +65,9 @@ def compile_document(document: YamlDocument, engine: str | None = None) -> Compi
 def _wrong_literals(compiled: CompiledPipeline) -> Iterator[FileProblem]:
     for task in (*compiled.landings, *compiled.sensors):
         table_format = {"table_format": task.table_format} if isinstance(task, SinkLanding) else {}
+        checks = OF_MIRROR if isinstance(task, SinkLanding) and task.is_mirror else {}
         try:
-            check_literals({**table_format, **task.arguments})
+            check_literals({**table_format, **task.arguments}, checks)
         except InvalidArgument as error:
             yield task.problem(compiled.file, error)
 

@@ -1,4 +1,4 @@
-"""What looking costs: the CPU seconds of `lakestream` as a program, its own start included, and when it answers.
+"""Cost of looks: CPU seconds of `lakestream` as a program, with its start, and seconds until its answer.
 
 By itself: `make bench ONLY=commands`.
 """

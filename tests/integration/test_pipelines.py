@@ -274,31 +274,37 @@ def test_commands_take_what_the_file_says_and_ask_for_a_group_only_where_there_a
         return printed.out if code == 0 else printed.err
 
     topic, other = topic_of([*events(0, 0, 3), "not JSON"]), topic_of(events(0, 0, 3))
-    pipelines.write("told", topic=topic)
-    file = str(pipelines.folder / "told.yaml")
+    pipelines.write("pages", topic=topic)
+    file = str(pipelines.folder / "pages.yaml")
     said(0, "pipeline", "run", file)
     assert json.loads(said(0, "plan", "--pipeline", file, "--json"))["records_at_most"] == 0
     shown = json.loads(said(0, "preview", "--pipeline", file, "--json"))
     assert (len(shown["rows"]), len(shown["rejected"])) == (3, 1)
     assert "name" in shown["columns"]
     replayed = json.loads(said(0, "rejects", "replay", "--pipeline", file, "--json"))
-    assert replayed["table"] == "lake.told"
+    assert replayed["table"] == "lake.pages"
     caplog.clear()
     assert run(["audit", "--pipeline", file, "--full"]) == 0
     audited = capsys.readouterr()
-    assert "lake.told" in audited.out
+    assert "lake.pages" in audited.out
     # PyIceberg warns of its own dictionaries.
     assert "ictionary" not in f"{audited.out}{audited.err}{caplog.text}"
     # What is given goes before what the file says.
     assert "topic: 'no' does not exist" in said(2, "plan", "--pipeline", file, "--topic", "no")
     # One ledger is meant where there is one.
     for command in (["ledger", "show"], ["ledger", "history"], ["audit"]):
-        said(0, *command, "--table", "lake.told")
-    assert "only a statement makes rows of its rejected records" in said(2, "rejects", "replay", "--table", "lake.told")
-    (pipelines.folder / "told.yaml").write_text(
-        Path(file).read_text().replace("consumer_group: told", "consumer_group: second").replace(topic, other)
+        said(0, *command, "--table", "lake.pages")
+    assert "only a statement makes rows of its rejected records" in said(
+        2, "rejects", "replay", "--table", "lake.pages"
+    )
+    (pipelines.folder / "pages.yaml").write_text(
+        Path(file).read_text().replace("consumer_group: pages", "consumer_group: second").replace(topic, other)
     )
     said(0, "pipeline", "run", file)
     for command in (["ledger", "show"], ["ledger", "history"], ["audit"], ["rejects", "replay"]):
-        assert "--group: lake.told has ledgers of second, told. Say which" in said(2, *command, "--table", "lake.told")
-    assert "--topic: is missing. Give it, or a --pipeline" in said(2, "plan", "--table", "lake.told", "--group", "told")
+        assert "--group: lake.pages has ledgers of pages, second. Say which" in said(
+            2, *command, "--table", "lake.pages"
+        )
+    assert "--topic: is missing. Give it, or a --pipeline" in said(
+        2, "plan", "--table", "lake.pages", "--group", "pages"
+    )

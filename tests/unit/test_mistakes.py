@@ -84,7 +84,7 @@ LITERALS = [
         10,
         "no envelope",
         {"envelope": "maxwell"},
-        "envelope: 'maxwell' is not one of 'connect', 'debezium', 'flattened'.",
+        "envelope: 'maxwell' is not one of 'connect', 'debezium'.",
     ),
     Mistake(11, "no policy", {"on_error": "ignore"}, "on_error: 'ignore' is not one of 'fail', 'reject', 'skip'."),
     Mistake(12, "no policy of tombstones", {"tombstones": "drop"}, "tombstones: 'drop' is not one of 'keep', 'skip'"),

@@ -417,4 +417,4 @@ def give_way(job: LandingJob, conflicts: int) -> None:
 def pause(stop: threading.Event, conflicts: int) -> None:
     """Wait for a random time, from the third conflict in a row on; a set `stop` ends the wait."""
     if conflicts > 2:
-        stop.wait(random.uniform(0, GIVE_WAY * conflicts))  # noqa: S311  # spreads the tries of runs, and keeps no secret
+        stop.wait(random.uniform(0, GIVE_WAY * conflicts))  # noqa: S311  # the wait spreads the tries of runs; no secret depends on it

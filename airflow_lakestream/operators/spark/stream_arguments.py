@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from airflow_lakestream.config.arguments import between_batches, count
-from airflow_lakestream.config.literals import Check, check_literals
+from airflow_lakestream.config.literals import OF_MIRROR, Check, check_literals
 from airflow_lakestream.core.policies import SqlInput, is_given
 from airflow_lakestream.core.secrecy import MASKED, refuse_shown, secrets_in
 from airflow_lakestream.exceptions import InvalidArgument
@@ -16,7 +16,7 @@ from airflow_lakestream.operators.arguments import set_arguments, templated
 from airflow_lakestream.operators.sql_template import check_written_out
 from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 from airflow_lakestream.registry.config import refuse_secrets
-from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, check_app
+from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, MIRROR_APPS, check_app
 from airflow_lakestream.stores.folders import is_object_store
 
 NUMBERS = ("total_executor_cores", "executor_cores", "num_executors")
@@ -138,7 +138,8 @@ class StreamArguments(SparkArguments):
         set_arguments(self, StreamArguments, {**locals(), "app_config": dict(app_config or {})}, _CHECKS)
         if app not in (None, MAINTAIN_ICEBERG):
             check_written_out(self.app_config.get("sql"), self.app_config.get("sql_input", SqlInput.RAW.value))
-            check_literals({"table_format": lake_of_app(app).format, **self.app_config})
+            checks = OF_MIRROR if app in MIRROR_APPS else {}
+            check_literals({"table_format": lake_of_app(app).format, **self.app_config}, checks)
 
     template_fields: Sequence[str] = (*templated(__init__), *SparkArguments.template_fields)
 

@@ -108,8 +108,9 @@ class WorkerUpkeep(ABC):
                 break
             try:
                 reports.append((self._look if self.dry_run else self._maintain)(name))
-            except Exception as e:
-                # Any error of the catalog or the store: the other tables must still be maintained.
+            except (
+                Exception
+            ) as e:  # any error of the catalog or the store; the others are maintained, then it is raised
                 log.error("%s was not maintained: %s", name, e, exc_info=not isinstance(e, LakestreamError))
                 failed[name] = e
                 continue

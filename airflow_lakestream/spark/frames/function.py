@@ -139,7 +139,7 @@ def columns_of(result: DataFrame, argument: str) -> tuple[Schema, pa.Schema]:
 
     try:
         given: pa.Schema = to_arrow_schema(result.schema)
-    except Exception as e:  # the type of Spark's error differs; its text is in ours
+    except Exception as e:  # its type differs between versions of Spark; it is raised as ours, with its text
         raise InvalidArgument(argument, f"it returned a type that tables have not: {e}.", "Cast it.") from e
     names = [name for name in METADATA_NAMES if metadata_schema([name]).names[0] in given.names]
     metadata = metadata_schema(names)

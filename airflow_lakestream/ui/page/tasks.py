@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_lakestream.config.decoding import DECODING
+from airflow_lakestream.spark.apps import MIRROR_APPS
 
 _USE_INTERVALS = "Give the DAG a schedule of intervals, such as CronDataIntervalTimetable."
 _SCHEDULES = {
@@ -67,7 +68,6 @@ def of_mode(engine: str, given: Mapping[str, Any], app: Mapping[str, Any]) -> st
 
 _OURS = "airflow_lakestream."
 _MAINTENANCE = "maintain_iceberg"
-_MIRRORS = ("cdc_to_iceberg", "cdc_to_delta")
 # Engine that lands, by operator.
 ENGINES = {
     "KafkaExtractOperator": "extract",
@@ -211,7 +211,7 @@ def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str)
             defaults=_defaults(task, {name for text in texts.values() for name in _PARAM.findall(text)}),
             has_outlets=bool(given.get("outlets")),
             no_backfill=no_intervals or of_mode(ENGINES[operator], given, _map(given.get("app_config"))),
-            is_mirror=ENGINES[operator] == "mirror" or given.get("app") in _MIRRORS,
+            is_mirror=ENGINES[operator] == "mirror" or given.get("app") in MIRROR_APPS,
             is_mapped=bool(given.get("_is_mapped")),
             given={name: _map(given[name]) or given[name] for name in KEPT if given.get(name) is not None},
         )

@@ -50,10 +50,10 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
     )
 
 
-def file_of(rows: Sequence[Row], *, told: bool) -> EntryFile:
-    """Return a file; `told` says whether its metadata tells bounds."""
+def file_of(rows: Sequence[Row], *, has_bounds: bool) -> EntryFile:
+    """Return a file, with bounds in its metadata if `has_bounds`."""
     tenants = [key[0] for key, *_ in rows if key is not None]
-    bounds = (min(tenants), max(tenants)) if told and tenants else None
+    bounds = (min(tenants), max(tenants)) if has_bounds and tenants else None
     others = any(key is None or kept for key, *_, kept in rows)
 
     def read(names: Sequence[str]) -> Iterator[pa.Table]:
@@ -94,7 +94,7 @@ FILES = st.lists(st.tuples(st.lists(ROWS, max_size=8), st.booleans()), max_size=
 def test_what_is_read_for_some_keys_tells_of_them_what_all_entries_tell(
     held: list[tuple[list[Row], bool]], keys: set[tuple[str, int]]
 ) -> None:
-    files, wanted = [file_of(rows, told=told) for rows, told in held], sorted(keys)
+    files, wanted = [file_of(rows, has_bounds=has_bounds) for rows, has_bounds in held], sorted(keys)
     columns = [pa.array([key[at] for key in wanted], SCHEMA.field(name).type) for at, name in enumerate(KEY)]
     opened = EntryFiles(files, SCHEMA)
     (parts,) = MergeThreads().do(opened.wanted(KEY, KeySearch(pa.table(columns, names=list(KEY)), KEY)))
@@ -108,7 +108,7 @@ def test_what_is_read_for_some_keys_tells_of_them_what_all_entries_tell(
 def test_entries_put_together_in_parts_tell_what_they_told_but_for_what_the_topic_has_lost(
     held: list[tuple[list[Row], bool]], lows: dict[int, int], most: int
 ) -> None:
-    files, before = [file_of(rows, told=told) for rows, told in held], module.PART_ENTRIES
+    files, before = [file_of(rows, has_bounds=has_bounds) for rows, has_bounds in held], module.PART_ENTRIES
     module.PART_ENTRIES = most
     try:
         parts = list(condensed(files, KEY, lows))
@@ -132,7 +132,7 @@ def test_entries_put_together_in_parts_tell_what_they_told_but_for_what_the_topi
 
 @given(FILES)
 def test_for_a_history_of_rows_each_deletion_is_kept_once(held: list[tuple[list[Row], bool]]) -> None:
-    files = [file_of(rows, told=told) for rows, told in held]
+    files = [file_of(rows, has_bounds=has_bounds) for rows, has_bounds in held]
     kept = as_one(condensed(files, KEY, {}, every=True))
     names = (*KEY, *memory.VERSION)
     found = [tuple(row[name] for name in names) for row in kept.to_pylist() if row["tenant"] is not None]

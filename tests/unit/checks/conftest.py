@@ -1,4 +1,4 @@
-"""What the tests of checked landings begin with."""
+"""Fixtures of the tests of checked landings."""
 
 from __future__ import annotations
 

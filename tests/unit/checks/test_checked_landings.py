@@ -63,12 +63,12 @@ def one_by_one(lake: CheckedLake, records: Sequence[Record], **config: Any) -> L
 
 def test_each_commit_of_a_run_is_checked_on_its_own(lake: CheckedLake) -> None:
     records = [record(0), record(1), bad(2), record(3)]
-    told: dict[str, Any] = {"max_batch_bytes": 1}
+    options: dict[str, Any] = {"max_batch_bytes": 1}
     with pytest.raises(ChecksFailed) as caught:
-        land(one_by_one(lake, records, checks=NO_BAD, **told))
+        land(one_by_one(lake, records, checks=NO_BAD, **options))
     assert "given[0] [2,3)" in str(caught.value)
     assert (lake.ids(), lake.landed(), len(lake.kept())) == ([0, 1], 2, 1)
-    land(one_by_one(lake, records, **told))
+    land(one_by_one(lake, records, **options))
     assert lake.ids() == [0, 1, 2, 3]
 
 
@@ -118,10 +118,10 @@ def test_a_table_that_somebody_has_made_without_rows(lake: CheckedLake, mode: di
 
 
 def test_a_first_landing_of_ranges_makes_the_table(lake: CheckedLake) -> None:
-    told: dict[str, Any] = {"mode": "ranges", "ranges": [[0, 1, 2]]}
+    options: dict[str, Any] = {"mode": "ranges", "ranges": [[0, 1, 2]]}
     with pytest.raises(ChecksFailed):
-        lake.land(RECORDS, checks=FEW, **told)
-    lake.land(RECORDS, checks=NO_BAD, **told)
+        lake.land(RECORDS, checks=FEW, **options)
+    lake.land(RECORDS, checks=NO_BAD, **options)
     assert (lake.ids(), lake.kept()) == ([2], [])
     assert lake.entry().origin == {}
 
@@ -160,34 +160,34 @@ def test_others_on_main_do_not_matter(lake: CheckedLake) -> None:
 
 
 def test_a_kept_branch_outlives_expiry_and_its_files_are_known(lake: CheckedLake) -> None:
-    told: dict[str, Any] = {"table_properties": {retention.KEEP: "1"}}
+    options: dict[str, Any] = {"table_properties": {retention.KEEP: "1"}}
     records = [record(number) for number in range(4)]
     for count in (1, 2, 3):
-        lake.land(records[:count], **told)
+        lake.land(records[:count], **options)
     with pytest.raises(ChecksFailed):
-        lake.land([*records[:3], bad(3)], checks=NO_BAD, **told)
+        lake.land([*records[:3], bad(3)], checks=NO_BAD, **options)
     (branch,) = lake.kept()
     assert branch.snapshot.snapshot_id not in ExpiryRule(0).expiring(lake.iceberg().metadata)
     # Other offsets, by another group: its landings let snapshots expire.
     other = replace(TOPIC, topic="other")
     for count in (1, 2, 3, 4):
-        job = lake.job(records[:count], consumer_group="h", topic="other", **told)
+        job = lake.job(records[:count], consumer_group="h", topic="other", **options)
         topic: Any = OtherTopic(records[:count], other)
         land(replace(job, source=topic, reader=topic))
     assert [one.name for one in lake.kept()] == [branch.name]
     assert lake.kept_ids() == [3]
-    lake.land(records, **told)
+    lake.land(records, **options)
     # A landing without checks leaves the branch; the next one with checks drops it.
     assert [one.name for one in lake.kept()] == [branch.name]
-    lake.land([*records, record(4)], checks=NO_BAD, **told)
+    lake.land([*records, record(4)], checks=NO_BAD, **options)
     assert lake.kept() == []
     assert lake.parquet_files() == {Path(path).name for path in lake.files()}
 
 
 def test_checked_landings_let_snapshots_expire_with_their_files(lake: CheckedLake) -> None:
-    told: dict[str, Any] = {"table_properties": {retention.KEEP: "1"}, "checks": NO_BAD}
+    options: dict[str, Any] = {"table_properties": {retention.KEEP: "1"}, "checks": NO_BAD}
     for count in range(1, 5):
-        lake.land([record(number) for number in range(count)], **told)
+        lake.land([record(number) for number in range(count)], **options)
     table = lake.iceberg()
     assert lake.ids() == list(range(4))
     needed = {m.manifest_path for s in table.snapshots() for m in s.manifests(table.io)}
@@ -321,7 +321,7 @@ def test_main_never_has_a_row_of_a_failed_landing(
     tmp_path_factory: pytest.TempPathFactory, landings: list[tuple[list[bool], bool]], small: bool
 ) -> None:
     lake = CheckedLake(tmp_path_factory.mktemp("lake"))
-    told: dict[str, Any] = {"schema": SCHEMA, "max_batch_bytes": 1 if small else "1MiB"}
+    options: dict[str, Any] = {"schema": SCHEMA, "max_batch_bytes": 1 if small else "1MiB"}
     records: list[Record] = []
     are_bad: list[bool] = []
     on_main = 0
@@ -332,7 +332,7 @@ def test_main_never_has_a_row_of_a_failed_landing(
         new = are_bad[on_main:]
         stops = is_checked and any(new)
         try:
-            land(one_by_one(lake, records, checks=checks, **told))
+            land(one_by_one(lake, records, checks=checks, **options))
             assert not stops
             on_main = len(records)
         except ChecksFailed:
@@ -343,6 +343,6 @@ def test_main_never_has_a_row_of_a_failed_landing(
             assert lake.ids() == list(range(on_main))
             assert lake.landed() == on_main
             assert len(lake.kept()) == stops
-    land(one_by_one(lake, records, checks={"unique": ["id"]}, **told))
+    land(one_by_one(lake, records, checks={"unique": ["id"]}, **options))
     if records:
         lake.assert_only(range(len(records)))

@@ -103,10 +103,10 @@ def test_the_last_week_tells_how_many_rows_are_usual(lake: CheckedLake) -> None:
 
 def test_a_landing_without_rows_is_asked_for_their_number_only(lake: CheckedLake) -> None:
     records = [Record(b"no json"), Record(b"no json either")]
-    told: dict[str, Any] = {"schema": SCHEMA, "max_rejected": 1.0}
+    options: dict[str, Any] = {"schema": SCHEMA, "max_rejected": 1.0}
     with pytest.raises(ChecksFailed, match="there are no rows to look at"):
-        lake.land(records, checks={"row_count": {"min": 1}}, **told)
-    report = lake.land(records, checks={"not_null": ["id"], "freshness": 1}, **told)
+        lake.land(records, checks={"row_count": {"min": 1}}, **options)
+    report = lake.land(records, checks={"not_null": ["id"], "freshness": 1}, **options)
     assert (report.counts.rejected, lake.landed(), len(lake.rejected())) == (2, 2, 2)
 
 
@@ -210,19 +210,19 @@ def test_numbers_may_be_texts_as_templates_render_them() -> None:
     ],
 )
 def test_what_checks_do_not_go_with(more: dict[str, Any], said: str) -> None:
-    told = {"topic": "t", "table": "lake.events", "consumer_group": "g", "checks": {"freshness": 60}, **more}
+    options = {"topic": "t", "table": "lake.events", "consumer_group": "g", "checks": {"freshness": 60}, **more}
     with pytest.raises(InvalidArgument, match=said):
-        ExtractConfig(**told)
+        ExtractConfig(**options)
 
 
 def test_new_columns_come_with_the_commit_that_passes(lake: CheckedLake) -> None:
     lake.land([record(1)])
     more = [record(1), Record(b'{"id": 2, "name": "n", "colour": "red"}')]
-    told: dict[str, Any] = {"schema_evolution": "add", "unknown_fields": "evolve"}
+    options: dict[str, Any] = {"schema_evolution": "add", "unknown_fields": "evolve"}
     with pytest.raises(ChecksFailed, match="colour=red"):
-        lake.land(more, checks={"sql": "SELECT colour FROM landing WHERE colour = 'red'"}, **told)
+        lake.land(more, checks={"sql": "SELECT colour FROM landing WHERE colour = 'red'"}, **options)
     assert "colour" not in lake.iceberg().schema().column_names
-    lake.land(more, checks={"not_null": ["colour"]}, **told)
+    lake.land(more, checks={"not_null": ["colour"]}, **options)
     assert [row["colour"] for row in lake.rows()] == [None, "red"]
 
 
@@ -249,9 +249,9 @@ def test_columns_that_differ_in_case_only_are_refused() -> None:
 
 def test_rows_of_partitions_and_several_files(lake: CheckedLake) -> None:
     records = [record(number, f"n{number % 3}") for number in range(9)]
-    told: dict[str, Any] = {"partition_by": ["name"], "schema": SCHEMA}
+    options: dict[str, Any] = {"partition_by": ["name"], "schema": SCHEMA}
     with pytest.raises(ChecksFailed, match="given\\[0\\] offset 7: id=7"):
-        lake.land(records, checks={"sql": "SELECT * FROM landing WHERE id = 7"}, **told)
-    lake.land(records, checks={"unique": ["id"]}, **told)
+        lake.land(records, checks={"sql": "SELECT * FROM landing WHERE id = 7"}, **options)
+    lake.land(records, checks={"unique": ["id"]}, **options)
     assert len(lake.files()) == 3
     assert sorted(lake.ids()) == list(range(9))

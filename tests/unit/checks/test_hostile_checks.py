@@ -105,13 +105,13 @@ def test_a_file_that_can_not_be_read_is_no_failed_check() -> None:
 def test_the_next_landing_goes_on(tmp_path: Path) -> None:
     lake = GivenLake(tmp_path)
     deep, flat = (Record(json.dumps({"s": one}).encode()) for one in (DEEP, "2"))
-    told: dict[str, Any] = {
+    options: dict[str, Any] = {
         "schema": "s string",
         "checks": {"sql": "SELECT * FROM landing WHERE json_contains(s, '7')"},
     }
     with pytest.raises(ChecksFailed, match=r"killed by signal 11\n    given\[0\] offset 0"):
-        lake.land([deep], **told)
-    lake.land([flat], **told)
+        lake.land([deep], **options)
+    lake.land([flat], **options)
     assert [row["s"] for row in lake.rows()] == ["2"]
 
 

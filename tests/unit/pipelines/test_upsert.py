@@ -89,3 +89,9 @@ def test_spark_keeps_the_same_table_with_its_app_of_mirrors(tmp_path: Path) -> N
 def test_what_contradicts_the_mode_is_named_with_its_key(tmp_path: Path, old: str, new: str, said: str) -> None:
     found = problems(tmp_path, UPSERT.replace(old, new))
     assert any(said in one for one in found), found
+
+
+def test_the_envelope_of_flattened_events_is_refused_for_a_table_without_key(tmp_path: Path) -> None:
+    text = UPSERT.replace("key_format: string", "envelope: flattened").replace("mode: upsert, key: [id], ", "")
+    (found,) = problems(tmp_path, text)
+    assert "envelope: 'flattened' is not one of 'connect', 'debezium'" in found

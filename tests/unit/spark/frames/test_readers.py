@@ -24,12 +24,12 @@ def test_a_careful_landing_with_a_function_is_read_by_executors_all_the_same(arg
     name = "tests.support.frames:unchanged"
     given = {"topic": "t", "table": "lake.t", "consumer_group": "g", "schema": "id bigint", argument: name}
     config = FrameConfig(**given)
-    job = build_job(config, {"bootstrap.servers": "b"}, None, run_id="r")  # type: ignore[arg-type]  # nothing is opened
+    job = build_job(config, {"bootstrap.servers": "b"}, None, run_id="r")
     careful = replace(job, careful=True)
     common = None, config, {}, "here"
-    readers = FrameReaders(*common, function=load_function(name, argument))  # type: ignore[arg-type]  # no Spark is needed
+    readers = FrameReaders(*common, function=load_function(name, argument))
     assert readers.can_read(careful, PLAN)
-    assert not SparkReaders(*common).can_read(careful, PLAN)  # type: ignore[arg-type]  # as above
+    assert not SparkReaders(*common).can_read(careful, PLAN)
     # Rows of a function's are no records that could be rejected: there is nothing to try.
     with pytest.raises(RowsNotWritable):
         job.with_trials(RowsNotWritable("lake.t", "too long", None))
