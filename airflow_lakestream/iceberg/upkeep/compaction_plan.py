@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import TypeVar
 
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
 from pyiceberg.typedef import Record
@@ -18,6 +19,7 @@ from pyiceberg.typedef import Record
 # Reserved by the specification.
 _PATH_ID = 2147483546
 Partition = tuple[int, str]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +122,7 @@ class CompactionPlan:
 
     def parts(self, rule: CompactionRule) -> Iterator[tuple[FileGroup, ...]]:
         """Yield the groups of each commit."""
-        part, size = list[FileGroup](), 0
-        for group in self.groups:
-            if part and size + group.bytes > rule.part_bytes:
-                yield tuple(part)
-                part, size = [], 0
-            part.append(group)
-            size += group.bytes
-        if part:
-            yield tuple(part)
+        yield from map(tuple, bins(self.groups, rule.part_bytes, attrgetter("bytes")))
 
     @property
     def bytes(self) -> int:
@@ -255,20 +249,21 @@ def _can_read(live: LiveFile, columns: Collection[int]) -> bool:
 
 def _groups(files: Sequence[LiveFile], rule: CompactionRule) -> Iterator[FileGroup]:
     """Yield the groups of a partition's candidates, oldest files first."""
-    for full in _bins(sorted(files, key=attrgetter("sequence")), rule.target_bytes):
+    for full in bins(sorted(files, key=attrgetter("sequence")), rule.target_bytes, attrgetter("live_bytes")):
         if chosen := _worth(full, rule):
             outputs = max(1, round(sum(one.live_bytes for one in chosen) / rule.target_bytes))
             yield FileGroup(chosen[0].file.spec_id, chosen[0].file.partition, tuple(chosen), outputs)
 
 
-def _bins(files: Iterable[LiveFile], target: int) -> Iterator[list[LiveFile]]:
-    held, size = list[LiveFile](), 0
-    for one in files:
-        if held and size + one.live_bytes > target:
+def bins(items: Iterable[Item], target: int, size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yield items in their order, as many together as stay within a size; a larger item is alone."""
+    held, size = list[Item](), 0
+    for one in items:
+        if held and size + size_of(one) > target:
             yield held
             held, size = [], 0
         held.append(one)
-        size += one.live_bytes
+        size += size_of(one)
     if held:
         yield held
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import ManifestContent, ManifestFile
@@ -16,6 +17,7 @@ from airflow_lakestream.iceberg.commit.row_delta import FileExchange, has_files
 from airflow_lakestream.iceberg.manifests import live_entries
 from airflow_lakestream.iceberg.table_properties import number
 from airflow_lakestream.iceberg.upkeep import ledger_edit
+from airflow_lakestream.iceberg.upkeep.compaction_plan import bins
 from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
 
 # Key in the summary: the number of manifests that were merged.
@@ -35,20 +37,9 @@ def to_merge(manifests: Sequence[ManifestFile], target: int) -> list[list[Manife
     for one in manifests:
         if has_files(one) and one.manifest_length < SMALL_SHARE * target:
             alike[one.content, one.partition_spec_id].append(one)
-    bins = [some for small in alike.values() for some in _bins(small, target) if len(some) > 1]
-    return bins if sum(len(some) - 1 for some in bins) >= LEAST_GAIN else []
-
-
-def _bins(small: Sequence[ManifestFile], target: int) -> Iterator[list[ManifestFile]]:
-    held, size = list[ManifestFile](), 0
-    for one in small:
-        if held and size + one.manifest_length > target:
-            yield held
-            held, size = [], 0
-        held.append(one)
-        size += one.manifest_length
-    if held:
-        yield held
+    found = [bins(small, target, attrgetter("manifest_length")) for small in alike.values()]
+    merges = [some for of_spec in found for some in of_spec if len(some) > 1]
+    return merges if sum(len(some) - 1 for some in merges) >= LEAST_GAIN else []
 
 
 class _NothingToMerge(Exception):
@@ -73,11 +64,11 @@ def rewrite_manifests(catalog: Catalog, name: str) -> int:
     def attempt() -> AppendAttempt:
         nonlocal gained
         table = fit_table(catalog, name)
-        if not (bins := mergeable(table)):
+        if not (merges := mergeable(table)):
             raise _NothingToMerge
-        gained = sum(len(some) - 1 for some in bins)
-        summary = {SUMMARY_MANIFESTS: str(sum(map(len, bins)))}
-        return attempt_at(catalog, name, table, summary, partial(_MergedManifests, bins))
+        gained = sum(len(some) - 1 for some in merges)
+        summary = {SUMMARY_MANIFESTS: str(sum(map(len, merges)))}
+        return attempt_at(catalog, name, table, summary, partial(_MergedManifests, merges))
 
     try:
         ledger_edit.drive(name, attempt)
@@ -90,17 +81,17 @@ class _MergedManifests(FileExchange):
     """Snapshot with the files of its parent, in fewer manifests."""
 
     def __init__(
-        self, bins: Sequence[Sequence[ManifestFile]], transaction: LandingTransaction, summary: dict[str, str]
+        self, merges: Sequence[Sequence[ManifestFile]], transaction: LandingTransaction, summary: dict[str, str]
     ) -> None:
         super().__init__(transaction, summary)
-        self._bins = bins
+        self._merges = merges
 
     def _manifests(self) -> list[ManifestFile]:
         base = self._transaction.table_metadata.snapshot_by_name(self._target_branch)
         there = () if base is None else base.manifests(self._io)
-        merged = {one.manifest_path for some in self._bins for one in some}
+        merged = {one.manifest_path for some in self._merges for one in some}
         left = [one for one in there if has_files(one) and one.manifest_path not in merged]
-        return [*map(self._merge, self._bins), *left]
+        return [*map(self._merge, self._merges), *left]
 
     def _merge(self, some: Sequence[ManifestFile]) -> ManifestFile:
         is_data = some[0].content == ManifestContent.DATA

@@ -99,7 +99,10 @@ def heads(draw: st.DrawFn) -> tuple[list[ManifestEntry], list[ManifestEntry]]:
 
 
 def applies(delete: ManifestEntry, data: ManifestEntry) -> bool:
-    """Say whether a delete file may apply, in the words of the specification."""
+    """Return whether a delete file may apply, in the words of the specification.
+
+    A delete file of one path applies by the path alone, as in Iceberg's Java and PyIceberg.
+    """
     file, other = delete.data_file, data.data_file
     same = file.spec_id == other.spec_id and str(file.partition) == str(other.partition)
     later = (delete.sequence_number or 0) - (data.sequence_number or 0)
@@ -107,7 +110,7 @@ def applies(delete: ManifestEntry, data: ManifestEntry) -> bool:
         return later > 0 and (same or file.spec_id == 0)
     low, high = (file.lower_bounds or {}).get(PATH), (file.upper_bounds or {}).get(PATH)
     within = low is None or high is None or low <= other.file_path.encode() <= high
-    return later >= 0 and same and within
+    return later >= 0 and (same or (low is not None and low == high)) and within
 
 
 @given(heads())
