@@ -11,6 +11,7 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.lakes import lake_of
 
 _WILD = "*?["
 
@@ -18,10 +19,10 @@ _WILD = "*?["
 class NoIcebergTable(InvalidArgument):
     """Error of a name that is not an Iceberg table of the catalog."""
 
-    def __init__(self, name: str, catalog: str) -> None:
+    def __init__(self, name: str, catalog: Catalog) -> None:
         super().__init__(
             "maintenance.tables",
-            f"{name} is not an Iceberg table of catalog {catalog!r}.",
+            f"{name} is not an Iceberg table of catalog {catalog.name!r}.{lake_of(name).part('near')(catalog, name)}",
             "Correct it. A Delta table is named by its path or URI, for `lakestream maintain`.",
         )
 
@@ -46,7 +47,7 @@ def select(catalog: Catalog, wanted: Sequence[str]) -> list[str]:
     for one in wanted:
         if not any(letter in one for letter in _WILD):
             if not _is_table(catalog, one):
-                raise NoIcebergTable(one, catalog.name)
+                raise NoIcebergTable(one, catalog)
             names[one] = None
             continue
         parts = one.split(".")

@@ -78,8 +78,8 @@ def test_the_operator_returns_the_reports_and_fails_for_a_table_that_is_none(lak
     [found] = operator.execute({})
     assert (found["rewritten"], found["new"], found["expired"]) == (6, 1, 0)
     json.dumps(found)
-    with pytest.raises(AirflowFailException, match=r"lake\.none is not an Iceberg table"):
-        LakestreamMaintainOperator(task_id="t", tables=["lake.none"], iceberg_conn_id="lake").execute({})
+    with pytest.raises(AirflowFailException, match=r"is not an Iceberg table .* Did you mean 'lake\.events'\?"):
+        LakestreamMaintainOperator(task_id="t", tables=["lake.event"], iceberg_conn_id="lake").execute({})
     with pytest.raises(InvalidArgument, match="budget"):
         LakestreamMaintainOperator(task_id="t", tables="lake.t", budget="soon")
 
