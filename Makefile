@@ -19,6 +19,8 @@ RUNS ?= 3
 JOBS ?= 4
 # A seed: the files of tests run in another order.
 ORDER ?=
+# Not empty: the few tests that failed are tried once more, by themselves, when all others are over.
+AGAIN ?=
 SUITES ?= units integration dags faults
 BUDGET ?= 30
 
@@ -37,7 +39,7 @@ lint: setup ## Check style, types, layers and words
 	$(BIN)/python -m dev.words
 
 test: tools setup ## Run the tests that need Python and a JDK alone; SUITES="spark mirrors" for others (python -m dev suites --all)
-	$(BIN)/python -m dev test --jobs $(JOBS) $(if $(ORDER),--order $(ORDER)) $(SUITES)
+	$(BIN)/python -m dev test --jobs $(JOBS) $(if $(ORDER),--order $(ORDER)) $(if $(AGAIN),--again) $(SUITES)
 
 test-all: ## Run all suites, and say of each whether it passed (needs a JDK 17, Go, Node.js, git, Chromium)
 	@$(MAKE) --no-print-directory test SUITES=all

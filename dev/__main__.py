@@ -165,7 +165,7 @@ def node(args: argparse.Namespace) -> None:
 
 def test(args: argparse.Namespace) -> None:
     """Run suites of tests, those that share services in one run of pytest, and report each suite."""
-    if not run_suites(args.suites, jobs=args.jobs, order=args.order):
+    if not run_suites(args.suites, jobs=args.jobs, order=args.order, again=args.again):
         sys.exit(1)
 
 
@@ -213,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("suites", nargs="+", metavar="SUITE", help=f"{names}; all, or {REACHED} by the change")
     running.add_argument("--jobs", type=int, default=4, help="workers that share the files of a run (default: 4)")
     running.add_argument("--order", metavar="SEED", help="run the files in a random order, the same for the same seed")
+    running.add_argument("--again", action="store_true", help="try the few that failed once more, when all is over")
     choosing = command(suites)
     choosing.add_argument("--base", metavar="REV", help=f"default: {BASE}, then origin/main; without one: every suite")
     choosing.add_argument("--all", action="store_true", help="every suite")

@@ -15,11 +15,15 @@ RECORD = CHECKOUT / "artifacts" / "durations.json"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run of pytest: its beginning (seconds since the epoch), its seconds, its tests by suite and outcome."""
+    """One run of pytest: its beginning (seconds since the epoch), its seconds, its tests by suite and outcome.
+
+    :param failed: ids of its tests that failed.
+    """
 
     began: float
     seconds: float
     suites: Mapping[str, Mapping[str, int]]
+    failed: Sequence[str] = ()
 
 
 @dataclass

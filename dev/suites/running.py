@@ -7,10 +7,10 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from dev.durations import Durations
+from dev.durations import Durations, RunRecord
 from dev.service import CHECKOUT
 from dev.services.kubernetes import lacking
 from dev.suites.choice import Choice, choice_of
@@ -21,6 +21,12 @@ NEWEST, OLDEST = ".venv/bin/python", ".venv-airflow-3.1/bin/python"
 # Each worker takes whole files. Where one dies the run ends: pytest-xdist 3.8 would wait without end for its files.
 _SPREAD = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
 _ALONE = ("--timeout", "0")
+# Pytest's exit code of a run that ended, with tests that failed.
+_TESTS_FAILED = 1
+# More tests that fail are no accident of a busy machine.
+_MOST_AGAIN = 12
+# Seconds beyond the end of the run's time (`LAKESTREAM_UNTIL`) in which a test may begin once more.
+_TIME_AGAIN = 360
 
 
 @dataclass(frozen=True)
@@ -88,12 +94,30 @@ class SuiteResult:
         return f"  {'ok  ' if self.passed else 'RED '} {self.suite:<12} {tests}  ({self.run})"
 
 
-def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> bool:
+@dataclass(frozen=True)
+class PlayedRun:
+    """What one run of pytest left behind.
+
+    :param code: pytest's exit code.
+    :param failed: ids of the tests that failed.
+    :param again: ids of tests that failed beside others, and passed once more by themselves.
+    """
+
+    run: PytestRun
+    code: int
+    results: Sequence[SuiteResult]
+    failed: Sequence[str] = ()
+    again: Sequence[str] = ()
+
+
+def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None, again: bool = False) -> bool:
     """Run suites, print a line for each of them, and return whether all passed.
 
     :param names: of the suites; "all" for every suite, "reached" for the files of each that the change can reach.
     :param jobs: workers of a run that spreads.
     :param order: a seed, for another order of the files; None for that of the last durations.
+    :param again: whether tests that failed, if they are few, are tried once more when all else is over; those that pass
+        then are named.
     :raises UnknownSuite: a name is not in the table; nothing has run.
     """
     chosen, choice = known(names), None
@@ -117,9 +141,11 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
     if not _make(at_once):
         return False
 
-    def play(lane: Sequence[tuple[PytestRun, Sequence[Suite]]], kept: bool) -> list[tuple[bool, list[SuiteResult]]]:
+    def play(lane: Sequence[tuple[PytestRun, Sequence[Suite]]], kept: bool) -> list[PlayedRun]:
         return [
-            _play(run, of_run, choice, [*_options(run, of_run, choice, jobs, order), *left], kept)
+            _play(
+                run, of_run, paths_of(run, of_run, choice), [*_options(run, of_run, choice, jobs, order), *left], kept
+            )
             for run, of_run in lane
             if of_run is first or prepared.result()
         ]
@@ -130,11 +156,12 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
         prepared = beside.submit(_make, _targets(suite for _, of_run in asked for suite in of_run) - at_once)
         waiting = beside.submit(play, alone, kept=bool(spread))
         played = [*play(spread, kept=False), *waiting.result()]
-    results = [result for _, of_run in played for result in of_run]
-    print("\nsuites:", *left_out, sep="\n")
-    for result in results:
-        print(result)
-    return prepared.result() and all(well for well, _ in played) and all(result.passed for result in results)
+    if again:
+        played = [_played_again(one) for one in played]
+    results = [result for one in played for result in one.results]
+    left_out += [f"  --   failed beside others, passed once more: {test}" for one in played for test in one.again]
+    print("\nsuites:", *left_out, *results, sep="\n")
+    return prepared.result() and all(one.code == 0 for one in played) and all(result.passed for result in results)
 
 
 def _targets(suites: Iterable[Suite]) -> set[str]:
@@ -149,15 +176,15 @@ def _make(targets: set[str]) -> bool:
 
 
 def _play(
-    run: PytestRun, suites: Sequence[Suite], choice: Choice | None, options: Iterable[str], kept: bool
-) -> tuple[bool, list[SuiteResult]]:
-    """Run pytest once, and return whether it ended well, and what it recorded of its suites.
+    run: PytestRun, suites: Sequence[Suite], paths: Sequence[str], options: Iterable[str], kept: bool
+) -> PlayedRun:
+    """Run pytest once on files or tests.
 
     :param kept: whether to print what it says in one piece at its end, as another run speaks meanwhile.
     """
-    began, paths = time.time(), paths_of(run, suites, choice)
+    began = time.time()
     if not paths:
-        return True, list(_results(run, suites, began))
+        return _played(run, suites, began, 0)
     command = [str(CHECKOUT / run.python), "-m", "pytest", *options, *paths]
     title = f"\n{run.name}: {' '.join(command[1:])}"
     if not kept:
@@ -167,7 +194,29 @@ def _play(
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, stdout=out, stderr=error, text=True, check=False)
     if kept:
         print(f"{title}\n{done.stdout}", flush=True)
-    return done.returncode == 0, list(_results(run, suites, began))
+    return _played(run, suites, began, done.returncode)
+
+
+def _played_again(one: PlayedRun) -> PlayedRun:
+    """Try the tests of a run that failed once more, by themselves; return the run unchanged if one fails again."""
+    if one.code != _TESTS_FAILED or len(one.failed) > _MOST_AGAIN:
+        return one
+    until = float(os.environ.get("LAKESTREAM_UNTIL") or "inf") + _TIME_AGAIN
+    environment = {**one.run.environment, "LAKESTREAM_UNTIL": str(until)}
+    run = replace(one.run, name=f"{one.run.name}, once more", environment=environment)
+    suites = [suite for suite in SUITES if suite.name in {result.suite for result in one.results}]
+    second = _play(run, suites, one.failed, _ALONE, kept=False)
+    outcomes = {outcome for result in second.results for outcome in result.counts}
+    if second.code != 0 or outcomes != {"passed"}:
+        return one
+    results = [replace(result, counts=_without_failed(result.counts)) for result in one.results]
+    return replace(one, code=0, results=results, again=one.failed)
+
+
+def _without_failed(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of a suite whose failed tests have passed once more."""
+    others = {outcome: count for outcome, count in counts.items() if outcome != "failed"}
+    return others | ({"passed once more": failed} if (failed := counts.get("failed", 0)) else {})
 
 
 def _without_unmade(chosen: Sequence[Suite], names: Sequence[str]) -> tuple[list[Suite], list[str]]:
@@ -213,9 +262,10 @@ def _options(
     yield from ("--numprocesses", str(workers), *_SPREAD) if run.spreads else _ALONE
 
 
-def _results(run: PytestRun, suites: Sequence[Suite], began: float) -> Iterator[SuiteResult]:
-    """Yield what the run recorded of its suites; nothing for those that it did not get to."""
+def _played(run: PytestRun, suites: Sequence[Suite], began: float, code: int) -> PlayedRun:
+    """Return what the run recorded of its suites; nothing for those that it did not get to."""
     recorded = Durations.read().runs.get(run.name)
-    counts = recorded.suites if recorded is not None and recorded.began >= began - 1 else {}
-    for suite in suites:
-        yield SuiteResult(suite.name, run.name, counts.get(suite.name, {}))
+    if recorded is None or recorded.began < began - 1:
+        recorded = RunRecord(began, 0, {})
+    results = [SuiteResult(suite.name, run.name, recorded.suites.get(suite.name, {})) for suite in suites]
+    return PlayedRun(run, code, results, recorded.failed)

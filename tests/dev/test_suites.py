@@ -23,6 +23,7 @@ from dev.suites.graph import UsesGraph, matching
 from dev.suites.running import RUNS, PytestRun, SuiteResult, paths_of, run_suites
 from dev.suites.table import BRANCHES, EVERYTHING, LOADING, NIGHTLY, READ, SUITES, USES, Suite
 from dev.suites.tools import known
+from tests.support.durations import places_in_turns
 from tests.support.time_left import OUT_OF_TIME, outcome_of
 
 ALL = {suite.name for suite in SUITES}
@@ -295,6 +296,49 @@ def test_tests_that_would_begin_after_the_end_of_the_time_are_skipped_by_name_an
     result = SuiteResult("spark", "services", {OUT_OF_TIME: 3})
     assert str(result).startswith("  RED  spark")
     assert "3 out of time" in str(result)
+
+
+# Fails at its first time.
+ONCE = """
+from pathlib import Path
+
+def test_once():
+    seen = Path({seen!r})
+    before, _ = seen.exists(), seen.touch()
+    assert before
+"""
+
+
+@pytest.mark.parametrize(("again", "passes"), [(True, True), (False, False)])
+def test_a_test_that_failed_is_tried_once_more_and_named(
+    again: bool, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # The suite of a test is known by its folder.
+    folder = tmp_path / "tests/sensors"
+    folder.mkdir(parents=True)
+    (folder / "test_once.py").write_text(ONCE.format(seen=str(tmp_path / "seen")))
+    (folder / "test_other.py").write_text("def test_other():\n    pass\n")
+    plugins = "-p tests.support.parts -p tests.support.durations"
+    environment = {"PYTHONPATH": str(CHECKOUT), "PYTEST_ADDOPTS": plugins}
+    run = PytestRun("example", ("sensors",), sys.executable, ("tests/sensors/",), environment=environment)
+    monkeypatch.setattr(running, "RUNS", (run,))
+    monkeypatch.setattr(running, "CHECKOUT", tmp_path)
+    monkeypatch.delenv("LAKESTREAM_UNTIL", raising=False)
+    assert run_suites(["sensors"], jobs=1, again=again) is passes
+    said = capfd.readouterr().out
+    line = "failed beside others, passed once more: tests/sensors/test_once.py::test_once"
+    assert (line in said) is passes, said
+    assert ("  ok   sensors      1 passed, 1 passed once more" in said) is passes, said
+
+
+def test_suites_take_turns_and_the_longest_file_of_each_comes_first() -> None:
+    files = ["tests/spark/test_a.py", "tests/spark/test_b.py", "tests/dags/test_c.py", "tests/dags/test_d.py"]
+    seconds = dict(zip(files, (1.0, 9.0, 4.0, 2.0), strict=True))
+    places = places_in_turns(["tests/dags/test_new.py", *files], seconds)
+    assert sorted(places, key=lambda file: places[file]) == [
+        *("tests/dags/test_new.py", "tests/spark/test_b.py"),
+        *("tests/dags/test_c.py", "tests/spark/test_a.py", "tests/dags/test_d.py"),
+    ]
 
 
 def test_a_suite_whose_parts_take_minutes_is_left_out_with_a_line_until_they_are_made_or_it_is_named(

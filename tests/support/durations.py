@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -33,6 +33,7 @@ class DurationRecorder:
         self.tests: dict[str, dict[str, float]] = defaultdict(dict)
         self.fixtures: dict[str, list[float]] = defaultdict(list)
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+        self.failed: dict[str, None] = {}
         given = getattr(config, "workerinput", {})
         # Workers have to agree on the order: only the controller reads the record.
         self.seconds: dict[str, float] = given.get("seconds_of_files") or Durations.read().seconds_of_files()
@@ -54,13 +55,17 @@ class DurationRecorder:
         return order and f"files in a random order: --order={order}"
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Put new files and those that took longest first, so that no worker is left alone with one in the end."""
-        places = {file: -seconds for file, seconds in self.seconds.items()}
+        """Put new files and those that took longest first, so that no worker is left alone with one in the end.
+
+        Suites take turns: where a run's time ends early, each of them has played its share.
+        """
+        files = list(dict.fromkeys(_file_of(item) for item in items))
         if (order := self.config.getoption("order")) is not None:
-            files = sorted({_file_of(item) for item in items})
-            random.Random(order).shuffle(files)
+            random.Random(order).shuffle(files := sorted(files))
             places = {file: float(place) for place, file in enumerate(files)}
-        items.sort(key=lambda item: places.get(_file_of(item), -math.inf))
+        else:
+            places = places_in_turns(files, self.seconds)
+        items.sort(key=lambda item: places[_file_of(item)])
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
@@ -77,6 +82,8 @@ class DurationRecorder:
         outcome = outcome_of(report)
         if outcome != OUT_OF_TIME:
             self.tests[report.nodeid][report.when or ""] = round(report.duration, 3)
+        if report.failed:
+            self.failed[report.nodeid] = None
         if report.when == "call" or report.outcome != "passed":
             # A long test is one of its folder's suite as well.
             for suite in {suite_of(report.nodeid), suite_of(report.nodeid, report.keywords)}:
@@ -92,9 +99,21 @@ class DurationRecorder:
             with file_lock(RECORD.with_suffix(".lock")):
                 known = Durations.read()
                 suites = {suite: dict(counts) for suite, counts in self.outcomes.items()}
-                run = RunRecord(self.began, round(time.time() - self.began, 1), suites)
+                run = RunRecord(self.began, round(time.time() - self.began, 1), suites, [*self.failed])
                 known.add(name, run, self.tests, self.fixtures)
                 known.write()
+
+
+def places_in_turns(files: Iterable[str], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return a place for each file: of each suite new and long ones first, and suites in turns."""
+    suites: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        suites[suite_of(file)].append(file)
+    places = {}
+    for of_suite in suites.values():
+        of_suite.sort(key=lambda file: -seconds.get(file, math.inf))
+        places |= {file: place / len(of_suite) for place, file in enumerate(of_suite)}
+    return places
 
 
 def _file_of(item: pytest.Item) -> str:
