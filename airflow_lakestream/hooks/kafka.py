@@ -49,9 +49,13 @@ class KafkaHook(KafkaBaseHook):
             problem, remedy = mistake
             raise InvalidArgument("kafka_conn_id", f"{unusable} {problem}", remedy)
         try:
-            config: dict[str, Any] = self._build_config()
+            config: dict[str, Any] = self.get_conn
         except (ValueError, TypeError, AttributeError, ImportError, AirflowOptionalProviderFeatureException) as e:
             raise InvalidArgument("kafka_conn_id", f"{unusable} {e}") from e
+        return config
+
+    def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
+        # All versions of the provider call it with the configuration; the methods that build the configuration differ.
         return config
 
     @property
