@@ -54,15 +54,11 @@ class KafkaHook(KafkaBaseHook):
             raise InvalidArgument("kafka_conn_id", f"{unusable} {e}") from e
         return config
 
-    def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
-        # All versions of the provider call it with the configuration; the methods that build the configuration differ.
-        return config
-
     @property
     def where(self) -> str:
         """The connection's name for errors."""
         return f"Kafka connection {self.kafka_config_id!r}"
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
-        # The base class demands this method. No client is needed: only the configuration is read.
+        # All versions of the provider call it with the configuration; the methods that build the configuration differ.
         return config
