@@ -154,7 +154,7 @@ MENDS = (
     ),
     CrossingMutant(
         "settings of a login that connect in the clear",
-        "airflow_lakestream/kafka/settings.py",
+        "airflow_lakestream/config/arguments.py",
         "if given and protocol not in (wanted, other):",
         "if given and protocol is None:",
         "units",
@@ -162,7 +162,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a login of a connection that nothing reads",
-        "airflow_lakestream/kafka/settings.py",
+        "airflow_lakestream/config/arguments.py",
         'if has_login and not protocol.startswith("SASL_"):',
         'if has_login and not protocol.startswith(""):',
         "units",
