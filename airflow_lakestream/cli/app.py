@@ -282,8 +282,7 @@ def _connection_lines(
 
     The connections that Airflow has come first, without their secrets; the others are samples to fill in.
     """
-    from airflow_lakestream.onramp.connection_lines import export_line
-    from airflow_lakestream.onramp.dag_file import DagEngine
+    from airflow_lakestream.onramp.dag_file import DagEngine, export_line
 
     found: list[str] = []
     lacking: list[str] = []

@@ -22,7 +22,7 @@ from airflow_lakestream.config.arguments import problem_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.registry.config import is_client_setting
-from airflow_lakestream.runtime.collector import pause_collection
+from airflow_lakestream.runtime.interpreter import pause_collection
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

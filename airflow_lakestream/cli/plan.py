@@ -316,7 +316,7 @@ class _DoctorRun:
 
     # Runs a check; an error becomes a finding. Secrets known by the end of the check are hidden.
     def _look(self, part: str, look: Callable[[], Iterable[DoctorFinding]]) -> list[DoctorFinding]:
-        from airflow_lakestream.onramp.connection_lines import secret_values
+        from airflow_lakestream.onramp.dag_file import secret_values
         from airflow_lakestream.onramp.doctor.finding import findings_of
 
         found = findings_of(part, look, lambda: secret_values(*self._settings))

@@ -1,9 +1,11 @@
-"""The DAG file of `lakestream init`: a topic into a table by one of the engines, with likely times as times."""
+"""Output of `lakestream init`: the DAG file, with likely times as times, and the connections as lines of a shell."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from textwrap import wrap
@@ -13,6 +15,7 @@ from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.printable import printable
+from airflow_lakestream.core.secrecy import is_secret_name, url_holds_secret
 from airflow_lakestream.decode.json.kinds import Kinds, likely_unit, path_of, remarks
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import DEFAULT, LakeFormat, lake_of
@@ -337,3 +340,65 @@ def _timed(kind: iceberg.IcebergType, path: Path, times: Mapping[Path, TimeSourc
         element = _timed(kind.element_type, (*path, ELEMENT), times)
         return iceberg.ListType(kind.element_id, element, element_required=kind.element_required)
     return kind
+
+
+# Secrets whose names end otherwise.
+_KEYS = re.compile(r"(?:\.pem|access-key-id|access_key_id)$", re.IGNORECASE)
+_USER_INFO = re.compile(r"(?<=://)([^/@\s]*)@")
+
+
+def export_line(conn_id: str, fields: Mapping[str, Any]) -> str:
+    """Return a shell's line `export AIRFLOW_CONN_...`, with the connection as JSON and placeholders for secrets.
+
+    :param fields: of the connection: conn_type, host, login, password, ..., and extra, a mapping.
+    """
+    text = json.dumps({name: value for name, value in masked(fields).items() if value})
+    return f"export AIRFLOW_CONN_{conn_id.upper()}={shlex.quote(text)}"
+
+
+def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with a placeholder for each secret, also in nested settings and in URLs."""
+    return {name: _masked(str(name), value) for name, value in settings.items()}
+
+
+def _masked(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return masked(value)
+    if not value:
+        return value
+    if is_secret_name(name) or _KEYS.search(name):
+        return f"<{name}>"
+    if isinstance(value, str) and url_holds_secret(value):
+        return _USER_INFO.sub("<user>:<password>@", value.split("?")[0])
+    return value
+
+
+def secret_values(*settings: Mapping[str, Any] | None) -> list[str]:
+    """Return the secrets in settings, the longest first, to hide in texts.
+
+    A secret with colons counts as a whole and in parts. None among the settings is skipped.
+    """
+    return sorted(set(_secrets(settings)), key=len, reverse=True)
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return a text with stars in the place of each secret.
+
+    :param secrets: the longest first, so that no part of a secret stays; see `secret_values`.
+    """
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def _secrets(settings: Iterable[Mapping[str, Any] | None]) -> Iterable[str]:
+    for one in settings:
+        for name, value in (one or {}).items():
+            if isinstance(value, Mapping):
+                yield from _secrets([value])
+            elif isinstance(value, str) and value and (is_secret_name(str(name)) or _KEYS.search(str(name))):
+                yield value
+                # Such as "user:password".
+                yield from (part for part in value.split(":") if len(part) >= 4)
+            elif isinstance(value, str) and url_holds_secret(value):
+                yield from (part for found in _USER_INFO.findall(value) for part in found.split(":")[1:] if part)

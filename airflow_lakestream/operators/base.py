@@ -13,7 +13,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, Asset, Ass
 
 from airflow_lakestream.exceptions import LakestreamError, MissingExtra, Terminal
 from airflow_lakestream.lakes import lake_of
-from airflow_lakestream.runtime.collector import pause_collection
+from airflow_lakestream.runtime.interpreter import pause_collection
 
 log = logging.getLogger(__name__)
 

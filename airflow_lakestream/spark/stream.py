@@ -28,7 +28,7 @@ from airflow_lakestream.driver.progress import BatchProgress, ProgressLog
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.run.summary import batch_progress, last_line
 from airflow_lakestream.run.topics import RunReport, topics_of
-from airflow_lakestream.runtime.collector import calm_collector
+from airflow_lakestream.runtime.interpreter import calm_collector
 from airflow_lakestream.spark import lake_settings
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.causes import query_failed

@@ -41,6 +41,7 @@ from airflow_lakestream.core.publishing.branch import (
     EngineOutput,
     EnginePositions,
     ProofResult,
+    PublicationOutcome,
     RowProof,
     TopicLogView,
 )
@@ -49,7 +50,6 @@ from airflow_lakestream.core.publishing.refusals import (
     EngineClaim,
     LandedAhead,
     PositionsUnknown,
-    PublicationOutcome,
     RecordDoubted,
     RowsDiffer,
     RowsUnseen,
