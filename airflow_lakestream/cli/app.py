@@ -23,15 +23,18 @@ import typer
 from typer.main import get_command
 
 from airflow_lakestream import __version__
-from airflow_lakestream.cli import ledger, mirror, pipeline, rejects
-from airflow_lakestream.cli.adopt import adopt, hand_over
-from airflow_lakestream.cli.airflow_config import airflow_settings
-from airflow_lakestream.cli.audit import audit
-from airflow_lakestream.cli.connections import IcebergConn, KafkaConn, StorageConn, aside, connection_fields
-from airflow_lakestream.cli.decoding import takes_decoding
-from airflow_lakestream.cli.doctor import doctor
-from airflow_lakestream.cli.maintain import maintain
-from airflow_lakestream.cli.plan import plan
+from airflow_lakestream.cli import ledger, pipeline
+from airflow_lakestream.cli.arguments import takes_decoding
+from airflow_lakestream.cli.connections import (
+    IcebergConn,
+    KafkaConn,
+    StorageConn,
+    airflow_settings,
+    aside,
+    connection_fields,
+)
+from airflow_lakestream.cli.ledger import adopt, hand_over
+from airflow_lakestream.cli.plan import doctor, plan
 from airflow_lakestream.cli.preview import (
     Servers,
     columns_lines,
@@ -42,6 +45,7 @@ from airflow_lakestream.cli.preview import (
     without_logs,
 )
 from airflow_lakestream.cli.status import status
+from airflow_lakestream.cli.tables import audit, maintain, mirror_app, rejects_app
 from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
@@ -213,8 +217,7 @@ def _with_columns(file: DagFile, found: TopicPreview, decoding: Mapping[str, Any
     The columns are the user's, else the columns of the previewed records; without either, the first run makes them.
     Raises InvalidArgument if the format is unknown.
     """
-    from airflow_lakestream.onramp.dag_file import DagEngine
-    from airflow_lakestream.onramp.likely_times import with_likely_times
+    from airflow_lakestream.onramp.dag_file import DagEngine, with_likely_times
 
     if found.decoding.get("format") is None and found.problem is not None:
         remedy = "Give --format (and --schema), or --schema-registry."
@@ -279,8 +282,7 @@ def _connection_lines(
 
     The connections that Airflow has come first, without their secrets; the others are samples to fill in.
     """
-    from airflow_lakestream.onramp.connection_lines import export_line
-    from airflow_lakestream.onramp.dag_file import DagEngine
+    from airflow_lakestream.onramp.dag_file import DagEngine, export_line
 
     found: list[str] = []
     lacking: list[str] = []
@@ -349,9 +351,9 @@ app.command()(maintain)
 app.command()(adopt)
 app.command()(hand_over)
 app.add_typer(ledger.app, name="ledger")
-app.add_typer(mirror.app, name="mirror")
+app.add_typer(mirror_app, name="mirror")
 app.add_typer(pipeline.app, name="pipeline")
-app.add_typer(rejects.app, name="rejects")
+app.add_typer(rejects_app, name="rejects")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from airflow_lakestream.cli.arguments import one_of, takes_decoding, takes_pipeline
 from airflow_lakestream.cli.connections import Json, KafkaConn, KafkaConnection, aside, open_kafka, open_registry
-from airflow_lakestream.cli.decoding import one_of, takes_decoding
-from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.core.policies import Tombstones
 from airflow_lakestream.core.printable import counted, printable
 from airflow_lakestream.exceptions import InvalidArgument
@@ -162,7 +161,7 @@ def columns_lines(heading: str, columns: str, remarks: Sequence[str]) -> list[st
 
 
 def _render(found: TopicPreview) -> str:
-    from airflow_lakestream.onramp.shown import excerpt
+    from airflow_lakestream.onramp.preview import excerpt
 
     lines = [*topic_lines(found), *columns_of(found)]
     if found.rows:
@@ -197,7 +196,7 @@ def _at(record: Mapping[str, Any]) -> str:
 
 
 def _payload(row: Mapping[str, Any]) -> str:
-    from airflow_lakestream.onramp.shown import excerpt
+    from airflow_lakestream.onramp.preview import excerpt
 
     shown = (f"{k}={excerpt(_shown(v), 60)}" for k, v in row.items() if not k.startswith("_kafka_"))
     return excerpt(", ".join(shown), 240)
@@ -205,7 +204,7 @@ def _payload(row: Mapping[str, Any]) -> str:
 
 def _shown(value: Any) -> Any:
     """Return bytes and texts as they are, other values as in JSON, with times in ISO 8601."""
-    from airflow_lakestream.onramp.shown import json_ready
+    from airflow_lakestream.onramp.preview import json_ready
 
     if isinstance(value, str | bytes):
         return value
@@ -214,7 +213,7 @@ def _shown(value: Any) -> Any:
 
 
 def _quoted(value: bytes | None) -> str:
-    from airflow_lakestream.onramp.shown import excerpt
+    from airflow_lakestream.onramp.preview import excerpt
 
     return "null" if value is None else f"'{excerpt(value, 80)}'"
 

@@ -45,7 +45,7 @@ from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.timed import EXACT, Sources, TimeColumns
 from airflow_lakestream.registry.client import RegisteredSchema, RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.tables.schema.time_sources import Path
+from airflow_lakestream.tables.schema.types import Path
 
 # Formats whose numbers are text: a number may have a fraction, even in an integer column.
 _WRITTEN = (ValueFormat.JSON, ValueFormat.JSON_SCHEMA, ValueFormat.CSV, KeyFormat.STRING)

@@ -22,7 +22,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.keys import ColumnDecoder
 from airflow_lakestream.decode.values.outcome import DecoderResult, all_but
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.time_sources import ELEMENT, EpochUnit, Path, TimeSource
+from airflow_lakestream.tables.schema.types import ELEMENT, EpochUnit, Path, TimeSource
 from airflow_lakestream.tables.schema.value_ranges import FINER, MAX_MICROS, MIN_MICROS, NOT_A_YEAR
 
 INSTANT = pa.timestamp("us", tz="UTC")

@@ -7,9 +7,9 @@ from typing import Any
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 from airflow.providers.common.compat.sdk import AirflowOptionalProviderFeatureException, mask_secret
 
+from airflow_lakestream.config.arguments import problem_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.connections import connection_of
-from airflow_lakestream.kafka.settings import problem_of
 from airflow_lakestream.registry.config import RegistryConfig, is_client_setting
 
 

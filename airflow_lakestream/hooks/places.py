@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.policies import is_given
-from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
-from airflow_lakestream.hooks.store import store_properties
+from airflow_lakestream.hooks.store import DeltaStorageHook, store_properties
 from airflow_lakestream.lakes import LakeCapability, LakeFormat
 
 if TYPE_CHECKING:

@@ -3,11 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.hooks.connections import connection_of, find_connection
-from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
+from airflow.providers.common.compat.sdk import BaseHook, mask_secret
+
+from airflow_lakestream.exceptions import InvalidArgument, MissingExtra
+from airflow_lakestream.hooks.connections import connection_of, find_connection, refuse_unread, texts_of
 from airflow_lakestream.hooks.iceberg import IcebergHook
+
+if TYPE_CHECKING:
+    from airflow_lakestream.delta.storage import DeltaStorage
+
+_ARGUMENT = "storage_conn_id"
+_AWS_EXTRA = {
+    "region_name": "aws_region",
+    "endpoint_url": "aws_endpoint_url",
+    "aws_session_token": "aws_session_token",
+}
+_SECRET = ("key", "secret", "token", "password", "sas", "credential")
+
+
+class DeltaStorageHook(BaseHook):
+    """Reads a connection of type `aws`, or of type `generic` with storage options in its extra.
+
+    Without a connection's id the worker's environment decides: variables, or the role of the instance.
+    """
+
+    def __init__(self, storage_conn_id: str | None = None) -> None:
+        super().__init__()
+        self.storage_conn_id = storage_conn_id
+
+    def open_storage(self) -> DeltaStorage:
+        """Return the storage. Raises InvalidArgument for an unusable connection, and MissingExtra."""
+        try:
+            from airflow_lakestream.delta.storage import DeltaStorage
+        except ModuleNotFoundError as e:
+            raise MissingExtra("delta", e.name) from e
+        return DeltaStorage(self._options())
+
+    def _options(self) -> dict[str, str]:
+        if not self.storage_conn_id:
+            return {}
+        how = 'Add one of type aws, or of type generic with an extra such as {"aws_region": "eu-central-1"}.'
+        connection = connection_of(_ARGUMENT, self.storage_conn_id, how)
+        if connection.conn_type == "aws":
+            options = self._of_aws(connection)
+        elif connection.conn_type == "generic":
+            options = texts_of(_ARGUMENT, connection)
+            remedy = "Write the storage options of delta-rs into its extra."
+            refuse_unread(_ARGUMENT, connection, "host", "login", "password", remedy=remedy)
+        else:
+            raise InvalidArgument(
+                _ARGUMENT,
+                f"connection {self.storage_conn_id!r} is of type {connection.conn_type!r}.",
+                "Take one of type aws, or of type generic with the storage options of delta-rs in its extra.",
+            )
+        for key, value in options.items():
+            if value and any(word in key.lower() for word in _SECRET):
+                mask_secret(value)
+        return options
+
+    def _of_aws(self, connection: Any) -> dict[str, str]:
+        extra = texts_of(_ARGUMENT, connection)
+        refuse_unread(_ARGUMENT, connection, "host", remedy="Write it as endpoint_url into the extra.")
+        if not (connection.login and connection.password):
+            remedy = "The key's id is the login, the secret key the password: give both, or neither."
+            refuse_unread(_ARGUMENT, connection, "login", "password", remedy=remedy)
+        if unknown := sorted(set(extra) - set(_AWS_EXTRA)):
+            raise InvalidArgument(
+                _ARGUMENT,
+                f"connection {self.storage_conn_id!r}: its extra has {', '.join(unknown)}, which is not read here.",
+                f"Known are {', '.join(_AWS_EXTRA)}. For a role, leave {_ARGUMENT} out and give it to the worker; or "
+                "take a connection of type generic with storage options.",
+            )
+        options = {name: extra[key] for key, name in _AWS_EXTRA.items() if extra.get(key)}
+        if connection.login:
+            options |= {"aws_access_key_id": connection.login, "aws_secret_access_key": connection.password}
+        if options.get("aws_endpoint_url", "").startswith("http://"):
+            options["aws_allow_http"] = "true"
+        return options
+
 
 _OF_DELTA = ("aws", "generic")
 

@@ -29,7 +29,7 @@ from airflow_lakestream.kafka.errors import (
     TopicMissing,
 )
 from airflow_lakestream.kafka.partition import CHUNK_BYTES, PartitionBuffer
-from airflow_lakestream.runtime.collector import calm_collector
+from airflow_lakestream.runtime.interpreter import calm_collector
 
 # From this many messages per partition on, asking for all positions is faster than asking each message.
 _WORTH_ASKING = 32

@@ -29,7 +29,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs m
 from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, TopicState
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.policies import StartOffset
-from airflow_lakestream.core.ports import BEGINNING_MS, TimeBoundary
+from airflow_lakestream.core.ports import BEGINNING_MS, TimeBoundary, TopicSource
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.client import isolation_level
@@ -375,3 +375,30 @@ class KafkaSource(GroupOffsets):
 
 def _epoch(value: int | None) -> int | None:
     return value if value is not None and value >= 0 else None
+
+
+@dataclass(frozen=True)
+class SourceFromOffsets:
+    """A topic with given first offsets, without commits of group offsets."""
+
+    inner: TopicSource
+    begin: Mapping[int, int]
+
+    def look(self) -> TopicState:
+        """Return the topic's present state."""
+        return self.inner.look()
+
+    def identity(self) -> TopicIdentity:
+        """Return the topic's current identity."""
+        return self.inner.identity()
+
+    def starts(self, state: TopicState) -> Mapping[int, int]:
+        """Return the given offsets, or the log's start if higher."""
+        return {p: max(marks.low, self.begin.get(p, 0)) for p, marks in state.marks.items()}
+
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
+        """Return the boundary of a time, by partition."""
+        return self.inner.boundaries(state, at_ms)
+
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
+        """Commit no offsets."""

@@ -1,22 +1,27 @@
-"""The DAG file of `lakestream init`: a topic into a table, by one of the engines."""
+"""Output of `lakestream init`: the DAG file, with likely times as times, and the connections as lines of a shell."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from textwrap import wrap
 from typing import Any
 
+from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.printable import printable
+from airflow_lakestream.core.secrecy import is_secret_name, url_holds_secret
+from airflow_lakestream.decode.json.kinds import Kinds, likely_unit, path_of, remarks
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import DEFAULT, LakeFormat, lake_of
 from airflow_lakestream.onramp.schedules import schedule_problem
-from airflow_lakestream.tables.schema.columns import to_timed_schema
-from airflow_lakestream.tables.schema.types import schema_text
+from airflow_lakestream.tables.schema.columns import to_schema, to_timed_schema
+from airflow_lakestream.tables.schema.types import ELEMENT, Path, TimeSource, schema_text, type_text
 
 
 class DagEngine(StrEnum):
@@ -141,7 +146,7 @@ class DagFile:
 
     @property
     def _asset(self) -> str:
-        """The Python of the table's asset, with the URI of `operators.outlets.table_asset`."""
+        """The Python of the table's asset, with the URI of `operators.base.table_asset`."""
         return f"[Asset(name={_literal(self.table)}, uri={_literal(self.lake.uri(self.table))})]"
 
     def _arguments(self, indent: int = 8) -> list[tuple[str, str, str]]:
@@ -272,3 +277,128 @@ def _literal(text: str) -> str:
         inner = found[1:-1].replace("\\'", "'").replace('"', '\\"')
         return f'"{inner}"'
     return found
+
+
+_WHERE = "the file's schema"
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_OF_TIMES = frozenset(
+    {"at", "created", "date", "datetime", "deleted", "epoch", "modified", "time", "timestamp", "ts", "updated", "when"}
+)
+# As in time_zone_id or timestampCount.
+_OF_OTHERS = frozenset({"code", "count", "duration", "id", "key", "number", "phone", "zone"})
+
+
+def with_likely_times(columns: str, kinds: Kinds) -> tuple[str, Sequence[str]]:
+    """Return the DDL of guessed columns with likely times as times, and notes about columns for a comment.
+
+    A column of numbers becomes a time if all its values are likely times of one unit, and its name is a time's. A
+    range of numbers alone is not enough: phone numbers of ten digits look like seconds, and some ids like nanoseconds.
+    A wrong guess would land them as strange times, so that these columns only get a note.
+
+    :param columns: the columns as DDL.
+    :param kinds: the kinds of values in the columns.
+    """
+    schema, times, notes = to_schema(columns), dict[Path, TimeSource](), list[str]()
+    for name, kind_counts in kinds.items():
+        path, unit = path_of(name), likely_unit(kind_counts)
+        kind = _type_at(schema.as_struct(), path)
+        if unit is None or not isinstance(kind, iceberg.LongType | iceberg.DoubleType) or not is_of_a_time(name):
+            continue
+        times[path] = TimeSource(unit)
+        seen = "; ".join(map(str, kind_counts))
+        notes.append(f"{name}: {seen}. They land as times; {type_text(kind)} as its type lands the numbers.")
+    made = Schema(*(_retyped(field, (field.name,), times) for field in schema.fields))
+    return schema_text(made, times), [*notes, *remarks(made, kinds, times, _WHERE)]
+
+
+def is_of_a_time(name: str) -> bool:
+    """Return whether a column's name has a word for times, such as `shippedAt`, `ts_ms` or `event.time`."""
+    words = {word.lower() for word in _WORDS.findall(name.rpartition(".")[2])}
+    return bool(words & _OF_TIMES) and not words & _OF_OTHERS
+
+
+def _type_at(kind: iceberg.IcebergType, path: Path) -> iceberg.IcebergType | None:
+    if not path:
+        return kind
+    if isinstance(kind, iceberg.ListType):
+        return _type_at(kind.element_type, path[1:]) if path[0] == ELEMENT else None
+    fields = kind.fields if isinstance(kind, iceberg.StructType) else ()
+    return next((_type_at(field.field_type, path[1:]) for field in fields if field.name == path[0]), None)
+
+
+def _retyped(field: iceberg.NestedField, path: Path, times: Mapping[Path, TimeSource]) -> iceberg.NestedField:
+    kind = _timed(field.field_type, path, times)
+    return iceberg.NestedField(field.field_id, field.name, kind, required=field.required, doc=field.doc)
+
+
+def _timed(kind: iceberg.IcebergType, path: Path, times: Mapping[Path, TimeSource]) -> iceberg.IcebergType:
+    if path in times:
+        return iceberg.TimestamptzType()
+    if isinstance(kind, iceberg.StructType):
+        return iceberg.StructType(*(_retyped(field, (*path, field.name), times) for field in kind.fields))
+    if isinstance(kind, iceberg.ListType):
+        element = _timed(kind.element_type, (*path, ELEMENT), times)
+        return iceberg.ListType(kind.element_id, element, element_required=kind.element_required)
+    return kind
+
+
+# Secrets whose names end otherwise.
+_KEYS = re.compile(r"(?:\.pem|access-key-id|access_key_id)$", re.IGNORECASE)
+_USER_INFO = re.compile(r"(?<=://)([^/@\s]*)@")
+
+
+def export_line(conn_id: str, fields: Mapping[str, Any]) -> str:
+    """Return a shell's line `export AIRFLOW_CONN_...`, with the connection as JSON and placeholders for secrets.
+
+    :param fields: of the connection: conn_type, host, login, password, ..., and extra, a mapping.
+    """
+    text = json.dumps({name: value for name, value in masked(fields).items() if value})
+    return f"export AIRFLOW_CONN_{conn_id.upper()}={shlex.quote(text)}"
+
+
+def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with a placeholder for each secret, also in nested settings and in URLs."""
+    return {name: _masked(str(name), value) for name, value in settings.items()}
+
+
+def _masked(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return masked(value)
+    if not value:
+        return value
+    if is_secret_name(name) or _KEYS.search(name):
+        return f"<{name}>"
+    if isinstance(value, str) and url_holds_secret(value):
+        return _USER_INFO.sub("<user>:<password>@", value.split("?")[0])
+    return value
+
+
+def secret_values(*settings: Mapping[str, Any] | None) -> list[str]:
+    """Return the secrets in settings, the longest first, to hide in texts.
+
+    A secret with colons counts as a whole and in parts. None among the settings is skipped.
+    """
+    return sorted(set(_secrets(settings)), key=len, reverse=True)
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return a text with stars in the place of each secret.
+
+    :param secrets: the longest first, so that no part of a secret stays; see `secret_values`.
+    """
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def _secrets(settings: Iterable[Mapping[str, Any] | None]) -> Iterable[str]:
+    for one in settings:
+        for name, value in (one or {}).items():
+            if isinstance(value, Mapping):
+                yield from _secrets([value])
+            elif isinstance(value, str) and value and (is_secret_name(str(name)) or _KEYS.search(str(name))):
+                yield value
+                # Such as "user:password".
+                yield from (part for part in value.split(":") if len(part) >= 4)
+            elif isinstance(value, str) and url_holds_secret(value):
+                yield from (part for found in _USER_INFO.findall(value) for part in found.split(":")[1:] if part)

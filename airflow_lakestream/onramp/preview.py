@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,14 +22,43 @@ from airflow_lakestream.decode.json.kinds import Kinds, kinds_of, remarks
 from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.decode.values.outcome import all_but, pick
+from airflow_lakestream.decode.values.outcome import excerpt as excerpt
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError
-from airflow_lakestream.onramp.guess import FormatGuess, document_of_texts, guess_format
-from airflow_lakestream.onramp.samples import MOST_BYTES, SampledTopic, TopicSample
-from airflow_lakestream.onramp.shown import json_ready
+from airflow_lakestream.onramp.samples import (
+    MOST_BYTES,
+    FormatGuess,
+    SampledTopic,
+    TopicSample,
+    document_of_texts,
+    guess_format,
+)
 from airflow_lakestream.registry.client import RegistryClient, RegistryRefused, RegistryUnavailable
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema, to_timed_schema, with_metadata
 from airflow_lakestream.tables.schema.types import schema_text
+
+
+def json_ready(value: Any) -> Any:
+    """Return a JSON-ready value.
+
+    Bytes become text, or base64 if they are not UTF-8; times become ISO 8601; infinities and NaN become text.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item) for item in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, float):
+        # JSON can't express these.
+        return value if value == value and abs(value) != float("inf") else str(value)
+    if value is None or isinstance(value, str | int):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
 
 # A landing needs a table and a group; a preview has neither.
 _NOWHERE = {"table": "no.table", "consumer_group": "lakestream-preview"}

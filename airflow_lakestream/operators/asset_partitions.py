@@ -17,8 +17,7 @@ from airflow_lakestream.core.policies import is_template
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, UnknownValue
 from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.operators.arguments import set_arguments, templated
-from airflow_lakestream.operators.base import airflow_errors, late_imports
-from airflow_lakestream.operators.outlets import table_asset
+from airflow_lakestream.operators.base import airflow_errors, late_imports, table_asset
 from airflow_lakestream.operators.rendering import TextRendering
 
 if TYPE_CHECKING:

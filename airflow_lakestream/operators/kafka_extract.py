@@ -28,8 +28,7 @@ from airflow_lakestream.core.policies import (
     landing_tombstones,
 )
 from airflow_lakestream.core.routing import NewTables
-from airflow_lakestream.operators.arguments import documented, set_arguments, templated
-from airflow_lakestream.operators.interval import resolve_interval
+from airflow_lakestream.operators.arguments import documented, resolve_interval, set_arguments, templated
 from airflow_lakestream.operators.landing import LandingOperator
 from airflow_lakestream.operators.sql_template import SqlRendering, check_written_out
 

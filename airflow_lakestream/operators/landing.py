@@ -22,13 +22,13 @@ from airflow_lakestream.operators.arguments import extras_of
 from airflow_lakestream.operators.base import (
     IDLE_THREADS,
     airflow_errors,
+    emit_to_outlets,
     keep_freed_memory,
     late_imports,
     need_extras,
     run_key,
 )
 from airflow_lakestream.operators.lineage import LineageReporting, is_lineage_enabled
-from airflow_lakestream.operators.outlets import emit_to_outlets
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any
 
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.runtime.collector import frozen
+from airflow_lakestream.runtime.interpreter import frozen
 
 log = logging.getLogger(__name__)
 

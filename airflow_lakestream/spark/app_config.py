@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.arguments import AVAILABLE_NOW as AVAILABLE_NOW
-from airflow_lakestream.config.arguments import check_keys
+from airflow_lakestream.config.arguments import check_keys, problem_of
 from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
@@ -22,7 +22,6 @@ from airflow_lakestream.config.setting import SettingTaker
 from airflow_lakestream.config.settings import refusal_of
 from airflow_lakestream.core.policies import ModeName, is_given
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.kafka.settings import problem_of
 from airflow_lakestream.lakes import LakeCapability, lake_of_app
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.apps import KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, MIRROR_APPS, check_app

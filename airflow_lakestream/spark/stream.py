@@ -26,10 +26,9 @@ from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.driver.progress import BatchProgress, ProgressLog
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.run.progress import batch_progress
-from airflow_lakestream.run.summary import last_line
+from airflow_lakestream.run.summary import batch_progress, last_line
 from airflow_lakestream.run.topics import RunReport, topics_of
-from airflow_lakestream.runtime.collector import calm_collector
+from airflow_lakestream.runtime.interpreter import calm_collector
 from airflow_lakestream.spark import lake_settings
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.causes import query_failed

@@ -22,6 +22,7 @@ from airflow_lakestream.transform.statement import (
     Node,
     StatementChecker,
     names_read,
+    quoted,
     refuse,
     with_input,
 )
@@ -203,7 +204,7 @@ class StatementEngine:
         rewriter = StatementRewriter(self._database, self.input.names, texts, hidden)
         inner = unparse(self._database, rewriter.carrying(node))
         self.columns = self._bound(inner, columns)
-        self._sql = _query([*(f"{c.expression} AS {_quoted(c.field.name)}" for c in self.columns), ROW], inner)
+        self._sql = _query([*(f"{c.expression} AS {quoted(c.field.name)}" for c in self.columns), ROW], inner)
         self._check_plan()
         self._tracing = self._traced(rewriter, node)
         self._sifting = self._sifted(rewriter, node) if self._tracing is not None else None
@@ -307,7 +308,7 @@ class StatementEngine:
                 f"WHEN {c.fails} THEN '{_place(c)}: its type has no place for it'" for c in self.columns if c.fails
             ]
             suspect = f"CASE WHEN {SUSPECT} IS NOT NULL THEN {SUSPECT} {' '.join(cases)} END" if cases else SUSPECT
-            names = [_quoted(c.field.name) for c in self.columns]
+            names = [quoted(c.field.name) for c in self.columns]
             middle = _query([*names, ROW, f"{suspect} AS {SUSPECT}"], inner)
             guarded = [
                 name if c.expression == name else f"CASE WHEN {SUSPECT} IS NULL THEN {c.expression} END AS {name}"
@@ -333,10 +334,6 @@ def error_text(error: duckdb.Error) -> str:
 
 def _query(items: list[str], inner: str) -> str:
     return f"SELECT {', '.join(items)} FROM ({inner})"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _operators(plan: Any) -> set[str]:

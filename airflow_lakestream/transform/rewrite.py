@@ -1,12 +1,13 @@
 """Rewriting of a checked statement: the number of each row's record, and forms for finding bad records.
 
 The user's expressions stay as they are; the number is a hidden column, passed from SELECT to SELECT and invisible to
-`*`.
+`*`. One failing record makes DuckDB run all records around it one by one, which takes thirty times as long. Most
+failures are a cast or an invalid document: a form that does not fail has a reason for each suspect record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -15,8 +16,164 @@ import duckdb
 
 from airflow_lakestream.transform.messages import HIDDEN, ROW
 from airflow_lakestream.transform.sandbox import parse
-from airflow_lakestream.transform.sift import LOOKED_UP, VALUE, FailureRemover, in_order
-from airflow_lakestream.transform.statement import INPUT, Node, arguments_of, constant, ctes, expressions
+from airflow_lakestream.transform.statement import (
+    INPUT,
+    Node,
+    arguments_of,
+    constant,
+    ctes,
+    expressions,
+    in_order,
+    literal,
+    needs_all,
+    quoted,
+    replaced,
+    without_places,
+)
+
+LOOKED_UP = "_lakestream_json_value"
+# Suffix of a text's column: the column with json_value's result for the text.
+VALUE = "_value"
+_MOST = 80
+
+
+class FailureRemover:
+    """Removal of failures from expressions: each failure becomes NULL, and a reason.
+
+    :ivar is_exact: all records with a reason really fail. Not if a function may do without an argument, or a cast may
+        make NULL of a value without a failure.
+    :param build: parses a SQL expression, with the given parts in place of names.
+    :param texts: lower-case names of text columns.
+    """
+
+    def __init__(self, build: Callable[..., Any], texts: Collection[str]) -> None:
+        self._build = build
+        self._texts = texts
+        self.is_exact = True
+        # Whether there are columns with the values of looked-up texts.
+        self.is_made = False
+        # Casts of looked-up texts, by column name: made once even if mentioned twice.
+        self._casts: dict[str, Node] = {}
+        self._taken = 0
+
+    def sifted(self, node: Node) -> tuple[Node, list[Node]]:
+        """Return the expression with NULL in place of failures, and an expression for each possible reason.
+
+        The value of a reason is NULL for a record without the failure.
+        """
+        kind = node["class"]
+        if kind in ("LAMBDA", "TYPE") or node["type"] == "OPERATOR_TRY":
+            return node, []
+        if kind == "CASE":
+            return self._case(node)
+        if kind == "CAST" and not node["try_cast"]:
+            return self._cast(node)
+        if kind == "FUNCTION" and node["function_name"].lower() in (LOOKED_UP, "error"):
+            return self._function(node)
+        made, reasons = self._inside(node)
+        if reasons and not needs_all(node):
+            self.is_exact = False
+        return made, reasons
+
+    def take_casts(self) -> dict[str, Node]:
+        """Return the casts found since the last call, by the name of the column for each."""
+        found = dict(list(self._casts.items())[self._taken :])
+        self._taken = len(self._casts)
+        return found
+
+    def first(self, reasons: list[Node]) -> Node:
+        """Return an expression for the first reason that is not NULL."""
+        parts = {f"_r{index}": reason for index, reason in enumerate(reasons)}
+        return dict(self._build(f"coalesce({', '.join([*parts, 'CAST(NULL AS VARCHAR)'])})", **parts))
+
+    def _inside(self, node: Any) -> tuple[Any, list[Node]]:
+        # The expression with all inner expressions sifted, and their reasons.
+        if isinstance(node, dict) and "class" in node:
+            reasons: list[Node] = []
+            made = {}
+            for key, child in node.items():
+                made[key], found = self._part(child)
+                reasons += found
+            return made, reasons
+        return self._part(node)
+
+    def _part(self, child: Any) -> tuple[Any, list[Node]]:
+        if isinstance(child, list):
+            parts = [self._part(one) for one in child]
+            return [made for made, _ in parts], [reason for _, found in parts for reason in found]
+        if isinstance(child, dict):
+            if "class" in child:
+                return self.sifted(child)
+            made = {key: self._part(one) for key, one in child.items()}
+            return {key: one for key, (one, _) in made.items()}, [r for _, found in made.values() for r in found]
+        return child, []
+
+    def _cast(self, node: Node) -> tuple[Node, list[Node]]:
+        # A cast fails if its result is NULL, and its operand is not.
+        child, reasons = self.sifted(node["child"])
+        if not self._is_text(node["child"]):
+            self.is_exact = False
+        cast = {**node, "child": child, "try_cast": True}
+        kind = node["type_expr"]["type_name"].replace("'", "''")
+        text = f"'Could not convert ''' || left(CAST(_c AS VARCHAR), {_MOST}) || ''' to {kind}'"
+        # The cast of a looked-up text becomes a column of its own, so that the text is cast once.
+        if self.is_made and node["child"]["class"] == "FUNCTION" and self._is_text(node["child"]):
+            name = self._named(child["column_names"][0], cast)
+            cast = {**self._build(f'"{name}"'), "alias": node["alias"]}
+        parts = {"_c": {**child, "alias": ""}, "_t": {**cast, "alias": ""}}
+        return cast, [*reasons, self._build(f"CASE WHEN _c IS NOT NULL AND _t IS NULL THEN {text} END", **parts)]
+
+    def _named(self, text: str, cast: Node) -> str:
+        """Return the name of the column for a cast; the same cast of an earlier expression has the same column.
+
+        :param text: name of the column with the text.
+        """
+        plain = without_places({**cast, "alias": ""})
+        for name, known in self._casts.items():
+            if without_places(known) == plain:
+                return name
+        name = f"{text}_{len(self._casts)}"
+        self._casts[name] = {**cast, "alias": ""}
+        return name
+
+    def _is_text(self, node: Node) -> bool:
+        if node["class"] == "COLUMN_REF":
+            name: str = node["column_names"][-1].lower()
+            return name in self._texts
+        function: str = node["function_name"].lower() if node["class"] == "FUNCTION" else ""
+        return function == LOOKED_UP
+
+    def _function(self, node: Node) -> tuple[Node, list[Node]]:
+        # A call of `error` always fails; a looked-up value fails if its document is malformed.
+        if node["function_name"].lower() == "error":
+            message, reasons = self.sifted(arguments_of(node)[0])
+            reason = self._build("'Invalid Input Error: ' || _m", _m={**message, "alias": ""})
+            return {**self._build("NULL"), "alias": node["alias"]}, [*reasons, reason]
+        document, path, texts, text = arguments_of(node)
+        if self.is_made:
+            value = self._build(f'"{text["column_names"][0]}{VALUE}"')
+        else:
+            value = self._build(f"{LOOKED_UP}_or_null(_d, _p, _l, _t)", _d=document, _p=path, _l=texts, _t=text)
+        malformed = f"'Malformed JSON: ' || left(_d, {_MOST})"
+        reason = self._build(f"CASE WHEN _d IS NOT NULL AND _l IS NULL THEN {malformed} END", _d=document, _l=texts)
+        return {**value, "alias": node["alias"]}, [reason]
+
+    def _case(self, node: Node) -> tuple[Node, list[Node]]:
+        """Return a CASE without failures, and the reasons: a branch's reasons count only for the branch's records."""
+        otherwise, reasons = self.sifted(node["else_expr"])
+        checks: list[Node] = []
+        for check in reversed(node["case_checks"]):
+            condition, of_condition = self.sifted(check["when_expr"])
+            value, of_value = self.sifted(check["then_expr"])
+            checks.insert(0, {"when_expr": condition, "then_expr": value})
+            if of_value or reasons:
+                branch = [{"when_expr": condition, "then_expr": self.first(of_value)}]
+                rest = {**node, "alias": "", "case_checks": branch, "else_expr": self.first(reasons)}
+                reasons = [*of_condition, rest]
+            else:
+                reasons = of_condition
+        return {**node, "case_checks": checks, "else_expr": otherwise}, reasons
+
 
 BAD = f"{HIDDEN}bad"
 SUSPECT = f"{HIDDEN}suspect"
@@ -96,7 +253,7 @@ class StatementRewriter:
         if reads_input:
             self._look_up_json_at_once(node)
         fails: list[tuple[str, Node]] = [("", self._expression(BAD))] if not reads_input else []
-        if condition := _replaced(node["where_clause"], self._failing_by_a_cast):
+        if condition := replaced(node["where_clause"], self._failing_by_a_cast):
             fails.append(("WHERE", condition))
             # A record that a condition leaves out is not bad, even if a column would fail. A record for which the
             # condition fails is kept as bad.
@@ -108,7 +265,7 @@ class StatementRewriter:
                 continue
             if any(part["class"] == "STAR" for part in expressions(item)):
                 raise NotTraceable
-            plain = _replaced({**item, "alias": ""}, self._failing_by_a_cast)
+            plain = replaced({**item, "alias": ""}, self._failing_by_a_cast)
             fails.append((f"column {item['alias']}", plain))
             node["select_list"][index] = {**self._expression("TRY(_e)", _e=plain), "alias": item["alias"]}
         node["select_list"] += [self._expression(ROW), {**self._failures(fails), "alias": BAD}]
@@ -146,7 +303,9 @@ class StatementRewriter:
         :param values: expressions of looked-up values by name; the values in the condition are removed, as they become
             columns.
         """
-        mentioned = {part["column_names"][0] for part in expressions(node["where_clause"]) if _is_column(part)}
+        mentioned = {
+            part["column_names"][0] for part in expressions(node["where_clause"]) if part["class"] == "COLUMN_REF"
+        }
         if early := {name: values.pop(name) for name in list(values) if name.removesuffix(VALUE) in mentioned}:
             self._add_columns(node, early)
             sifter.is_made = True
@@ -175,7 +334,7 @@ class StatementRewriter:
         """Insert a SELECT with additional columns below a SELECT; `*` does not see the columns."""
         source = node["from_table"]
         name = source["alias"] or source.get("table_name") or f"{HIDDEN}from"
-        query = f"SELECT * FROM (SELECT * FROM nothing) AS {_quoted(name)}"
+        query = f"SELECT * FROM (SELECT * FROM nothing) AS {quoted(name)}"
         around = parse(self._database, query)["statements"][0]["node"]["from_table"]
         inner = around["subquery"]["node"]
         inner["from_table"] = source
@@ -184,7 +343,7 @@ class StatementRewriter:
         self._hide(node, list(columns))
 
     def _at(self, place: str, reason: Node) -> Node:
-        found: Node = self._expression(f"{_literal(place + ': ')} || _r", _r=reason)
+        found: Node = self._expression(f"{literal(place + ': ')} || _r", _r=reason)
         return found
 
     def _failing_by_a_cast(self, node: Node) -> Node | None:
@@ -201,7 +360,7 @@ class StatementRewriter:
             parts[f"_e{index}"] = expression
             if name:
                 # A struct is never NULL, so NULL means that making it failed.
-                cases.append(f"WHEN TRY({{'e': _e{index}}}) IS NULL THEN {_literal(name)}")
+                cases.append(f"WHEN TRY({{'e': _e{index}}}) IS NULL THEN {literal(name)}")
             else:
                 cases.append(f"WHEN _e{index} IS NOT NULL THEN _e{index}")
         none = "CAST(NULL AS VARCHAR)"
@@ -225,18 +384,18 @@ class StatementRewriter:
         table = source["alias"] or source["table_name"]
         paths: dict[str, list[str]] = {}
         collect = partial(self._replace_json_value, paths)
-        node["select_list"] = [_replaced(item, collect) for item in node["select_list"]]
-        node["where_clause"] = _replaced(node["where_clause"], collect)
+        node["select_list"] = [replaced(item, collect) for item in node["select_list"]]
+        node["where_clause"] = replaced(node["where_clause"], collect)
         if not paths:
             return {}
-        texts = [f"{_texts(column, found, guarded)} AS {_quoted(_JSON + column)}" for column, found in paths.items()]
+        texts = [f"{_texts(column, found, guarded)} AS {quoted(_JSON + column)}" for column, found in paths.items()]
         inner = f"SELECT *, {', '.join(texts)} FROM {INPUT}"
         # A column per text: each mention of a list element would copy it.
         numbered = [(column, i) for column, found in paths.items() for i in range(1, len(found) + 1)]
-        single = {f"{_JSON}{column}_{i}": f"{_quoted(_JSON + column)}[{i}]" for column, i in numbered}
-        elements = ", ".join(f"{text} AS {_quoted(name)}" for name, text in single.items())
+        single = {f"{_JSON}{column}_{i}": f"{quoted(_JSON + column)}[{i}]" for column, i in numbered}
+        elements = ", ".join(f"{text} AS {quoted(name)}" for name, text in single.items())
         query = f"SELECT *, {elements} FROM ({inner})"
-        outer = f"SELECT * FROM ({query}) AS {_quoted(table)}"
+        outer = f"SELECT * FROM ({query}) AS {quoted(table)}"
         node["from_table"] = parse(self._database, outer)["statements"][0]["node"]["from_table"]
         self._hide(node, [*(f"{_JSON}{column}" for column in paths), *single])
         return {f"{name}{VALUE}": self._expression(text) for name, text in self._values(paths).items()}
@@ -245,8 +404,8 @@ class StatementRewriter:
         """Return the expression for each text's value, by the name of the text's column."""
         return {
             f"{_JSON}{column}_{i}": (
-                f"{LOOKED_UP}_or_null({_quoted(column)}, {_literal(path)}, {_quoted(_JSON + column)}, "
-                f"{_quoted(f'{_JSON}{column}_{i}')})"
+                f"{LOOKED_UP}_or_null({quoted(column)}, {literal(path)}, {quoted(_JSON + column)}, "
+                f"{quoted(f'{_JSON}{column}_{i}')})"
             )
             for column, found in paths.items()
             for i, path in enumerate(found, 1)
@@ -268,7 +427,7 @@ class StatementRewriter:
             found.append(text)
         texts = f'"{_JSON}{column}"'
         single = f'"{_JSON}{column}_{found.index(text) + 1}"'
-        call = f"{LOOKED_UP}(_d, {_literal(text)}, {texts}, {single})"
+        call = f"{LOOKED_UP}(_d, {literal(text)}, {texts}, {single})"
         replaced: Node = self._expression(call, _d={**document, "alias": ""})
         return {**replaced, "alias": node["alias"]}
 
@@ -282,33 +441,10 @@ class StatementRewriter:
         def put_in(node: Node) -> Node | None:
             return parts.get(node["column_names"][0]) if node["class"] == "COLUMN_REF" else None
 
-        return _replaced(parsed, put_in)
-
-
-def _is_column(node: Node) -> bool:
-    return bool(node["class"] == "COLUMN_REF")
-
-
-def _replaced(node: Any, replace: Callable[[Node], Node | None]) -> Any:
-    """Return the tree, with expressions replaced by the results of `replace`, except inside lambdas."""
-    if isinstance(node, list):
-        return [_replaced(child, replace) for child in node]
-    if not isinstance(node, dict) or node.get("class") == "LAMBDA":
-        return node
-    if "class" in node and (other := replace(node)) is not None:
-        return other
-    return {key: _replaced(child, replace) for key, child in node.items()}
+        return replaced(parsed, put_in)
 
 
 def _texts(column: str, paths: list[str], guarded: bool) -> str:
-    extract = f"json_extract_string({_quoted(column)}, [{', '.join(map(_literal, paths))}])"
+    extract = f"json_extract_string({quoted(column)}, [{', '.join(map(literal, paths))}])"
     # Catching a failure is slow; checking first takes a tenth longer.
-    return f"CASE WHEN json_valid({_quoted(column)}) THEN {extract} END" if guarded else f"TRY({extract})"
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    return f"CASE WHEN json_valid({quoted(column)}) THEN {extract} END" if guarded else f"TRY({extract})"

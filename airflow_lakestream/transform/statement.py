@@ -6,7 +6,7 @@ Works on DuckDB's parsed form, without data. Everything not known to be harmless
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from airflow_lakestream.core.policies import OF_INPUT
@@ -69,6 +69,14 @@ _KNOWN_EXPRESSIONS = frozenset(
     }
 )
 _SCALAR_PATH = re.compile(r"""\$(?:\.[A-Za-z_][A-Za-z0-9_]*|\."[^"*]+"|\[(?:\d+|#-\d+)\])*""")
+# Functions that always need all their arguments.
+_PLAIN = frozenset(
+    {
+        *("abs", "ceil", "concat", "date_part", "date_trunc", "epoch_ms", "floor", "hash", "left", "length", "lower"),
+        *("ltrim", "md5", "replace", "right", "round", "rtrim", "strftime", "substr", "substring", "trim", "upper"),
+    }
+)
+_PLAIN_OPERATORS = frozenset({"OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"})
 
 
 def refuse(subject: str, reason: str) -> InvalidArgument:
@@ -285,6 +293,63 @@ def constant(node: Node) -> str | None:
         return node["literal"]["text"] if node["literal"]["kind"] == "STRING" else None
     value = node["value"]
     return value["value"] if value["type"]["id"] == "VARCHAR" and not value["is_null"] else None
+
+
+def in_order(node: Node | None, build: Callable[..., Any]) -> Node | None:
+    """Return a condition with the parts evaluated in order, each only if the earlier parts leave the result open.
+
+    DuckDB evaluates the parts in any order, the fastest so far first: then it would be chance which part fails.
+    """
+    if node is None or node["type"] not in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
+        return node
+    *before, last = (in_order(child, build) for child in node["children"])
+    both = (
+        "CASE WHEN _a THEN _b ELSE false END"
+        if node["type"] == "CONJUNCTION_AND"
+        else "CASE WHEN _a THEN true ELSE _b END"
+    )
+    for condition in reversed(before):
+        last = build(both, _a=condition, _b=last)
+    return last
+
+
+def needs_all(node: Node) -> bool:
+    """Return whether an expression always needs all its arguments."""
+    kind = node["class"]
+    if kind == "FUNCTION":
+        name = node["function_name"].lower()
+        return name in _PLAIN or not (name[:1].isalpha() or name[:1] == "_")
+    return kind == "COMPARISON" or kind == "CAST" or node["type"] in _PLAIN_OPERATORS
+
+
+def replaced(node: Any, replace: Callable[[Node], Node | None]) -> Any:
+    """Return the tree, with expressions replaced by the results of `replace`, except inside lambdas."""
+    if isinstance(node, list):
+        return [replaced(child, replace) for child in node]
+    if not isinstance(node, dict) or node.get("class") == "LAMBDA":
+        return node
+    if "class" in node and (other := replace(node)) is not None:
+        return other
+    return {key: replaced(child, replace) for key, child in node.items()}
+
+
+def without_places(node: Any) -> Any:
+    """Return an expression without the positions in the statement's text, to compare expressions."""
+    if isinstance(node, list):
+        return [without_places(child) for child in node]
+    if isinstance(node, dict):
+        return {key: without_places(child) for key, child in node.items() if key != "query_location"}
+    return node
+
+
+def literal(text: str) -> str:
+    """Return a text as SQL writes it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _words(name: str) -> str:

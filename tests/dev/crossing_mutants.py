@@ -40,7 +40,7 @@ MUTANTS = (
     ),
     CrossingMutant(
         "a publication of rows that are there twice",
-        "airflow_lakestream/core/publishing/reckoning.py",
+        "airflow_lakestream/core/publishing/refusals.py",
         "    if twice:\n",
         "    if twice < 0:\n",
         "units",
@@ -223,7 +223,7 @@ MUTANTS = (
     ),
     CrossingMutant(
         "an interval that is twice as long",
-        "airflow_lakestream/operators/interval.py",
+        "airflow_lakestream/operators/arguments.py",
         'return {"interval_start": start, "interval_end": end}',
         'return {"interval_start": start, "interval_end": end + (end - start)}',
         "dags",

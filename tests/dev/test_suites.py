@@ -132,7 +132,7 @@ CHANGES = {
         {"docs", "mirrors"},
         set(),
     ),
-    "an event's guard": (["airflow_lakestream/events/once.py"], {"events", "units", "dags"}, SLOW - {"events", "dags"}),
+    "an event's guard": (["airflow_lakestream/events.py"], {"events", "units", "dags"}, SLOW - {"events", "dags"}),
     "a dashboard": (["airflow_lakestream/dashboards/grafana.json"], {"units", "dev"}, SLOW - {"dev"}),
     "a DAG": (["dags/orders_cdc.py"], {"dags", "mirrors", "units"}, {"faults", "engines", "matrix"}),
     "a Spark app": (["spark_apps/maintain_iceberg.py"], {"spark", "units"}, {"faults", "backfill", "events"}),

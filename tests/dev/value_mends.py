@@ -74,7 +74,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a decimal of a scale below 0 as bytes",
-        "airflow_lakestream/decode/values/decimals.py",
+        "airflow_lakestream/tables/schema/value_ranges.py",
         "if -DECIMAL_DIGITS < scale < 0:",
         "if 0 < scale < 0:",
         "units",
@@ -82,7 +82,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a decimal that no column holds as bytes",
-        "airflow_lakestream/decode/values/decimals.py",
+        "airflow_lakestream/tables/schema/value_ranges.py",
         "width <= DECIMAL_DIGITS else pa.string()",
         "width <= DECIMAL_DIGITS else pa.binary()",
         "units",
@@ -154,7 +154,7 @@ MENDS = (
     ),
     CrossingMutant(
         "settings of a login that connect in the clear",
-        "airflow_lakestream/kafka/settings.py",
+        "airflow_lakestream/config/arguments.py",
         "if given and protocol not in (wanted, other):",
         "if given and protocol is None:",
         "units",
@@ -162,7 +162,7 @@ MENDS = (
     ),
     CrossingMutant(
         "a login of a connection that nothing reads",
-        "airflow_lakestream/kafka/settings.py",
+        "airflow_lakestream/config/arguments.py",
         'if has_login and not protocol.startswith("SASL_"):',
         'if has_login and not protocol.startswith(""):',
         "units",

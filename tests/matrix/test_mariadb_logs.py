@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
-from airflow_lakestream.run.resnapshot.run import MirrorResnapshot
+from airflow_lakestream.run.resnapshot import MirrorResnapshot
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.mariadb import MariaDb

@@ -19,7 +19,7 @@ from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.source_types import SourceTypeChanged, other_meaning
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.resnapshot.run import MirrorResnapshot
+from airflow_lakestream.run.resnapshot import MirrorResnapshot
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.mariadb import MariaDb

@@ -19,7 +19,7 @@ from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.run.job import Lake as Tables
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.resnapshot.run import MirrorResnapshot
+from airflow_lakestream.run.resnapshot import MirrorResnapshot
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_DELTA
 from airflow_lakestream.spark.stream import kafka_to_iceberg

@@ -14,7 +14,7 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.source_types import SourceTypeChanged, other_meaning
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.resnapshot.run import MirrorResnapshot
+from airflow_lakestream.run.resnapshot import MirrorResnapshot
 from tests.support.broker import Topics
 from tests.support.cdc import Captured
 from tests.support.delta_lake import DeltaLake

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from airflow_lakestream.driver.lease import HeldLease
-from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
+from airflow_lakestream.hooks.store import DeltaStorageHook
 from dev.services.s3 import REGION, S3
 from tests.support.broker import Producing
 from tests.support.delta_lake import DELTA

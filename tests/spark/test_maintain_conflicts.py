@@ -9,8 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.iceberg.upkeep.reads import TableSize
-from airflow_lakestream.spark.maintenance.calls import CompactionLost, IcebergProcedures
-from airflow_lakestream.spark.maintenance.work import own_session
+from airflow_lakestream.spark.maintenance.work import CompactionLost, IcebergProcedures, own_session
 from tests.support.lake import TABLE, Lake
 from tests.support.landings import Landings
 from tests.support.maintaining import beside, maintenance

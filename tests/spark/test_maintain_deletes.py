@@ -17,9 +17,8 @@ from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files
 from airflow_lakestream.iceberg.upkeep.reads import ReadCounts, live_rows
-from airflow_lakestream.spark.maintenance.calls import IcebergProcedures
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
-from airflow_lakestream.spark.maintenance.work import TableReport, maintain, of_table, own_session
+from airflow_lakestream.spark.maintenance.work import IcebergProcedures, TableReport, maintain, of_table, own_session
 from tests.support.lake import assert_totals_are_right
 from tests.support.maintaining import AT_ONCE, assert_every_snapshot_reads, beside
 from tests.support.mirroring import TABLE, Event, HandMirror, Values

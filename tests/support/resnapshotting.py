@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.run.resnapshot.run import MirrorResnapshot
+from airflow_lakestream.run.resnapshot import MirrorResnapshot
 from tests.support.lake import GROUP, Lake
 
 

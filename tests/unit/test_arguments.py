@@ -14,7 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from airflow_lakestream.cli.app import app
-from airflow_lakestream.cli.decoding import one_of
+from airflow_lakestream.cli.arguments import one_of
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.decoding import DECODING, DecodingSettings
 from airflow_lakestream.config.frames import FrameConfig

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.events import once as events
-from airflow_lakestream.events.once import MOST_KEPT, claim_landings, once_per_landing
+from airflow_lakestream import events
+from airflow_lakestream.events import MOST_KEPT, claim_landings, once_per_landing
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument
 
 

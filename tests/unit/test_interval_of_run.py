@@ -9,7 +9,7 @@ import pendulum
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.operators.interval import resolve_interval
+from airflow_lakestream.operators.arguments import resolve_interval
 
 NOON = pendulum.datetime(2026, 11, 20, 12, tz="UTC")
 ONE = NOON.add(hours=1)

@@ -29,7 +29,7 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.operators.interval import resolve_interval
+from airflow_lakestream.operators.arguments import resolve_interval
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 from airflow_lakestream.run.job import ExtractConfig

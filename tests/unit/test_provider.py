@@ -82,11 +82,11 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     for module in listed:
         importlib.import_module(module)
     # What operators share among themselves is no operator.
-    own = ("arguments", "base", "interval", "landing", "lineage", "outlets", "rendering", "sql_template")
+    own = ("arguments", "base", "landing", "lineage", "rendering", "sql_template")
     shared = {f"airflow_lakestream.operators.{name}" for name in own}
     shared |= {
         f"airflow_lakestream.hooks.{name}"
-        for name in ("allowed_tables", "connections", "database", "delta_storage", "kubernetes", "lake", "places")
+        for name in ("allowed_tables", "connections", "database", "kubernetes", "lake", "places")
     }
     shared |= {f"airflow_lakestream.hooks.spark_{name}" for name in ("cluster", "kubernetes", "submission")}
     shared |= {f"airflow_lakestream.hooks.{name}" for name in ("dags", "store", "variables")}

@@ -26,6 +26,7 @@ from airflow_lakestream.core.landing.job import (
     read_rows,
     take,
 )
+from airflow_lakestream.core.landing.landed_rows import refuse_doubling, replace_landed
 from airflow_lakestream.core.landing.modes import PlanningLook, ResumeMode, refuse_mixture
 from airflow_lakestream.core.landing.plan import (
     DamagedBatch,
@@ -37,8 +38,6 @@ from airflow_lakestream.core.landing.plan import (
     resume_plan,
     without,
 )
-from airflow_lakestream.core.landing.refusing import refuse_doubling
-from airflow_lakestream.core.landing.replacing import replace_landed
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.landing.run_log import (
     ReadProgress,
@@ -74,7 +73,7 @@ def land(job: LandingJob) -> LandingReport:
     5. Go to 1; also on a conflict with another run, after the uncommitted rows were discarded.
     6. Commit each partition's first hole as the group's offset in Kafka, for lag tools; report what was done.
 
-    A job that replaces first reads the run's own landed offsets again: see `core.landing.replacing`.
+    A job that replaces first reads the run's own landed offsets again: see `core.landing.landed_rows`.
 
     Raises LakestreamError. Commits before the error stay. Uncommitted files are deleted, except the files of handed
     pieces.

@@ -45,8 +45,8 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import Rows
 from airflow_lakestream.core.sharing.pieces import HandedPieces, SharePiece
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.runtime.interpreter import ReadAhead, shorten_turns
 from airflow_lakestream.runtime.processes import ChildProcesses
-from airflow_lakestream.runtime.readahead import ReadAhead, shorten_turns
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Inputs of a publication: the branch and new files, the engine's own positions, and Kafka's log."""
+"""Inputs and outcome of a publication: the branch and new files, the engine's own positions, and Kafka's log."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing.plan import TopicState
-from airflow_lakestream.core.ledger import PublicationMarker, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, PublicationMarker, TopicIdentity
 from airflow_lakestream.core.ports import RowSchema, Sink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import Rows
@@ -226,3 +227,28 @@ class RowProof(Protocol):
         :param ranges: the offsets that the engine has read.
         :param written: the engine's rows of these offsets.
         """
+
+
+@dataclass(frozen=True)
+class PublicationOutcome:
+    """Landed, lost and missing offsets of a publication, and the counts by partition.
+
+    :param unproven: offsets of landed rows whose values have not been compared with ours.
+    """
+
+    landed: RangeSet = RangeSet()
+    lost: RangeSet = RangeSet()
+    missing: RangeSet = RangeSet()
+    counts: Mapping[int, Counts] = field(default_factory=dict)
+    bad: BadRecords = BadRecords()
+    unproven: RangeSet = RangeSet()
+
+    @property
+    def total(self) -> Counts:
+        """The counts of all partitions."""
+        return sum(self.counts.values(), Counts())
+
+    @property
+    def changes_the_ledger(self) -> bool:
+        """Whether any offsets are landed or lost."""
+        return bool(self.landed or self.lost)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from airflow_lakestream.core.landing.job import MAX_CONFLICTS, CommittedLanding, Contention, Stopped, pause
+from airflow_lakestream.core.landing.landed_rows import look
 from airflow_lakestream.core.landing.modes import LandedBesideStream
 from airflow_lakestream.core.landing.plan import (
     LandedByAnotherGroup,
@@ -28,7 +29,6 @@ from airflow_lakestream.core.landing.plan import (
     leader_epochs,
     resume_plan,
 )
-from airflow_lakestream.core.landing.refusing import look
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.landing.run_log import log_commit
 from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery
@@ -41,23 +41,21 @@ from airflow_lakestream.core.publishing.branch import (
     EngineOutput,
     EnginePositions,
     ProofResult,
+    PublicationOutcome,
     RowProof,
     TopicLogView,
 )
-from airflow_lakestream.core.publishing.reckoning import (
+from airflow_lakestream.core.publishing.refusals import (
     BranchRows,
     EngineClaim,
-    PublicationOutcome,
-    check_left_out,
-    check_rows,
-    reckon,
-)
-from airflow_lakestream.core.publishing.refusals import (
     LandedAhead,
     PositionsUnknown,
     RecordDoubted,
     RowsDiffer,
     RowsUnseen,
+    check_left_out,
+    check_rows,
+    reckon,
 )
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import BadRecord

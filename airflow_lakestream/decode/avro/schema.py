@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.decode.values.decimals import DECIMAL_DIGITS, MOST_SCALE, column_type
 from airflow_lakestream.decode.values.outcome import SchemaRefused
+from airflow_lakestream.tables.schema.value_ranges import DECIMAL_DIGITS, MOST_SCALE, column_type
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 

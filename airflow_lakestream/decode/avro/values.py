@@ -1,4 +1,4 @@
-"""Readers of Avro values: one in a buffer, and the items of arrays and maps in many records at once."""
+"""Readers of Avro values: one in a buffer, or primitive values and items of arrays and maps in many records at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as t
 
+from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.avro.schema import (
     AvroArray,
     AvroEnum,
@@ -19,7 +21,10 @@ from airflow_lakestream.decode.avro.schema import (
     Node,
     Record,
 )
+from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, offsets_of
+
+ColumnRead = Callable[[ByteLanes], pa.Array]
 
 # Items without bytes can have any count: without a limit, a few bytes would be a bomb.
 MOST_EMPTY = 1 << 16
@@ -347,3 +352,79 @@ def _skip_union(node: AvroUnion, lanes: ByteLanes, path: str, depth: int) -> Non
             part = lanes.take(rows)
             skip_all(branch, part, path, depth + 1)
             lanes.put(rows, part)
+
+
+def as_decimal(node: AvroFixed | AvroPrimitive, kind: pa.DataType) -> bool:
+    """Return whether the column takes a decimal from the bytes."""
+    return node.logical == "decimal" and not (t.is_binary(kind) or t.is_fixed_size_binary(kind))
+
+
+def primitive_reader(node: AvroPrimitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> ColumnRead:
+    """Return the reader of a primitive type for a column. Raises Unfit."""
+    if node.name == "null":
+        return lambda lanes: pa.nulls(len(lanes), kind)
+    if node.name in ("int", "long"):
+        return _number(node, kind, path, finer)
+    if node.name in ("bytes", "string"):
+        return _span(node, kind, path, finer)
+    if node.name == "boolean":
+        return _boolean(kind, path)
+    fit = leaves.floats(kind, path)
+    if node.name == "float":
+        return lambda lanes: fit(lanes, lanes.fixed32(path).view(np.float32))
+    return lambda lanes: fit(lanes, lanes.fixed64(path).view(np.float64))
+
+
+def _boolean(kind: pa.DataType, path: str) -> ColumnRead:
+    fit = leaves.booleans(kind, path)
+
+    def read(lanes: ByteLanes) -> pa.Array:
+        values = lanes.bytes(path)
+        lanes.fail(values > 1, f"{path}: a boolean that is neither 0 nor 1")
+        return fit(lanes, values)
+
+    return read
+
+
+def _span(node: AvroPrimitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> ColumnRead:
+    # Returns the reader of bytes and strings: a length is ahead of the bytes.
+    if node.logical == "zoned-timestamp" and t.is_timestamp(kind):
+        fit = leaves.instants(kind, path, finer)
+    elif node.name == "string":
+        fit = leaves.texts(kind, path)
+    else:
+        fit = leaves.decimals(kind, path, node.scale) if as_decimal(node, kind) else leaves.blobs(kind, path)
+
+    def read(lanes: ByteLanes) -> pa.Array:
+        starts, lengths = lanes.spans(lanes.zigzags(path), path)
+        return fit(lanes, lanes.binary(starts, lengths))
+
+    return read
+
+
+_NANOS = {"nanos": 1, "micros": 1_000, "millis": 1_000_000}
+
+
+def _number(node: AvroPrimitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> ColumnRead:
+    fit = _number_fit(node.logical or "", kind, path, finer)
+    narrow = node.name == "int"
+
+    def read(lanes: ByteLanes) -> pa.Array:
+        values = lanes.zigzags(path)
+        if narrow:
+            lanes.fail((values < -(1 << 31)) | (values >= 1 << 31), f"{path}: more than the 32 bits of an int")
+        return fit(lanes, values)
+
+    return read
+
+
+def _number_fit(logical: str, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Converter:
+    # Returns the fit by the logical type: its unit is the last word of its name.
+    if logical == "date":
+        return leaves.dates(kind, path)
+    unit = _NANOS.get(logical.rpartition("-")[2], 0)
+    if logical.startswith("time-"):
+        return leaves.times(kind, path, unit, finer=finer)
+    if unit:
+        return leaves.timestamps(kind, path, unit, zoned=not logical.startswith("local-"), finer=finer)
+    return leaves.integers(kind, path)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.decode.values.decimals import DECIMAL_DIGITS, column_type
 from airflow_lakestream.decode.values.outcome import SchemaRefused
+from airflow_lakestream.tables.schema.value_ranges import DECIMAL_DIGITS, column_type
 
 _DEEPEST = 64
 

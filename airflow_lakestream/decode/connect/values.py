@@ -20,7 +20,6 @@ from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, Mask, list_array, map_array
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.values.decimals import decimal_text
 from airflow_lakestream.decode.values.outcome import Misfit, quoted
 from airflow_lakestream.tables.schema.value_ranges import (
     MAX_DAY,
@@ -28,6 +27,7 @@ from airflow_lakestream.tables.schema.value_ranges import (
     MICROS_PER_DAY,
     MIN_DAY,
     MIN_MICROS,
+    decimal_text,
     is_time_out_of_range,
 )
 

@@ -18,8 +18,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.document import Json, JsonNumber, parse_object, to_text
 from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.outcome import Misfit, excerpt
-from airflow_lakestream.tables.schema.time_sources import ELEMENT, EpochUnit, Path, TimeSource
-from airflow_lakestream.tables.schema.types import type_text
+from airflow_lakestream.tables.schema.types import ELEMENT, EpochUnit, Path, TimeSource, type_text
 
 # Deeper columns are part of the reported column. Each object and each list is one level.
 _DEEPEST = 5

@@ -17,9 +17,9 @@ import pyarrow.types as t
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.lanes.lanes import ByteLanes, Bytes, Integers, Mask
 from airflow_lakestream.decode.values import iso8601
-from airflow_lakestream.decode.values.decimals import DECIMAL_DIGITS, decimal_text, fitting_decimal
 from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema import value_ranges
+from airflow_lakestream.tables.schema.value_ranges import DECIMAL_DIGITS, decimal_text, fitting_decimal
 
 Converter = Callable[[ByteLanes, Any], pa.Array]
 """Converter: makes a column of values just read from lanes: integers, floats, or bytes (an Arrow array of binary)."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.decode.values.outcome import Misfit, quoted
-from airflow_lakestream.tables.schema.time_sources import EpochUnit
+from airflow_lakestream.tables.schema.types import EpochUnit
 from airflow_lakestream.tables.schema.value_ranges import FINER_TEXT, MAX_MICROS, MICROS_PER_DAY, MIN_MICROS
 
 MICROS_PER_SECOND = 1_000_000

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_lakestream.core.landing.landed_rows import look
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup, check_identity
-from airflow_lakestream.core.landing.refusing import look
 from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ports import Conflict, ReplacedMeanwhile, TableState

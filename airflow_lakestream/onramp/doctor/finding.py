@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.onramp.connection_lines import without_secrets
+from airflow_lakestream.onramp.dag_file import without_secrets
 
 
 class PartHealth(StrEnum):

@@ -24,16 +24,15 @@ from airflow_lakestream.driver.driver_folder import DriverConfig, new_folder
 from airflow_lakestream.driver.driving import DriverSupervision, StreamSpec
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.registry import registry_of
 from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, DriverSubmission, SparkHook
 from airflow_lakestream.hooks.spark_cluster import backend_of
-from airflow_lakestream.hooks.store import store_properties
+from airflow_lakestream.hooks.store import DeltaStorageHook, store_properties
 from airflow_lakestream.lakes import LakeCapability, lake_of_app
+from airflow_lakestream.operators.arguments import resolve_interval
 from airflow_lakestream.operators.base import run_key
-from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.spark.app_config import LANDING_APPS, AppConfig
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, app_path, check_app, package_zip

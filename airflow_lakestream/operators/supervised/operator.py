@@ -29,11 +29,9 @@ from airflow_lakestream.driver.supervisor import (
 )
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.operators.arguments import check_written_flags, set_arguments, templated
-from airflow_lakestream.operators.base import airflow_errors, late_imports
-from airflow_lakestream.operators.lineage import LineageReporting
-from airflow_lakestream.operators.outlets import emit_to_outlets
+from airflow_lakestream.operators.base import airflow_errors, emit_to_outlets, late_imports
+from airflow_lakestream.operators.lineage import LineageReporting, keep_lineage
 from airflow_lakestream.operators.rendering import TextRendering
-from airflow_lakestream.operators.supervised.lineage import keep_lineage
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context

@@ -16,8 +16,9 @@ from airflow_lakestream.core.names import ICEBERG_COLUMNS, RESCUED
 from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.ddl import parse_schema, parse_timed_schema
-from airflow_lakestream.tables.schema.time_sources import Path, TimeSource
 from airflow_lakestream.tables.schema.types import (
+    Path,
+    TimeSource,
     arrow_schema,
     build_schema,
     checked,

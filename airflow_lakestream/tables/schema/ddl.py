@@ -16,8 +16,16 @@ from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.time_sources import ELEMENT, MAP_STEP, EpochUnit, Path, TimeSource
-from airflow_lakestream.tables.schema.types import PLAIN_TYPES, build_schema, did_you_mean
+from airflow_lakestream.tables.schema.types import (
+    ELEMENT,
+    MAP_STEP,
+    PLAIN_TYPES,
+    EpochUnit,
+    Path,
+    TimeSource,
+    build_schema,
+    did_you_mean,
+)
 
 MAX_PRECISION = 38
 

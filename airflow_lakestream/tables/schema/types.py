@@ -1,4 +1,4 @@
-"""Types of columns: lossless conversion between Arrow and Iceberg, or a refusal by name; text and schemas of types.
+"""Types of columns: lossless conversion between Arrow and Iceberg, or a refusal by name; text and sources of times.
 
 PyIceberg's own conversion takes unsigned 64-bit integers for longs and unsigned 32-bit ones for ints. `ddl` reads the
 text that is written here.
@@ -9,6 +9,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
 
 import pyarrow as pa
 from pyarrow import types as arrow
@@ -18,7 +21,48 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
 from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.time_sources import ELEMENT, MAP_STEP, Path, TimeSource
+
+# A path goes from a column's name inwards: names of fields, and ELEMENT inside a list.
+Path: TypeAlias = tuple[str, ...]
+ELEMENT = "element"
+# Inside a map no times are made from a source.
+MAP_STEP = "entries"
+
+
+class EpochUnit(StrEnum):
+    """Unit of a number since 1970-01-01T00:00Z."""
+
+    SECONDS = "epoch_s"
+    MILLISECONDS = "epoch_ms"
+    MICROSECONDS = "epoch_us"
+    NANOSECONDS = "epoch_ns"
+
+    @property
+    def words(self) -> str:
+        """The unit in words."""
+        return f"{self.name.lower()} since the epoch"
+
+    @property
+    def per_second(self) -> int:
+        """The number of units in a second."""
+        return {self.SECONDS: 1, self.MILLISECONDS: 10**3, self.MICROSECONDS: 10**6, self.NANOSECONDS: 10**9}[self]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSource:
+    """Source of an instant in records: a number (`unit`), or a time without a zone, read as in `zone`.
+
+    Its text follows the type in a schema.
+    """
+
+    unit: EpochUnit | None = None
+    zone: str = ""
+
+    def __str__(self) -> str:
+        if self.unit is not None:
+            return f"from {self.unit}"
+        return "at time zone '" + self.zone.replace("\\", "\\\\").replace("'", "''") + "'"
+
 
 # Texts and errors use the first name of each type.
 PLAIN_TYPES: dict[str, iceberg.IcebergType] = {
@@ -253,3 +297,35 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     if arrow.is_struct(kind):
         return pa.struct([_plain(field) for field in kind])
     return kind
+
+
+def all_optional(kind: iceberg.IcebergType) -> iceberg.IcebergType:
+    """Return the type with all fields optional: PyIceberg can't read lists of structs without a required field."""
+    match kind:
+        case iceberg.StructType():
+            fields = (
+                item.model_copy(update={"required": False, "field_type": all_optional(item.field_type)})
+                for item in kind.fields
+            )
+            return iceberg.StructType(*fields)
+        case iceberg.ListType():
+            return iceberg.ListType(kind.element_id, all_optional(kind.element_type), element_required=False)
+        case iceberg.MapType():
+            value = all_optional(kind.value_type)
+            return iceberg.MapType(kind.key_id, all_optional(kind.key_type), kind.value_id, value, value_required=False)
+        case _:
+            return kind
+
+
+def least_version(kind: iceberg.IcebergType) -> int:
+    """Return the least format version of Iceberg with the type."""
+    match kind:
+        case iceberg.StructType():
+            inside = [item.field_type for item in kind.fields]
+        case iceberg.ListType():
+            inside = [kind.element_type]
+        case iceberg.MapType():
+            inside = [kind.key_type, kind.value_type]
+        case _:
+            inside = []
+    return max([int(kind.minimum_format_version()), *map(least_version, inside)])

@@ -10,8 +10,8 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG, AssetAlias
 
+from airflow_lakestream.operators.base import table_asset
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
-from airflow_lakestream.operators.outlets import table_asset
 from tests.support.airflow_home import AirflowHome, Connections, FailsOnce
 from tests.support.delta_table import GROUP, live_files, rows_of, versions
 

@@ -20,7 +20,7 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.driver.progress import ProgressLog
 from airflow_lakestream.exceptions import LakestreamError
-from airflow_lakestream.run.progress import batch_progress
+from airflow_lakestream.run.summary import batch_progress
 from airflow_lakestream.run.topics import land_run
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
-from airflow_lakestream.run.resnapshot.run import ResnapshotTables
+from airflow_lakestream.run.resnapshot import ResnapshotTables
 from tests.support import keyed
 from tests.support.given_records import FORMATS, GivenLake, Record
 from tests.support.keyed import Follower

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.cli.airflow_config import airflow_settings
+from airflow_lakestream.cli.connections import airflow_settings
 
 LOCAL = "airflow.dag_processing.bundles.local.LocalDagBundle"
 GIT = {"name": "ours", "classpath": "airflow.providers.git.bundles.git.GitDagBundle", "kwargs": {"subdir": "dags"}}

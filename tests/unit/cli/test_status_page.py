@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.cli.status_page import DAY_MS, StatusLook, page
+from airflow_lakestream.cli.status import DAY_MS, StatusLook, page
 from airflow_lakestream.core.ledger import LandingEngine
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
 from airflow_lakestream.watching.streams.landings import SnapshotRecord

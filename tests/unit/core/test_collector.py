@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.runtime.collector import CALM, calm_collector, pause_collection
+from airflow_lakestream.runtime.interpreter import CALM, calm_collector, pause_collection
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_lakestream.runtime.readahead import ReadAhead
+from airflow_lakestream.runtime.interpreter import ReadAhead
 
 SOON = 10
 

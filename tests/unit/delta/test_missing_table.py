@@ -16,7 +16,7 @@ from airflow_lakestream.cli.app import run
 from airflow_lakestream.delta.storage import DeltaStorage, near_table
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.run.replay import RejectReplay
-from airflow_lakestream.run.resnapshot.run import ResnapshotTables
+from airflow_lakestream.run.resnapshot import ResnapshotTables
 from airflow_lakestream.watching.asking import NotThere
 from airflow_lakestream.watching.source import delta_streams
 from tests.support.delta_table import GROUP, land

@@ -10,8 +10,8 @@ from airflow.providers.common.compat.sdk import redact
 
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.places import open_lake
+from airflow_lakestream.hooks.store import DeltaStorageHook
 
 
 @pytest.fixture

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.cli.app import run
+from airflow_lakestream.config.arguments import problem_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.connections import connector_options
-from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.flink import FlinkHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.kafka_connect import KafkaConnectHook
 from airflow_lakestream.hooks.registry import registry_of
 from airflow_lakestream.hooks.spark import SparkHook
-from airflow_lakestream.hooks.store import fields_of, store_properties
-from airflow_lakestream.kafka.settings import problem_of
+from airflow_lakestream.hooks.store import DeltaStorageHook, fields_of, store_properties
 from airflow_lakestream.spark.app_config import AppConfig
 
 SECRET = "hunter2-and-more"  # a made-up one

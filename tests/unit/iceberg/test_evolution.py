@@ -29,9 +29,9 @@ from pyiceberg.types import (
 )
 
 from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.tables.schema.change import EvolutionResult, evolve
 from airflow_lakestream.tables.schema.columns import fits
 from airflow_lakestream.tables.schema.ddl import parse_schema
-from airflow_lakestream.tables.schema.evolution import EvolutionResult, evolve
 from airflow_lakestream.tables.schema.types import schema_text
 
 ADD, WIDEN = SchemaEvolution.ADD, SchemaEvolution.WIDEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from airflow_lakestream.onramp.connection_lines import export_line, secret_values, without_secrets
+from airflow_lakestream.onramp.dag_file import export_line, secret_values, without_secrets
 
 KAFKA = {
     "bootstrap.servers": "broker:9092",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.onramp.dag_file import DagEngine, DagFile, default_name, default_table
-from airflow_lakestream.operators.outlets import table_asset
+from airflow_lakestream.operators.base import table_asset
 from airflow_lakestream.tables.schema.columns import to_schema
 
 RUFF = Path(sys.executable).with_name("ruff")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.core.policies import ValueFormat
-from airflow_lakestream.onramp.guess import guess_format
+from airflow_lakestream.onramp.samples import guess_format
 
 LINES = [b"1,a", b"2,b", b"3,c"]
 

@@ -11,7 +11,7 @@ import pytest
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.infer import infer_schema
 from airflow_lakestream.decode.json.kinds import kinds_of
-from airflow_lakestream.onramp.likely_times import is_of_a_time, with_likely_times
+from airflow_lakestream.onramp.dag_file import is_of_a_time, with_likely_times
 from airflow_lakestream.tables.schema.columns import to_schema, to_timed_schema
 from airflow_lakestream.tables.schema.types import schema_text
 

@@ -30,7 +30,7 @@ sys.meta_path.insert(0, Missing())
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.lineage import is_lineage_enabled
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
-from airflow_lakestream.operators.supervised.lineage import keep_lineage
+from airflow_lakestream.operators.lineage import keep_lineage
 
 land = KafkaExtractOperator(task_id="land", topic="t", table="lake.t")
 stream = SparkStreamingSubmitOperator(task_id="stream", application="a.py", checkpoint_location="/c")

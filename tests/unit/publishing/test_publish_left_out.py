@@ -13,8 +13,7 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.publishing.branch import EngineJobLine
 from airflow_lakestream.core.publishing.publish import RowlessMeaning
-from airflow_lakestream.core.publishing.reckoning import LostOrLeftOut
-from airflow_lakestream.core.publishing.refusals import BranchCut, BranchRewritten, LeftOutUnproven
+from airflow_lakestream.core.publishing.refusals import BranchCut, BranchRewritten, LeftOutUnproven, LostOrLeftOut
 from tests.support.publishing import BRANCH, TOPIC, World
 from tests.support.replacing import ranges
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from airflow_lakestream.runtime.readahead import SHORT, shorten_turns
+from airflow_lakestream.runtime.interpreter import SHORT, shorten_turns
 
 
 def test_turns_are_short_until_the_last_landing_ends() -> None:

@@ -21,7 +21,7 @@ from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.flink.formats.avro import ways_of
 from airflow_lakestream.flink.formats.proof import JobFormat, proof_of
-from airflow_lakestream.onramp.guess import guess_format
+from airflow_lakestream.onramp.samples import guess_format
 from airflow_lakestream.registry.client import RegisteredSchema
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema

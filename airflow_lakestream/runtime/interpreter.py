@@ -1,7 +1,8 @@
-"""Iteration in a thread, a bounded number of items ahead of the consumer, and short turns of both threads."""
+"""The interpreter while records pass by: iteration ahead in a thread, short turns of threads, rare collections."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import deque
@@ -111,3 +112,69 @@ def shorten_turns() -> Iterator[None]:
             _depth -= 1
             if _depth == 0:
                 sys.setswitchinterval(_before)
+
+
+# By default it runs after every 700 new containers, and every Kafka message is one. A landing leaves only a few
+# objects in cycles per commit.
+CALM = (50_000, 20, 20)
+
+_pause_lock = threading.Lock()
+_pauses = 0
+_threshold = gc.get_threshold()
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Hide existing objects from the collector; afterwards the objects are in the oldest generation, unexamined."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def pause_collection() -> Iterator[None]:
+    """Switch the collector off, and prevent a catch-up afterwards: for code with many objects and no garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        # Frozen and unfrozen, the new objects are in the oldest generation: no young collection catches up.
+        with frozen():
+            if was_enabled:
+                gc.enable()
+
+
+@contextmanager
+def calm_collector() -> Iterator[None]:
+    """Let the collector run rarely, and only over new objects; may be entered repeatedly and from any thread.
+
+    Measured in an Airflow task: landing 2,000,000 raw records took 5.4 s of CPU time with the collector's defaults,
+    and 4.4 to 4.7 s with this.
+    """
+    _enter()
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def _enter() -> None:
+    global _pauses, _threshold  # one collector per process, so one counter
+    with _pause_lock:
+        if _pauses == 0:
+            _threshold = gc.get_threshold()
+            gc.freeze()
+            gc.set_threshold(*CALM)
+        _pauses += 1
+
+
+def _leave() -> None:
+    global _pauses  # as above
+    with _pause_lock:
+        _pauses -= 1
+        if _pauses == 0:
+            gc.set_threshold(*_threshold)
+            gc.unfreeze()

@@ -1,24 +1,99 @@
-"""Options of a command taken from a pipeline's file or from a task of a DAG."""
+"""Arguments of commands: options for decoding, and options taken from a pipeline's file or a DAG's task."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from airflow_lakestream.config.decoding import DECODING
+from airflow_lakestream.cli.connections import like_the_airflow_command
+from airflow_lakestream.config.decoding import DECODING, DecodingSettings
 from airflow_lakestream.config.literals import refuse_templates
+from airflow_lakestream.config.setting import Setting
+from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.core.policies import SqlInput, ValueFormat
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
     from airflow_lakestream.pipelines.compiled import CompiledPipeline, SinkLanding
+
+
+def one_of(kind: type[StrEnum], but: str = "") -> str:
+    """Return the choices of an option for the help text, the last choice behind `or`.
+
+    :param but: a choice to leave out.
+    """
+    names = [str(one) for one in kind if one != but]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def takes_decoding(when: str = "") -> Callable[[Command], Command]:
+    """Give a command an option for each decoding argument.
+
+    The command gets the given options, without templates, as a mapping: its keyword argument `decoding`. A file named
+    by `--sql` is read.
+
+    :param when: the beginning of the options' help.
+    """
+
+    def option(name: str, kind: Any) -> inspect.Parameter:
+        info = typer.Option(f"--{name.replace('_', '-')}", help=when + _help_of(SETTINGS[name]))
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info])
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [one for one in signature.parameters.values() if one.name != "decoding"]
+        # Options of lists may be repeated.
+        options = [
+            option(one.name, list[str] | None if "Sequence" in str(one.type) else str | None)
+            for one in fields(DecodingSettings)
+        ]
+
+        @functools.wraps(command)
+        def wrapper(**kwargs: Any) -> None:
+            given = {name: kwargs.pop(name) for name in DECODING}
+            given["sql"] = _statement(given["sql"])
+            decoding = {name: value for name, value in given.items() if value not in (None, [])}
+            refuse_templates(decoding)
+            command(**kwargs, decoding=decoding)
+
+        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options)]
+        # mypy does not support functions with an assigned signature.
+        wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # Typer reads it
+        wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
+        return wrapper
+
+    return decorate
+
+
+def _help_of(setting: Setting) -> str:
+    """Return an option's help: the summary, and all choices."""
+    choices = f": {one_of(setting.kind)}" if isinstance(setting.kind, type) else ""
+    return f"{setting.summary[:1].lower()}{setting.summary[1:]}{choices}"
+
+
+def _statement(given: str | None) -> str | None:
+    """Return the given SQL, or the content of the named file if the text ends with .sql, like the operators.
+
+    Raises InvalidArgument for an unreadable file.
+    """
+    if given is None or not given.strip().endswith(".sql"):
+        return given
+    try:
+        return Path(given.strip()).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InvalidArgument(
+            "--sql", f"{given!r} can't be read ({reason}).", "Name a file, or give the SELECT."
+        ) from None
+
 
 Command = Callable[..., Any]
 Refuse = Callable[[Mapping[str, Any]], None]
@@ -100,7 +175,6 @@ def _given_arguments(
         return landing.arguments, lambda some: refuse_rendered(compiled, [replace(landing, arguments=some)])
     if dag is None:
         return None
-    from airflow_lakestream.cli.from_dag import arguments_of_task
 
     return arguments_of_task(dag, task, dag_folder), refuse_templates
 
@@ -181,3 +255,83 @@ def _optional(annotation: Any) -> Any:
 
 def _shown(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+# Arguments of every landing task.
+_NEEDED = ("topic", "table", "consumer_group")
+# The tasks of a group that lands together: their arguments are the same.
+_STEPS_OF_GROUP = ("plan", "read", "commit")
+
+
+class TaskArguments(Mapping[str, Any]):
+    """Arguments of a task by name, as in the DAG file: defaults included, without rendering.
+
+    The arguments of a streaming landing are in its `app_config`. Arguments that are None or functions are left out.
+    """
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        config = getattr(task, "app_config", None)
+        self._config: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._config.get(name, getattr(self._task, name, None))
+        if name == "sql" and hasattr(self._task, "written_statement"):
+            # It may be a file next to the DAG's.
+            found = self._task.written_statement()
+        if found is None or callable(found):
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in {*vars(self._task), *self._config} if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def arguments_of_task(dag_id: str, task_id: str | None, folder: Path | None) -> TaskArguments:
+    """Return the arguments of a landing task. The DAG file is imported; no task runs.
+
+    :param task_id: id of a task, or of a group that lands together; None: the only landing task of the DAG.
+    :param folder: the file or folder of DAGs; None: Airflow's.
+
+    Raises InvalidArgument if the DAG or the task does not exist (with the import errors of the files), if the task does
+    not land, or if `task_id` is None and several tasks land.
+    """
+    with like_the_airflow_command(needs_database=True):
+        dag = _load(dag_id, folder)
+        landing = {one.task_id: one for one in dag.tasks if all(name in TaskArguments(one) for name in _NEEDED)}
+        names = dict(filter(None, map(_named, landing)))
+        if task_id is None and len(names) != 1:
+            many = f"{dag_id} has the tasks {', '.join(names)}." if names else f"no task of {dag_id} lands."
+            raise InvalidArgument("--task", many, "Say which one." if names else "Give the options themselves.")
+        found = next(iter(names.values())) if task_id is None else names.get(task_id, task_id)
+        if found not in landing:
+            problem = f"{dag_id} has no task {task_id!r} that lands; there is {', '.join(names) or 'none'}."
+            raise InvalidArgument("--task", problem)
+        return TaskArguments(landing[found])
+
+
+def _named(task_id: str) -> tuple[str, str] | None:
+    """Return the name of a task for `--task`, and its id.
+
+    The first step of a group has the group's name; later steps have the same arguments, so the result is None.
+    """
+    group, _, step = task_id.rpartition(".")
+    if not group or step not in _STEPS_OF_GROUP:
+        return task_id, task_id
+    return (group, task_id) if step == _STEPS_OF_GROUP[0] else None
+
+
+def _load(dag_id: str, folder: Path | None) -> Any:
+
+    from airflow_lakestream.hooks.dags import dags_in
+
+    dags, errors, place = dags_in(folder, dag_id)
+    if (dag := dags.get(dag_id)) is not None:
+        return dag
+    problem = f"there is no DAG {dag_id!r} in {place}."
+    failed = [f"{file}: {' '.join(str(error).split())[-300:]}" for file, error in errors.items()]
+    remedy = f"These files can't be loaded: {'; '.join(failed)}" if failed else "Correct it, or give --dag-folder."
+    raise InvalidArgument("--dag", problem, remedy)

@@ -1,0 +1,407 @@
+"""Commands on a landed table: `lakestream audit`, `maintain`, `rejects` and `mirror`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from airflow_lakestream.cli.arguments import one_of, takes_decoding, takes_pipeline
+from airflow_lakestream.cli.connections import (
+    AnyTable,
+    GroupIfSeveral,
+    IcebergConn,
+    Json,
+    KafkaConn,
+    StorageConn,
+    aside,
+    group_of,
+    open_kafka,
+    open_lake,
+    open_registry,
+    open_store_properties,
+)
+from airflow_lakestream.core.policies import SchemaEvolution, Tombstones, seconds
+from airflow_lakestream.core.printable import printable
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes import LakeCapability, lake_of
+
+if TYPE_CHECKING:
+    from airflow_lakestream.audit.result import AuditResult
+    from airflow_lakestream.audit.run import Audit
+
+
+@takes_pipeline
+@takes_decoding("with --repair: ")
+def audit(
+    table: AnyTable,
+    group: GroupIfSeveral = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="one topic of the ledger; default: all")] = None,
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="read every row's position, and the topic; else file statistics only")
+    ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="land missing rows and remove doubled ones, in one snapshot; implies --full"),
+    ] = False,
+    tombstones: Annotated[
+        str | None, typer.Option("--tombstones", help="with --repair: keep (default), skip or reject")
+    ] = None,
+    on_data_loss: Annotated[
+        str | None,
+        typer.Option("--on-data-loss", help="with --repair, if Kafka no longer has rows: fail (default) or record"),
+    ] = None,
+    as_json: Json = False,
+    *,
+    decoding: Mapping[str, Any],
+) -> None:
+    """Compare a table with the ledger and with Kafka. Exit codes: 0 clean, 1 damage, 2 could not look.
+
+    With --repair the exit code is about the table after the repair; 2 means that nothing was changed.
+    """
+    with aside():
+        from airflow_lakestream.run.repair import TableRepair
+
+        more = {"tombstones": tombstones, "on_data_loss": on_data_loss}
+        options = {**decoding, **{name: value for name, value in more.items() if value is not None}}
+        if options and not repair:
+            name = next(iter(options)).replace("_", "-")
+            raise InvalidArgument(f"--{name}", "belongs to --repair: an audit decodes nothing.")
+        lake = lake_of(table)
+        if repair:
+            lake.require(LakeCapability.REPAIR, "--repair", table)
+        opened = open_lake(table, iceberg_conn, storage_conn)
+        group = group_of(opened, table, group)
+        look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)
+        work: Any = _with_kafka(look, kafka_conn)
+        if repair:
+            options |= open_registry(decoding, kafka_conn)
+            work = TableRepair(audit=work, **options)
+        result: AuditResult = work.run(opened)
+    typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
+    raise typer.Exit(result.verdict.exit_code)
+
+
+def _with_kafka(look: Audit, conn_id: str) -> Audit:
+    if not look.full:
+        return look
+    kafka = open_kafka(conn_id)
+    return replace(look, kafka=kafka.configuration, where=kafka.where)
+
+
+def maintain(
+    tables: Annotated[
+        list[str], typer.Argument(help='namespace.table, a pattern such as "lake.*", or paths of Delta tables')
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only print what would be gained; nothing is changed")
+    ] = False,
+    compact: Annotated[bool, typer.Option("--compact", help="rewrite small files, and files with deletes")] = False,
+    rewrite_manifests: Annotated[bool, typer.Option("--rewrite-manifests", help="merge small manifests")] = False,
+    expire: Annotated[
+        bool, typer.Option("--expire", help="remove old snapshots, and files that only they need")
+    ] = False,
+    remove_orphans: Annotated[
+        bool, typer.Option("--remove-orphans", help="delete old files that no snapshot has")
+    ] = False,
+    target_size: Annotated[
+        int | None, typer.Option("--target-size", help="bytes of a compacted file; default: the table's", min=1)
+    ] = None,
+    expire_older_than: Annotated[str, typer.Option("--expire-older-than", help="least age of a snapshot")] = "5d",
+    retain_last: Annotated[int, typer.Option("--retain-last", help="newest snapshots that stay", min=1)] = 1,
+    orphans_older_than: Annotated[str, typer.Option("--orphans-older-than", help="least age of an orphan")] = "3d",
+    longest_run: Annotated[str, typer.Option("--longest-run", help="time of the longest run into the tables")] = "1d",
+    budget: Annotated[
+        str | None, typer.Option("--budget", help='time after which no work begins, such as "10m"')
+    ] = None,
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    as_json: Json = False,
+) -> None:
+    """Compact tables, merge manifests, remove old snapshots and orphans, as far as needed; all four by default.
+
+    Landings and merges go on meanwhile. A run that ends early has changed nothing by halves, and the next one goes on.
+    """
+    with aside():
+        from airflow_lakestream.config.arguments import positive_seconds
+        from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
+
+        every = not (compact or rewrite_manifests or expire or remove_orphans)
+        options = {} if target_size is None else {"target-file-size-bytes": target_size}
+        age = {"older_than": expire_older_than, "retain_last": retain_last}
+        orphans = {"older_than": orphans_older_than, "longest_run": longest_run}
+        section = MaintenanceSection.parse(
+            {
+                "tables": tables,
+                "compact": {"options": options} if compact or every else None,
+                "rewrite_manifests": rewrite_manifests or every,
+                "expire": age if expire or every else None,
+                "remove_orphans": orphans if remove_orphans or every else None,
+            }
+        )
+        seconds = None if budget is None else positive_seconds("--budget", budget)
+        lake = open_lake(tables[0], iceberg_conn, storage_conn)
+        reports = format_of(section.tables).part("upkeep")(lake, section, dry_run, seconds).run()
+    if as_json:
+        typer.echo(json.dumps([one.to_dict() for one in reports], indent=2))
+        return
+    for one in reports:
+        typer.echo(str(one))
+
+
+rejects_app = typer.Typer(
+    help="Show the records that a table's runs rejected, and land them again.", no_args_is_help=True
+)
+
+Stage = Annotated[
+    str | None, typer.Option("--stage", help="only those found bad at: record, decode, sql, route or write")
+]
+Reason = Annotated[str | None, typer.Option("--reason", help="only those whose reason has this text in it")]
+
+
+@rejects_app.command()
+def show(
+    table: AnyTable,
+    group: Annotated[str | None, typer.Option("--group", help="consumer group; default: all")] = None,
+    stage: Stage = None,
+    reason: Reason = None,
+    limit: Annotated[int, typer.Option("--limit", help="most examples of each reason", min=0)] = 3,
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    as_json: Json = False,
+) -> None:
+    """Print the number of rejected records, by stage and reason, with examples."""
+    with aside():
+        from airflow_lakestream.iceberg.upkeep.reject_summary import COLUMNS, by_reason
+        from airflow_lakestream.run.rejected import open_rejected
+        from airflow_lakestream.run.replay import RejectSelection
+
+        chosen = RejectSelection(stage, reason)
+        books = open_rejected(open_lake(table, iceberg_conn, storage_conn), table, group)
+        groups = books.groups if group is None else (group,)
+        parts = (part for one in groups for part in books.counting(one, columns=COLUMNS))
+        found = by_reason(map(chosen.select, parts), limit)
+    if as_json:
+        reasons = [
+            {
+                "consumer_group": one.consumer_group,
+                "stage": one.stage,
+                "reason": one.kind,
+                "records": one.count,
+                "examples": [example.to_dict() for example in one.examples],
+            }
+            for one in found
+        ]
+        total = sum(one.count for one in found)
+        typer.echo(json.dumps({"table": table, "rejected": total, "reasons": reasons}, indent=2))
+        return
+    typer.echo(f"{table}: {sum(one.count for one in found):,} rejected records")
+    for one in found:
+        typer.echo(printable(f"  {one.count:,} of group {one.consumer_group}, stage {one.stage}: {one.kind}"))
+        for example in one.examples:
+            typer.echo(f"    {example.text}")
+
+
+@rejects_app.command()
+@takes_pipeline
+@takes_decoding()
+def replay(
+    table: AnyTable,
+    group: GroupIfSeveral = None,
+    stage: Stage = None,
+    reason: Reason = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="most records; default: all")] = None,
+    schema_evolution: Annotated[
+        str | None,
+        typer.Option("--schema-evolution", help=f"how far the table may be changed: {one_of(SchemaEvolution)}"),
+    ] = None,
+    tombstones: Annotated[
+        str | None, typer.Option("--tombstones", help=f"of records without a value: {one_of(Tombstones)}")
+    ] = None,
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    as_json: Json = False,
+    *,
+    decoding: Mapping[str, Any],
+) -> None:
+    """Land rejected records again, from the reject table; Kafka is not asked.
+
+    Records that become rows leave the reject table; records that are still bad stay, with the new reason. Without
+    a new row and a new reason nothing is committed.
+    """
+    with aside():
+        from airflow_lakestream.core.landing.report import counts_to_dict
+        from airflow_lakestream.run.replay import RejectReplay, RejectSelection
+        from airflow_lakestream.run.summary import figures, rejects_of
+
+        if limit is not None and limit < 1:
+            raise InvalidArgument("--limit", f"{limit} is not a number of records above 0.")
+        more = {"schema_evolution": schema_evolution, "tombstones": tombstones}
+        arguments = {**decoding, **{name: value for name, value in more.items() if value is not None}}
+        arguments |= open_registry(decoding, kafka_conn)
+        lake = open_lake(table, iceberg_conn, storage_conn)
+        group = group_of(lake, table, group)
+        work = RejectReplay(
+            table=table, consumer_group=group, chosen=RejectSelection(stage, reason, limit), decoding=arguments
+        )
+        done = work.run(lake)
+    if as_json:
+        typer.echo(json.dumps({"table": table, **done.to_dict()}, indent=2))
+        return
+    counts = done.counts
+    shown = rejects_of(table, group, iceberg_conn) if counts.rejected else ""
+    typer.echo(f"{table}: {counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{done.note}{shown}")
+
+
+mirror_app = typer.Typer(help="Work on a mirror of a database's table.", no_args_is_help=True)
+
+# Formats whose records may be Debezium's events.
+_FORMATS = "json, json_schema or avro"
+_OFFSET = re.compile(r"(\d+):(\d+)")
+
+
+# Makes Typer keep the command group: a single command would become the program itself.
+@mirror_app.callback()
+def _mirror() -> None:
+    """Work on a mirror of a database's table."""
+
+
+@mirror_app.command()
+def resnapshot(
+    table: AnyTable,
+    group: GroupIfSeveral = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="default: the ledger's")] = None,
+    signal_topic: Annotated[
+        str | None, typer.Option("--signal-topic", help="signal.kafka.topic; default: topic.prefix-signal")
+    ] = None,
+    no_signal: Annotated[
+        bool, typer.Option("--no-signal", help="use the last snapshot of the whole table in the topic")
+    ] = False,
+    since_offset: Annotated[
+        list[str] | None,
+        typer.Option("--since-offset", help="with --no-signal: look from partition:offset on; repeatable"),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", help="the app's checkpoint_location: refuse while it runs")
+    ] = None,
+    start_over: Annotated[bool, typer.Option("--anew", help="discard what an earlier run has begun")] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="how long to wait for Debezium's next row, such as 10m")
+    ] = "5m",
+    key: Annotated[
+        str | None, typer.Option("--key", help="columns of the key; default: the records', else the mirror's")
+    ] = None,
+    value_format: Annotated[
+        str | None, typer.Option("--format", help=f"of the events: {_FORMATS}; default json")
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema", help="columns as DDL, with types that the app was configured with: 'amount decimal(12, 2)'"
+        ),
+    ] = None,
+    schema_registry: Annotated[
+        str | None, typer.Option("--schema-registry", help="a URL, or an Airflow connection; default: kafka's")
+    ] = None,
+    landing: Annotated[
+        str | None, typer.Option("--landing", help="further arguments of the app's landing, as a JSON object")
+    ] = None,
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    as_json: Json = False,
+) -> None:
+    """Let Debezium read the database's table again, and replace all rows of the mirror in a single commit.
+
+    Until then readers see the old rows. If it is killed, run it again: it continues.
+    """
+    with aside():
+        from airflow_lakestream.run.resnapshot import MirrorResnapshot
+
+        since = _offsets(since_offset or ())
+        if since and not no_signal:
+            raise InvalidArgument("--since-offset", "goes with --no-signal: Debezium is asked now.")
+        given = {"format": value_format, "schema": schema, "key": key.split(",") if key else None}
+        named = {name: value for name, value in given.items() if value is not None}
+        decoding: dict[str, Any] = {**_landing(landing), **named}
+        decoding |= open_registry({"schema_registry": schema_registry, "format": value_format}, kafka_conn)
+        _refuse_running(checkpoint, storage_conn)
+        kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
+        work = MirrorResnapshot(
+            table=table,
+            consumer_group=group_of(lake, table, group),
+            kafka=kafka.configuration,
+            where=kafka.where,
+            topic=topic,
+            decoding=decoding,
+            signal_topic=signal_topic,
+            by_signal=not no_signal,
+            since=since,
+            start_over=start_over,
+            timeout=seconds("--timeout", timeout),
+            report=lambda text: typer.echo(text, err=True),
+        )
+        done = work.run(lake)
+    if as_json:
+        typer.echo(json.dumps(done.to_dict(), indent=2))
+        return
+    counts = "" if done.rows is None else f": {done.rows_before} rows before, {done.rows} now"
+    typer.echo(f"{table} has the newly read rows from snapshot {done.snapshot_id} on{counts}")
+
+
+def _landing(text: str | None) -> dict[str, Any]:
+    """Return the arguments of `--landing`, except soft_delete. Raises InvalidArgument for an unknown argument."""
+    from airflow_lakestream.config.mirror import MirrorConfig
+
+    try:
+        given = json.loads(text or "{}")
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidArgument("--landing", f"{text!r} is not a JSON object.", """Write '{"key": ["id"]}'.""")
+    known = MirrorConfig.__dataclass_fields__.keys() - {"topic", "table", "consumer_group", "table_format"}
+    if unknown := sorted(given.keys() - known):
+        raise InvalidArgument(
+            "--landing", f"a mirror has no argument {', '.join(unknown)}, or it is the command's own."
+        )
+    # The mirror itself knows whether deleted rows stay.
+    return {name: value for name, value in given.items() if name != "soft_delete"}
+
+
+def _offsets(texts: Sequence[str]) -> dict[int, int]:
+    found = {}
+    for text in texts:
+        match = _OFFSET.fullmatch(text.strip())
+        if match is None:
+            raise InvalidArgument(
+                "--since-offset", f"{text!r} is not a position.", 'Write "0:1200": partition and offset.'
+            )
+        found[int(match[1])] = int(match[2])
+    return found
+
+
+def _refuse_running(checkpoint: str | None, storage_conn: str | None) -> None:
+    """Refuse to go on while an app holds the lease of a checkpoint. Raises InvalidArgument.
+
+    :param checkpoint: None: there is nothing to check.
+    """
+    if checkpoint is None:
+        return
+    from airflow_lakestream.driver.lease import read_lease
+    from airflow_lakestream.driver.lease_record import LeaseState
+
+    record = read_lease(checkpoint, open_store_properties(storage_conn))
+    if record is not None and record.state() is LeaseState.HELD:
+        raise InvalidArgument(
+            "--checkpoint",
+            f"{checkpoint} is in use by {record}.",
+            "Stop that app first: cancel its task in Airflow, or send its driver SIGTERM; then run this again.",
+        )
