@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pyiceberg.catalog import Catalog
@@ -26,7 +27,7 @@ from airflow_lakestream.config.decoding import DECODING, DecodingSettings
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.bad_records import USUAL, BadRecords
-from airflow_lakestream.core.landing.job import LandingJob, check_still_there, read_rows
+from airflow_lakestream.core.landing.job import ConflictCount, LandingJob, check_still_there, read_rows
 from airflow_lakestream.core.landing.plan import Plan, TopicState, check_log, leader_epochs, reach
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.names import METADATA_NAMES
@@ -88,7 +89,7 @@ class FilesLost(LakestreamError, Terminal):
 class NotRepaired(LakestreamError, Transient):
     """The table kept changing during the repair."""
 
-    def __init__(self, table: str, last: Conflict) -> None:
+    def __init__(self, table: str, last: Exception) -> None:
         super().__init__(
             f"{table} was changed {TRIES} times in a row between the audit and the repair (last: {last}) Nothing was "
             "repaired. Pause the DAGs that land in it, and repair again."
@@ -181,26 +182,17 @@ class TableRepair(DecodingSettings):
         error before the repair's commit leaves the table unchanged; after the commit the repaired rows stay.
         """
         audit = replace(self.audit, full=True)
-        last: Conflict | None = None
-        for _ in range(TRIES):
-            once = _RepairTry(self, audit, catalog)
-            try:
-                result, repaired = once.run()
-            except Conflict as conflict:
-                last = conflict
-                log.info("%s Looking again.", conflict)
-                continue
-            if repaired.snapshot_id is not None:
-                result = audit.run(catalog)
-            if result.narrow:
-                repaired = replace(repaired, mended=tuple(result.narrow))
-                narrow_bounds.mend(catalog, audit.table, result.wrong_bounds)
-                narrow_bounds.mend(catalog, rejects_of(audit.table), result.wrong_bounds_of_rejects)
-                result = audit.run(catalog)
-            result.repaired = repaired
-            return result
-        assert last is not None
-        raise NotRepaired(audit.table, last)
+        conflicts = ConflictCount(partial(NotRepaired, audit.table), TRIES)
+        result, repaired = conflicts.run(lambda: _RepairTry(self, audit, catalog).run())
+        if repaired.snapshot_id is not None:
+            result = audit.run(catalog)
+        if result.narrow:
+            repaired = replace(repaired, mended=tuple(result.narrow))
+            narrow_bounds.mend(catalog, audit.table, result.wrong_bounds)
+            narrow_bounds.mend(catalog, rejects_of(audit.table), result.wrong_bounds_of_rejects)
+            result = audit.run(catalog)
+        result.repaired = repaired
+        return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class HttpClient:
         self,
         method: str,
         url: str,
-        body: object = None,
+        body: Any = None,
         *,
         timeout: float,
         accept: str = "application/json",
