@@ -6,10 +6,11 @@ this.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import WAREHOUSE_LOCATION, Catalog
@@ -36,11 +37,18 @@ from airflow_lakestream.iceberg.commit.attempt import (
     FileRewrite,
     RewriteAttempt,
 )
+from airflow_lakestream.iceberg.commit.commit import (
+    Check,
+    Commit,
+    CommitBuilder,
+    ledger_allows,
+    ledger_allows_overlap,
+)
 from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
+from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
-from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
+from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, replacing
 from airflow_lakestream.iceberg.replace.takeout import Finder, bounds_of, read_rows
 from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import (
@@ -126,8 +134,6 @@ def _rows(table: Table, task: FileScanTask, topic: str) -> Iterable[pa.Table]:
 
 log = logging.getLogger(__name__)
 
-Kind = TypeVar("Kind", bound=CommitGuard)
-
 
 class NotIceberg(InvalidArgument):
     """Table of the same name in the catalog, but not an Iceberg table."""
@@ -139,8 +145,8 @@ class NotIceberg(InvalidArgument):
 class IcebergSink(TableSink[DataFile]):
     """`core.ports.SharedSink` on an Iceberg table, through any PyIceberg catalog with compare-and-set."""
 
-    _append_guard: type[CommitGuard] = CommitGuard
-    _replace_guard: type[ReplaceGuard] = ReplaceGuard
+    # Builders of every commit of this sink.
+    builders: Sequence[CommitBuilder] = ()
 
     def __init__(
         self,
@@ -209,9 +215,9 @@ class IcebergSink(TableSink[DataFile]):
         refuse_replacing(self._name, self._table.metadata.properties, self._group)
         check_columns(self._design.metadata.names, self._name)
         files = self._files
-        guard = self._guard(landing, self._replace_guard, first=self._first or FirstLook(), own=self._landed)
+        guard = self._guard(landing, partial(replacing, first=self._first or FirstLook(), own=self._landed))
         finder = self._finder(ranges, files)
-        attempt = ReplaceAttempt(self._catalog, self._name, guard, self._group, landing, finder)
+        attempt = ReplaceAttempt(self._catalog, self._name, guard, landing, finder)
         snapshot_id = self._drive(attempt, landing, files)
         return snapshot_id, attempt.landing_of(snapshot_id)
 
@@ -368,18 +374,18 @@ class IcebergSink(TableSink[DataFile]):
         landing: Landing,
         rewrite: Callable[[Table], FileRewrite],
         written: Sequence[DataFile],
-        guard: HeadGuard | None = None,
+        *builders: CommitBuilder,
     ) -> int:
         """Commit a landing with removed files and return the snapshot's id; see `RewriteAttempt`."""
         files = self._files
-        guard = guard or self._guard(landing, HeadGuard, allow_group_overlap=self._allow_group_overlap)
+        guard = self._guard(landing, partial(dataclasses.replace, for_one_head=True), *builders)
         attempt = RewriteAttempt(self._catalog, self._name, guard, self._summary(landing), rewrite, written)
         snapshot_id = self._drive(attempt, landing, files)
         self._committed_paths = attempt.new_in(snapshot_id)
         return snapshot_id
 
-    def _attempt(self, landing: Landing, guard: CommitGuard | None = None) -> CommitAttempt:
-        guard = guard or self._guard(landing, self._append_guard, allow_group_overlap=self._allow_group_overlap)
+    def _attempt(self, landing: Landing, *builders: CommitBuilder) -> CommitAttempt:
+        guard = self._guard(landing, *builders)
         summary = self._summary(landing)
         if self._table is None:
             assert self._staged is not None
@@ -397,12 +403,16 @@ class IcebergSink(TableSink[DataFile]):
         target = self._target(None)
         return write_data_files(target.metadata, target.io, rows, self._prefix, self._numbers)
 
-    def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
-        """Return a landing's guard for the target table; `facts` are further arguments of the guard's class."""
-        change = self._planned(None)
-        guard = kind(self._catalog, self._group, landing, change.base, change=change, **facts)
-        guard.notes = self._design.notes
-        return guard
+    def _guard(self, landing: Landing, *builders: CommitBuilder) -> CommitGuard:
+        """Return a landing's guard for the target table; the builders of the sink come first."""
+        commit = Commit(self._group, landing, self._planned(None), self._ledger_check, notes=self._design.notes)
+        for build in (*self.builders, *builders):
+            commit = build(commit)
+        return CommitGuard(self._catalog, commit)
+
+    @property
+    def _ledger_check(self) -> Check:
+        return ledger_allows_overlap if self._allow_group_overlap else ledger_allows
 
     def _drive(self, attempt: CommitAttempt, landing: Landing, files: Sequence[DataFile]) -> int:
         committer = IcebergCommitter(self._catalog, self._name, self._group, landing, attempt)

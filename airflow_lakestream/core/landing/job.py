@@ -424,7 +424,7 @@ class ConflictCount:
     most: int = MAX_CONFLICTS
     stop: threading.Event | None = None
     then: str = "Looking again."
-    report: Callable[[str], None] = log.info
+    report: Callable[[str], object] = log.info
     count: int = 0
 
     def add(self, conflict: Exception) -> None:

@@ -23,7 +23,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableUpdate, _apply_table_update, _TableMetadataUpdateContext
 from pyiceberg.utils.properties import property_as_bool
 
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
+from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.manifest_writers import (
     ManifestWriters,
     Producer,
@@ -248,7 +248,7 @@ class RewriteAttempt(AppendAttempt):
         self,
         catalog: Catalog,
         name: str,
-        guard: HeadGuard,
+        guard: CommitGuard,
         summary: Mapping[str, str],
         rewrite: Callable[[Table], FileRewrite],
         written: Sequence[DataFile],

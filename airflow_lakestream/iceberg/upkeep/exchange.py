@@ -14,7 +14,7 @@ from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction, note
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.manifest_writers import Producer
-from airflow_lakestream.iceberg.upkeep.ledger_edit import EditGuard
+from airflow_lakestream.iceberg.upkeep.ledger_edit import edit_commit, restated
 
 # Makes the producer of the snapshot, with a summary.
 Arrange = Callable[[LandingTransaction, dict[str, str]], Producer]
@@ -51,6 +51,6 @@ def attempt_at(
     :param summary: further keys of the snapshot's summary.
     """
     edit_id = uuid.uuid4().hex
-    guard = EditGuard(catalog, edit_id, table, {}, {})
+    guard = CommitGuard(catalog, edit_commit(edit_id, table, restated({}, {})))
     known = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: edit_id}
     return ExchangeAttempt(catalog, name, guard, {**known, **summary}, arrange)
