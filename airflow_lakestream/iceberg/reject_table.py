@@ -18,7 +18,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.update import RemovePropertiesUpdate, TableUpdate
 
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.ports import HandoverSink
+from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import FileRewrite
@@ -197,17 +197,15 @@ def noting(commit: Commit, added: Sequence[PendingLanding], settled: Sequence[Pe
     return replace(commit, additions=(*commit.additions, notes))
 
 
-class OneWorkerRejectingSink(sink.TakingRejectingSink):
-    """`tables.rejects.sink.TakingRejectingSink` on Iceberg tables.
+class IcebergRejectingSink(sink.RejectingSink):
+    """`tables.rejects.sink.RejectingSink` on Iceberg tables.
 
     :param inner: the sink of the table whose ledger decides.
     :param table: that table's name.
     :param records: the columns of rejected records.
     """
 
-    def __init__(
-        self, inner: HandoverSink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema
-    ) -> None:
+    def __init__(self, inner: Sink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> None:
         super().__init__(inner, IcebergRejectTable(catalog, table, consumer_group, records), table, consumer_group)
         self._catalog = catalog
 
@@ -229,10 +227,6 @@ class OneWorkerRejectingSink(sink.TakingRejectingSink):
         for left in delete_files(io, [path]):
             log.warning("Rejected records that were read could not be deleted: %s", left)
         return records
-
-
-class IcebergRejectingSink(OneWorkerRejectingSink, sink.SharedRejectingSink):
-    """`tables.rejects.sink.SharedRejectingSink` on Iceberg tables; `inner` is a shared sink, too."""
 
     def _new_path(self) -> str:
         return f"{data_folder(self._main().metadata, self._folder)}/{uuid.uuid4().hex}-rejected.arrows"

@@ -143,7 +143,7 @@ class NotIceberg(InvalidArgument):
 
 
 class IcebergSink(TableSink[DataFile]):
-    """`core.ports.SharedSink` on an Iceberg table, through any PyIceberg catalog with compare-and-set."""
+    """`core.ports.Sink` on an Iceberg table, through any PyIceberg catalog with compare-and-set."""
 
     # Builders of every commit of this sink.
     builders: Sequence[CommitBuilder] = ()
@@ -233,7 +233,7 @@ class IcebergSink(TableSink[DataFile]):
         return handover.IcebergOutline(self._name, target.metadata, target.io)
 
     def staging_outline(self, columns: pa.Schema) -> handover.IcebergOutline:
-        """Return the outline of a staging table in this table's folder; see `core.ports.FrameSink`.
+        """Return the outline of a staging table in this table's folder.
 
         A missing table is staged for the location of its files.
         """

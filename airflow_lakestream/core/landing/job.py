@@ -30,13 +30,11 @@ from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import (
     Conflict,
     DecoderFactory,
-    HandoverSink,
     RecordChunk,
     RecordDecoder,
     RecordReader,
     RejectStore,
     RowsNotWritable,
-    SharedSink,
     Sink,
     TableState,
     TopicSource,
@@ -44,7 +42,7 @@ from airflow_lakestream.core.ports import (
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import Rows
 from airflow_lakestream.core.sharing.pieces import HandedPieces, SharePiece
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.runtime.processes import ChildProcesses
 from airflow_lakestream.runtime.readahead import ReadAhead, shorten_turns
 
@@ -178,18 +176,9 @@ class LandingJob:
         return replace(self, careful=True, decoders=self.decoders.with_trial(error.trial))
 
     @property
-    def handover_sink(self) -> HandoverSink:
-        """The sink, with the methods for files of the run's child processes."""
-        assert isinstance(self.sink, HandoverSink), "those of all tables are"
-        return self.sink
-
-    @property
-    def shared(self) -> SharedSink:
-        """The sink, with the methods for several workers. Raises InvalidArgument if records choose the tables."""
-        if not isinstance(self.sink, SharedSink):
-            raise InvalidArgument(
-                "table", "tables that records choose are written by one worker.", "Use KafkaExtractOperator."
-            )
+    def shared(self) -> Sink:
+        """The sink, for several workers. Raises NotShared."""
+        self.sink.check_shared()
         return self.sink
 
     def usable(self, identity: TopicIdentity, held: RangeSet) -> Sequence[SharePiece]:
