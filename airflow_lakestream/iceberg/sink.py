@@ -31,11 +31,9 @@ from airflow_lakestream.core.routing import MIRROR, refuse_mirror
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import (
-    AppendAttempt,
     CommitAttempt,
-    CreateAttempt,
     FileRewrite,
-    RewriteAttempt,
+    RewriteStage,
 )
 from airflow_lakestream.iceberg.commit.commit import (
     Check,
@@ -48,7 +46,7 @@ from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
-from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, replacing
+from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceStage, replacing
 from airflow_lakestream.iceberg.replace.takeout import Finder, bounds_of, read_rows
 from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import (
@@ -217,9 +215,10 @@ class IcebergSink(TableSink[DataFile]):
         files = self._files
         guard = self._guard(landing, partial(replacing, first=self._first or FirstLook(), own=self._landed))
         finder = self._finder(ranges, files)
-        attempt = ReplaceAttempt(self._catalog, self._name, guard, landing, finder)
+        stage = ReplaceStage(landing, finder)
+        attempt = CommitAttempt(self._catalog, self._name, guard, {}, stage, stage.unneeded)
         snapshot_id = self._drive(attempt, landing, files)
-        return snapshot_id, attempt.landing_of(snapshot_id)
+        return snapshot_id, stage.landing_of(snapshot_id)
 
     def outline(self) -> handover.IcebergOutline:
         """Return the outline of the table, existing or staged, for writing in another process; can be pickled.
@@ -376,21 +375,20 @@ class IcebergSink(TableSink[DataFile]):
         written: Sequence[DataFile],
         *builders: CommitBuilder,
     ) -> int:
-        """Commit a landing with removed files and return the snapshot's id; see `RewriteAttempt`."""
+        """Commit a landing with removed files and return the snapshot's id; see `RewriteStage`."""
         files = self._files
         guard = self._guard(landing, partial(dataclasses.replace, for_one_head=True), *builders)
-        attempt = RewriteAttempt(self._catalog, self._name, guard, self._summary(landing), rewrite, written)
+        stage = RewriteStage(rewrite, written)
+        attempt = CommitAttempt(self._catalog, self._name, guard, self._summary(landing), stage, stage.unneeded)
         snapshot_id = self._drive(attempt, landing, files)
-        self._committed_paths = attempt.new_in(snapshot_id)
+        self._committed_paths = stage.new_in(snapshot_id)
         return snapshot_id
 
     def _attempt(self, landing: Landing, *builders: CommitBuilder) -> CommitAttempt:
-        guard = self._guard(landing, *builders)
-        summary = self._summary(landing)
-        if self._table is None:
-            assert self._staged is not None
-            return CreateAttempt(self._staged, guard, summary, self._change)
-        return AppendAttempt(self._catalog, self._name, guard, summary)
+        guard, summary = self._guard(landing, *builders), self._summary(landing)
+        assert self._table is not None or self._staged is not None
+        new = self._staged if self._table is None else None
+        return CommitAttempt(self._catalog, self._name, guard, summary, new=new)
 
     def _summary(self, landing: Landing) -> Mapping[str, str]:
         return codec.encode_summary(self._group, landing)

@@ -20,7 +20,7 @@ from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.checked import branch as branches
 from airflow_lakestream.iceberg.checked.branch import BranchDropped, CheckBranch, IcebergExaminer
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, CommitAttempt
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
 from airflow_lakestream.iceberg.commit.commit import Commit, RefusalCarrier, RequestPart
 from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
@@ -157,12 +157,12 @@ class CheckedIcebergSink(IcebergSink):
         if self._table is None:
             # Stages the new table.
             self._target(None)
-            attempt: CommitAttempt = self._attempt(first)
+            attempt = self._attempt(first)
         else:
             # New columns of the records wait for the checks.
             change = SchemaChange.none(self._table.metadata)
             guard = CommitGuard(self._catalog, Commit(self._group, first, change, self._ledger_check))
-            attempt = AppendAttempt(self._catalog, self._name, guard, self._summary(first))
+            attempt = CommitAttempt(self._catalog, self._name, guard, self._summary(first))
         IcebergCommitter(self._catalog, self._name, self._group, first, attempt).commit(())
         if self._table is None:
             self._staged, self._table = None, self._catalog.load_table(self._name)

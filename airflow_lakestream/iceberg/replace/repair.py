@@ -24,9 +24,10 @@ from airflow_lakestream.core.ledger import Landing, Ledger, union
 from airflow_lakestream.core.ports import CannotReplace, Conflict, LedgerConflict, RangesNotLanded
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
 from airflow_lakestream.iceberg.commit.commit import Commit, RefusalCarrier
 from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
-from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, not_replaced_since
+from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceStage, not_replaced_since
 from airflow_lakestream.iceberg.replace.takeout import (
     FileKey,
     Finder,
@@ -165,9 +166,10 @@ class RepairSink(IcebergSink):
             lost=change.lost,
         )
         # The ledger counted each record once, however many rows there were: the counts stay.
-        attempt = ReplaceAttempt(self._catalog, self._name, guard, landing, finder, lambda landing, *_: landing)
+        stage = ReplaceStage(landing, finder, lambda landing, *_: landing)
+        attempt = CommitAttempt(self._catalog, self._name, guard, {}, stage, stage.unneeded)
         snapshot_id = self._drive(attempt, landing, files)
-        return RepairOutcome(snapshot_id, attempt.rows_out(snapshot_id))
+        return RepairOutcome(snapshot_id, stage.rows_out(snapshot_id))
 
 
 class RejectingRepairSink(IcebergRejectingSink):

@@ -7,11 +7,9 @@ stale; the guard stops it, and the sink's loop makes the attempt again.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
@@ -22,11 +20,9 @@ from airflow_lakestream.core.ports import CannotReplace, Conflict, ReplacedMeanw
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction, overwriting
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction, overwriting
 from airflow_lakestream.iceberg.commit.commit import Check, Commit, RefusalCarrier
-from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.replace.takeout import Finder, IcebergFiles, Takeout
-from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, rows_landed
 
 
@@ -63,9 +59,6 @@ class FirstLook:
         ids = {snapshot.snapshot_id for snapshot in ledger_store.live_ancestors(self.table.metadata)}
         ids |= {entry.snapshot_id for entry in self.reading.path}
         return frozenset(ids if self.reading.base_id is None else ids | {self.reading.base_id})
-
-
-log = logging.getLogger(__name__)
 
 
 def replacing(commit: Commit, first: FirstLook, own: Collection[str]) -> Commit:
@@ -112,25 +105,17 @@ def ranges_landed(commit: Commit, head: Table) -> None:
         raise RefusalCarrier(e) from None
 
 
-class ReplaceAttempt(AppendAttempt):
-    """Commit of a replacing landing to an existing table.
+class ReplaceStage:
+    """Stage of a replacing landing.
 
     :param complete: returns the landing with the count of removed rows, for the group's ledger.
     """
 
     def __init__(
-        self,
-        catalog: Catalog,
-        name: str,
-        guard: CommitGuard,
-        landing: Landing,
-        finder: Finder,
-        complete: Callable[[Landing, int, Ledger], Landing] = completed,
+        self, landing: Landing, finder: Finder, complete: Callable[[Landing, int, Ledger], Landing] = completed
     ) -> None:
-        super().__init__(catalog, name, guard, {})
         self._landing, self._finder, self._complete = landing, finder, complete
         self._made: dict[int, tuple[Landing, Takeout]] = {}
-        self._table: Table | None = None
 
     def landing_of(self, snapshot_id: int) -> Landing:
         """Return the landing as committed in a snapshot."""
@@ -140,32 +125,27 @@ class ReplaceAttempt(AppendAttempt):
         """Return the number of rows removed in a snapshot."""
         return self._made[snapshot_id][1].rows
 
-    def clean_up(self, keep: int | None) -> None:
-        """Delete manifests and remainders of failed tries.
-
-        :param keep: the committed snapshot, with files that stay; None if no try was committed.
-        """
-        super().clean_up(keep)
+    def unneeded(self, keep: int | None) -> Sequence[str]:
+        """Return the paths of written remainders that snapshot `keep` does not have."""
         takeout = self._made[keep][1] if keep is not None else None
-        if self._table is not None:
-            unneeded = [file.file_path for file in self._finder.unneeded(takeout)]
-            for path in delete_files(self._table.io, unneeded):
-                log.warning("An uncommitted data file could not be deleted: %s", path)
+        return [file.file_path for file in self._finder.unneeded(takeout)]
 
-    def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
-        self._table = table
+    def __call__(
+        self, attempt: CommitAttempt, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]
+    ) -> None:
+        """Stage the removal of rows for this head, with the rows read again."""
         # The ledger is checked before the search: for a refused replace, no file is read.
-        self._guard.check_ledger(table)
-        group = self._guard.commit.group
+        attempt.guard.check_ledger(table)
+        group = attempt.guard.commit.group
         try:
             ledgers = ledger_store.ledgers(table, group)
             takeout = self._finder.find(IcebergFiles(table), rows_landed(ledgers.values()))
         except (CannotReplace, Conflict) as e:
             raise RefusalCarrier(e) from None
         landing = self._complete(self._landing, takeout.rows, ledgers[group])
-        self._guard.expect(landing)
+        attempt.guard.expect(landing)
         summary = {**codec.encode_summary(group, landing), **transaction.notes}
-        with overwriting(transaction, summary, self._producers) as producer:
+        with overwriting(transaction, summary, attempt.producers) as producer:
             self._made[producer.snapshot_id] = (landing, takeout)
             for task in takeout.out:
                 producer.delete_data_file(task.file)

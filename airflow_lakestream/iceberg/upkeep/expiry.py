@@ -21,7 +21,7 @@ from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import retention
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
 from airflow_lakestream.iceberg.commit.commit import RequestPart, property_part
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.upkeep import ledger_edit
@@ -160,7 +160,7 @@ def _commit(catalog: Catalog, table: Table, rule: ExpiryRule, *, removes: bool) 
         raise AgesOfBranches(name, aged)
     edits = list[_ExpiryEdit]()
 
-    def attempt() -> AppendAttempt:
+    def attempt() -> CommitAttempt:
         edits.append(edit := _ExpiryEdit(catalog.load_table(name), rule, removes))
         edit_id = uuid.uuid4().hex
         guard = CommitGuard(catalog, ledger_edit.edit_commit(edit_id, edit.before, edit.part))
@@ -169,7 +169,7 @@ def _commit(catalog: Catalog, table: Table, rule: ExpiryRule, *, removes: bool) 
             codec.SUMMARY_LANDING_ID: edit_id,
             SUMMARY_EXPIRING: str(len(edit.expiring)),
         }
-        return AppendAttempt(catalog, name, guard, summary)
+        return CommitAttempt(catalog, name, guard, summary)
 
     ledger_edit.drive(name, attempt)
     return edits[-1]

@@ -22,7 +22,7 @@ from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
 from airflow_lakestream.iceberg.commit.commit import (
     Addition,
     Commit,
@@ -136,12 +136,12 @@ def restate_ledgers(catalog: Catalog, name: str, decide: Decide, properties: Pro
     return drive(name, lambda: _attempt(catalog, name, decide, properties))
 
 
-def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
+def drive(name: str, make: Callable[[], CommitAttempt]) -> int:
     """Commit a snapshot without files and return the id. `make` is called again if another writer came first.
 
     Raises the errors of `make` and its guard, and EditNotDone.
     """
-    attempt: AppendAttempt | None = None
+    attempt: CommitAttempt | None = None
     last: BaseException | None = None
     for _ in tries(TRIES, RETRY_PAUSE):
         attempt = attempt or make()
@@ -176,11 +176,11 @@ def forget(catalog: Catalog, name: str, group: str, identity: TopicIdentity, ran
     return sink.commit(Landing(this, this, {identity: entry}))
 
 
-def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties) -> AppendAttempt:
+def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties) -> CommitAttempt:
     table = fitness.load_table(catalog, name)
     fitness.check(catalog, table)
     ledgers = decide(table)
     edit_id = uuid.uuid4().hex
     guard = CommitGuard(catalog, edit_commit(edit_id, table, restated(ledgers, properties(table))))
     summary = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: edit_id, **encode_restated(ledgers)}
-    return AppendAttempt(catalog, name, guard, summary)
+    return CommitAttempt(catalog, name, guard, summary)
