@@ -22,7 +22,7 @@ from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import FileRewrite
-from airflow_lakestream.iceberg.commit.commit import Commit, RequestPart, property_part
+from airflow_lakestream.iceberg.commit.commit import RequestPart, TableCommit, property_part
 from airflow_lakestream.iceberg.replace.takeout import live_files, may_hold, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import data_folder, delete_files, write_data_files
@@ -180,7 +180,7 @@ class IcebergRejectTable(IcebergSink, RejectTableSink):
         self._rewrite(landing, settle, written, notes)
 
 
-def noting(commit: Commit, added: Sequence[PendingLanding], settled: Sequence[PendingLanding]) -> Commit:
+def noting(commit: TableCommit, added: Sequence[PendingLanding], settled: Sequence[PendingLanding]) -> TableCommit:
     """Return the commit with notes of pending landings.
 
     :param settled: landings whose notes are removed.

@@ -37,8 +37,8 @@ from airflow_lakestream.iceberg.commit.attempt import (
 )
 from airflow_lakestream.iceberg.commit.commit import (
     Check,
-    Commit,
     CommitBuilder,
+    TableCommit,
     ledger_allows,
     ledger_allows_overlap,
 )
@@ -403,7 +403,7 @@ class IcebergSink(TableSink[DataFile]):
 
     def _guard(self, landing: Landing, *builders: CommitBuilder) -> CommitGuard:
         """Return a landing's guard for the target table; the builders of the sink come first."""
-        commit = Commit(self._group, landing, self._planned(None), self._ledger_check, notes=self._design.notes)
+        commit = TableCommit(self._group, landing, self._planned(None), self._ledger_check, notes=self._design.notes)
         for build in (*self.builders, *builders):
             commit = build(commit)
         return CommitGuard(self._catalog, commit)

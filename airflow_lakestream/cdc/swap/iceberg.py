@@ -39,20 +39,20 @@ from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import FileRewrite
-from airflow_lakestream.iceberg.commit.commit import Commit, RefusalCarrier
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.write.deletes import with_deletes
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.schema.columns import fits
 from airflow_lakestream.tables.schema.types import arrow_schema, type_text
 
 
-def swapping(commit: Commit, reach: RangeSet) -> Commit:
+def swapping(commit: TableCommit, reach: RangeSet) -> TableCommit:
     """Return the commit as a swap: a mirror with landed events that the new rows lack is refused.
 
     :param reach: the offset ranges of the new rows.
     """
 
-    def is_within_reach(commit: Commit, head: Table) -> None:
+    def is_within_reach(commit: TableCommit, head: Table) -> None:
         ledger = ledger_store.read_ledger(head, commit.group)
         if more := beyond(ledger, commit.landing, reach):
             raise RefusalCarrier(LedgerConflict(ledger_store.name_of(head), more))

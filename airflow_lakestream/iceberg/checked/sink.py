@@ -21,7 +21,7 @@ from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.checked import branch as branches
 from airflow_lakestream.iceberg.checked.branch import BranchDropped, CheckBranch, IcebergExaminer
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
-from airflow_lakestream.iceberg.commit.commit import Commit, RefusalCarrier, RequestPart
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, RequestPart, TableCommit
 from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.sink import IcebergSink
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 Done = TypeVar("Done")
 
 
-def publishing(commit: Commit, branch: CheckBranch, described: Sequence[str]) -> Commit:
+def publishing(commit: TableCommit, branch: CheckBranch, described: Sequence[str]) -> TableCommit:
     """Return the commit as the publication of a branch: it brings rows and ledger to main, and removes the branch.
 
     Rows of a missing branch are refused: the files may be gone, too. The manifests of the branch's snapshot are deleted
@@ -44,7 +44,7 @@ def publishing(commit: Commit, branch: CheckBranch, described: Sequence[str]) ->
     :param described: the manifests and the manifest list of the branch's snapshot.
     """
 
-    def is_there(_: Commit, head: Table) -> None:
+    def is_there(_: TableCommit, head: Table) -> None:
         if not branch.is_in(head.metadata):
             raise RefusalCarrier(BranchDropped(ledger_store.name_of(head), branch.name))
 
@@ -161,7 +161,7 @@ class CheckedIcebergSink(IcebergSink):
         else:
             # New columns of the records wait for the checks.
             change = SchemaChange.none(self._table.metadata)
-            guard = CommitGuard(self._catalog, Commit(self._group, first, change, self._ledger_check))
+            guard = CommitGuard(self._catalog, TableCommit(self._group, first, change, self._ledger_check))
             attempt = CommitAttempt(self._catalog, self._name, guard, self._summary(first))
         IcebergCommitter(self._catalog, self._name, self._group, first, attempt).commit(())
         if self._table is None:

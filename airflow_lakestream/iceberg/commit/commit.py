@@ -46,24 +46,24 @@ def property_part(properties: Mapping[str, str]) -> RequestPart:
 
 
 # A check of a table's head; raises RefusalCarrier to refuse the head.
-Check: TypeAlias = Callable[["Commit", Table], None]
+Check: TypeAlias = Callable[["TableCommit", Table], None]
 # Returns the further part of a request, for the table's head (None for a new table) and the id of the new snapshot; may
 # refuse the head, too.
 Addition: TypeAlias = Callable[[Table | None, int], RequestPart]
-CommitBuilder: TypeAlias = Callable[["Commit"], "Commit"]
+CommitBuilder: TypeAlias = Callable[["TableCommit"], "TableCommit"]
 
 
-def ledger_allows(commit: Commit, head: Table) -> None:
+def ledger_allows(commit: TableCommit, head: Table) -> None:
     """Refuse a landing that the ledgers of this group or of another group forbid."""
     _check_landing(commit, head, ledger_store.other_ledgers(head, commit.group))
 
 
-def ledger_allows_overlap(commit: Commit, head: Table) -> None:
+def ledger_allows_overlap(commit: TableCommit, head: Table) -> None:
     """Refuse a landing that the ledger of this group forbids; other groups may have the same offsets."""
     _check_landing(commit, head, {})
 
 
-def _check_landing(commit: Commit, head: Table, others: Mapping[str, Ledger]) -> None:
+def _check_landing(commit: TableCommit, head: Table, others: Mapping[str, Ledger]) -> None:
     own = ledger_store.read_ledger(head, commit.group)
     try:
         check_landing(ledger_store.name_of(head), commit.landing, own, others.values())
@@ -71,7 +71,7 @@ def _check_landing(commit: Commit, head: Table, others: Mapping[str, Ledger]) ->
         raise RefusalCarrier(e) from None
 
 
-def files_fit(commit: Commit, head: Table) -> None:
+def files_fit(commit: TableCommit, head: Table) -> None:
     """Refuse files written for another table, schema or spec, since PyIceberg would accept the files."""
     name, written_for = ledger_store.name_of(head), commit.change.base
     try:
@@ -92,7 +92,7 @@ def head_is(snapshot_id: int | None, moved: Callable[[str], LakestreamError]) ->
     :param moved: makes the error from the table's name.
     """
 
-    def check(_: Commit, head: Table) -> None:
+    def check(_: TableCommit, head: Table) -> None:
         if ledger_store.head_of(head.metadata) != snapshot_id:
             raise RefusalCarrier(moved(ledger_store.name_of(head)))
 
@@ -100,7 +100,7 @@ def head_is(snapshot_id: int | None, moved: Callable[[str], LakestreamError]) ->
 
 
 @dataclass(frozen=True)
-class Commit:
+class TableCommit:
     """One change of a table, in one snapshot.
 
     :param change: the table for which the files were written, and the change of its schema in the same commit.
@@ -128,6 +128,6 @@ class Commit:
     for_one_head: bool = False
 
 
-def with_fit(commit: Commit, check: Check) -> Commit:
+def with_fit(commit: TableCommit, check: Check) -> TableCommit:
     """Return the commit with a further check of each head for which files are staged."""
     return replace(commit, fits=(*commit.fits, check))

@@ -40,7 +40,7 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import Conflict, StaleFiles
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import hive, retention
-from airflow_lakestream.iceberg.commit.commit import Commit, RefusalCarrier, RequestPart
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, RequestPart, TableCommit
 from airflow_lakestream.tables.schema.change import SchemaChange
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class CommitGuard:
     It is used for all attempts, also after an unknown outcome: earlier attempts then count as its own.
     """
 
-    def __init__(self, catalog: Catalog, commit: Commit) -> None:
+    def __init__(self, catalog: Catalog, commit: TableCommit) -> None:
         self._catalog, self.commit = catalog, commit
         # Whether a request was sent to the catalog.
         self.asked = False
@@ -81,7 +81,7 @@ class CommitGuard:
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Commit, unless a check refuses the table's head. Called by PyIceberg on every attempt.
+        """TableCommit, unless a check refuses the table's head. Called by PyIceberg on every attempt.
 
         If the landing is in the history already, the current table is returned. Else the commit also sets the ledgers'
         properties and removes expiring snapshots; afterwards the files that only these needed are deleted.

@@ -20,7 +20,7 @@ from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.commit import Commit, RefusalCarrier, RequestPart, property_part
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, RequestPart, TableCommit, property_part
 
 VERSION = 1
 # On the home table: its books. On a target, with the home's name behind it: the configuration that may write.
@@ -119,7 +119,7 @@ def fingerprint_of(run_id: str) -> str | None:
     return found and found[1]
 
 
-def stamped(commit: Commit, stamp: Stamp, look: Callable[[Table], None]) -> Commit:
+def stamped(commit: TableCommit, stamp: Stamp, look: Callable[[Table], None]) -> TableCommit:
     """Return the commit with properties that are computed from those at the head: each change of them moves main.
 
     :param look: checks the head, if the table exists; raises a LakestreamError to refuse it, as `stamp` does.

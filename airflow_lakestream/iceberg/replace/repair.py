@@ -25,7 +25,7 @@ from airflow_lakestream.core.ports import CannotReplace, Conflict, LedgerConflic
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
-from airflow_lakestream.iceberg.commit.commit import Commit, RefusalCarrier
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
 from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceStage, not_replaced_since
 from airflow_lakestream.iceberg.replace.takeout import (
@@ -188,14 +188,14 @@ class RejectingRepairSink(IcebergRejectingSink):
         return done
 
 
-def repairing(commit: Commit, first: FirstLook, own: Collection[str]) -> Commit:
+def repairing(commit: TableCommit, first: FirstLook, own: Collection[str]) -> TableCommit:
     """Return the commit as a repair; see `replacing`."""
     changed = partial(ChangedMeanwhile, change="were replaced by another run")
     fits = (not_replaced_since(first, own, changed), *commit.fits)
     return replace(commit, ledger=ledgers_unchanged, fits=fits, for_one_head=True)
 
 
-def ledgers_unchanged(commit: Commit, head: Table) -> None:
+def ledgers_unchanged(commit: TableCommit, head: Table) -> None:
     """Refuse ranges changed by another landing, replace or receipt since the plan."""
     name = ledger_store.name_of(head)
     own = ledger_store.read_ledger(head, commit.group)

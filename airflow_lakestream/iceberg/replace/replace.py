@@ -21,7 +21,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction, overwriting
-from airflow_lakestream.iceberg.commit.commit import Check, Commit, RefusalCarrier
+from airflow_lakestream.iceberg.commit.commit import Check, RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.replace.takeout import Finder, IcebergFiles, Takeout
 from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, rows_landed
 
@@ -61,7 +61,7 @@ class FirstLook:
         return frozenset(ids if self.reading.base_id is None else ids | {self.reading.base_id})
 
 
-def replacing(commit: Commit, first: FirstLook, own: Collection[str]) -> Commit:
+def replacing(commit: TableCommit, first: FirstLook, own: Collection[str]) -> TableCommit:
     """Return the commit as a replace.
 
     :param first: the table at this run's first look.
@@ -79,7 +79,7 @@ def not_replaced_since(
     The check raises CannotReplace if the history has expired.
     """
 
-    def check(commit: Commit, head: Table) -> None:
+    def check(commit: TableCommit, head: Table) -> None:
         name = ledger_store.name_of(head)
         ranges = union(entry.replaced | entry.landed for entry in commit.landing.topics.values())
         landings, complete = first.landings_since(head, commit.group)
@@ -96,7 +96,7 @@ def not_replaced_since(
     return check
 
 
-def ranges_landed(commit: Commit, head: Table) -> None:
+def ranges_landed(commit: TableCommit, head: Table) -> None:
     """Refuse ranges missing in the group's ledger, and ranges with possible rows of another group or tool."""
     try:
         ledgers = ledger_store.ledgers(head, commit.group)

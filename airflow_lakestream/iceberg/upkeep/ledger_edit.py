@@ -25,9 +25,9 @@ from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
 from airflow_lakestream.iceberg.commit.commit import (
     Addition,
-    Commit,
     RefusalCarrier,
     RequestPart,
+    TableCommit,
     files_fit,
     head_is,
     property_part,
@@ -65,13 +65,13 @@ class EditNotDone(LakestreamError, Transient):
         )
 
 
-def edit_commit(edit_id: str, table: Table, addition: Addition) -> Commit:
+def edit_commit(edit_id: str, table: Table, addition: Addition) -> TableCommit:
     """Return a commit without a landing, valid for the head of the decision only; `addition` writes the ledgers.
 
     :param edit_id: the id of the change, in place of a landing's id.
     :param table: the table at the decision.
     """
-    return Commit(
+    return TableCommit(
         "",
         Landing(edit_id, edit_id, {}),
         SchemaChange.none(table.metadata),
