@@ -81,7 +81,7 @@ class CommitGuard:
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """TableCommit, unless a check refuses the table's head. Called by PyIceberg on every attempt.
+        """Commit, unless a check refuses the table's head. Called by PyIceberg on every attempt.
 
         If the landing is in the history already, the current table is returned. Else the commit also sets the ledgers'
         properties and removes expiring snapshots; afterwards the files that only these needed are deleted.
@@ -90,8 +90,9 @@ class CommitGuard:
         was prepared for another head.
         """
         if any(isinstance(r, AssertCreate) for r in requirements):
-            return self._create(table, requirements, updates)
-        response = self._commit_at_head(table, requirements, updates)
+            response = self._create(table, requirements, updates)
+        else:
+            response = self._commit_at_head(table, requirements, updates)
         for step in self.commit.after:
             step(table, response.metadata)
         return response
