@@ -30,11 +30,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import MIRROR, refuse_mirror
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.attempt import (
-    CommitAttempt,
-    FileRewrite,
-    RewriteStage,
-)
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, FileRewrite, RewriteStage
 from airflow_lakestream.iceberg.commit.commit import (
     Check,
     CommitBuilder,
@@ -46,7 +42,7 @@ from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
-from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceStage, replacing
+from airflow_lakestream.iceberg.replace.replace import CountCompletion, FirstLook, ReplaceStage, replacing
 from airflow_lakestream.iceberg.replace.takeout import Finder, bounds_of, read_rows
 from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import (
@@ -59,7 +55,7 @@ from airflow_lakestream.iceberg.write.files import (
 from airflow_lakestream.iceberg.write.trial import proof_of, unwritable
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.guards import check_columns, replaced_ranges
+from airflow_lakestream.tables.guards import check_columns, completed, replaced_ranges
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in, whole_schema
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema
 from airflow_lakestream.tables.sink import TableSink
@@ -208,17 +204,34 @@ class IcebergSink(TableSink[DataFile]):
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`."""
         _, ranges = replaced_ranges(landing)
+        if self._table is not None:
+            refuse_replacing(self._name, self._table.metadata.properties, self._group)
+        snapshot_id, stage = self.exchange_rows(landing, ranges, replacing)
+        return snapshot_id, stage.landing_of(snapshot_id)
+
+    def exchange_rows(
+        self,
+        landing: Landing,
+        ranges: RangeSet,
+        build: Callable[..., TableCommit],
+        finder: Callable[..., Finder] = Finder,
+        complete: CountCompletion = completed,
+    ) -> tuple[int, ReplaceStage]:
+        """Commit the buffered rows in place of rows of ranges, in a single snapshot; return its id, and the stage.
+
+        Raises RangesNotLanded without a table. After any error nothing is changed.
+
+        :param build: builds the commit with `first` and `own`, as `replacing` does.
+        :param finder: makes the search for the rows to remove.
+        """
         if self._table is None:
             raise RangesNotLanded(self._name, ranges)
-        refuse_replacing(self._name, self._table.metadata.properties, self._group)
         check_columns(self._design.metadata.names, self._name)
         files = self._files
-        guard = self._guard(landing, partial(replacing, first=self._first or FirstLook(), own=self._landed))
-        finder = self._finder(ranges, files)
-        stage = ReplaceStage(landing, finder)
+        guard = self._guard(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
+        stage = ReplaceStage(landing, self._finder(finder, ranges, files), complete)
         attempt = CommitAttempt(self._catalog, self._name, guard, {}, stage, stage.unneeded)
-        snapshot_id = self._drive(attempt, landing, files)
-        return snapshot_id, stage.landing_of(snapshot_id)
+        return self._drive(attempt, landing, files), stage
 
     def outline(self) -> handover.IcebergOutline:
         """Return the outline of the table, existing or staged, for writing in another process; can be pickled.
@@ -393,9 +406,9 @@ class IcebergSink(TableSink[DataFile]):
     def _summary(self, landing: Landing) -> Mapping[str, str]:
         return codec.encode_summary(self._group, landing)
 
-    def _finder(self, ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
+    def _finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
         """Return the search for rows removed by a replace."""
-        return Finder(ranges, files, self._write_files, self._passed_over)
+        return make(ranges, files, self._write_files, self._passed_over)
 
     def _write_files(self, rows: pa.Table) -> list[DataFile]:
         target = self._target(None)

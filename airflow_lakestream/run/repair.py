@@ -47,7 +47,9 @@ from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.values.outcome import pick
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
-from airflow_lakestream.iceberg.replace.repair import RejectingRepairSink, RepairChange, RowsOutsideLog
+from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
+from airflow_lakestream.iceberg.replace.repair import RepairChange, RowsOutsideLog, repair
+from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.upkeep import narrow_bounds
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.run.job import build_job
@@ -232,7 +234,7 @@ class _RepairTry:
             sink.discard()
             raise
 
-    def _open(self) -> tuple[RejectingRepairSink, TableState]:
+    def _open(self) -> tuple[IcebergRejectingSink, TableState]:
         """Load the table for the repair's sink, and refuse a table whose rows the repair can't make.
 
         The table is loaded before the audit: then the sink notices all later replaces by another writer. Raises
@@ -251,7 +253,9 @@ class _RepairTry:
         names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
         self.names = names
         design = TableDesign(metadata=metadata_schema(names))
-        sink = RejectingRepairSink(self.catalog, self.audit.table, self.audit.consumer_group, design, RECORD_SCHEMA)
+        name, group = self.audit.table, self.audit.consumer_group
+        inner = IcebergSink(self.catalog, name, group, design)
+        sink = IcebergRejectingSink(inner, self.catalog, name, group, RECORD_SCHEMA)
         return sink, sink.load(self.id)
 
     def _refuse_losses(self, damage: TableDamage) -> None:
@@ -264,7 +268,7 @@ class _RepairTry:
             if files := [one.path for one in damage.lost if one.nulls != 0]:
                 raise FilesLost(self.audit.table, files)
 
-    def _set_right(self, damage: TableDamage, sink: RejectingRepairSink, table: TableState) -> RepairResult:
+    def _set_right(self, damage: TableDamage, sink: IcebergRejectingSink, table: TableState) -> RepairResult:
         changes = {one.identity: self._read_again(one, sink, table) for one in damage.topics}
         left = [*damage.left]
         left += [
@@ -280,7 +284,7 @@ class _RepairTry:
         kept = union(change.kept for change in done.values())
         has_missing = any(one.missing for one in damage.topics)
         lost = frozenset(one.path for one in damage.lost)
-        committed = sink.repair(RepairChange(landing, kept, has_missing, impossible, lost))
+        committed = repair(sink, RepairChange(landing, kept, has_missing, impossible, lost))
         return RepairResult(
             snapshot_id=committed.snapshot_id,
             rows_out=committed.rows_out,
@@ -295,7 +299,7 @@ class _RepairTry:
             removed=(*(text for c in changes.values() for text in c.removed), *(one.text for one in damage.lost)),
         )
 
-    def _read_again(self, damage: TopicDamage, sink: RejectingRepairSink, table: TableState) -> _EntryChange:
+    def _read_again(self, damage: TopicDamage, sink: IcebergRejectingSink, table: TableState) -> _EntryChange:
         """Read a topic's damaged ranges into the sink; return the change of the ledger entry.
 
         Ranges that are only doubled and have left Kafka keep their rows, once each. Raises MissingNoMore if missing

@@ -6,7 +6,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -213,5 +213,5 @@ class TargetSink(_PropertiesSink):
             raise Fenced(self._name)
         return {key: self.fingerprint}
 
-    def _finder(self, ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
-        return Finder(ranges, files, self._write_files, _read_again=self.read)
+    def _finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
+        return make(ranges, files, self._write_files, _read_again=self.read)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.catalog import Catalog
 from pyiceberg.expressions.parser import parse
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
@@ -24,10 +23,9 @@ from airflow_lakestream.core.ledger import Landing, Ledger, union
 from airflow_lakestream.core.ports import CannotReplace, Conflict, LedgerConflict, RangesNotLanded
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
 from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
-from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceStage, not_replaced_since
+from airflow_lakestream.iceberg.replace.replace import FirstLook, not_replaced_since
 from airflow_lakestream.iceberg.replace.takeout import (
     FileKey,
     Finder,
@@ -40,8 +38,6 @@ from airflow_lakestream.iceberg.replace.takeout import (
 )
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, Offsets, is_hit, missing_in
-from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.guards import check_columns
 from airflow_lakestream.tables.takeout import shortly
 
 
@@ -139,53 +135,22 @@ class RepairOutcome:
     rows_out: int
 
 
-class RepairSink(IcebergSink):
-    """Sink of a repair: commits the rows read again in a single snapshot."""
+def repair(sink: IcebergRejectingSink, change: RepairChange) -> RepairOutcome:
+    """Commit the buffered rows, with the kept rows of the table, in a single snapshot.
 
-    def repair(self, change: RepairChange) -> RepairOutcome:
-        """Commit the buffered rows, with the kept rows of the table, in a single snapshot.
+    Rejected records are written before; those that were replaced are removed afterwards.
 
-        Raises Conflict if the ledger of the ranges has changed since: audit again. Raises CannotReplace if rows can't
-        be distinguished. After any error nothing is changed, and the buffered rows are to be discarded.
-        """
-        landing, table = change.landing, self._table
-        ranges = union(entry.replaced | entry.landed for entry in landing.topics.values())
-        if table is None:
-            raise RangesNotLanded(self._name, ranges)
-        check_columns(self._design.metadata.names, self._name)
-        files = self._files
-        guard = self._guard(landing, partial(repairing, first=self._first or FirstLook(), own=self._landed))
-        finder = RepairFinder(
-            ranges,
-            files,
-            self._write_files,
-            self._passed_over,
-            kept=change.kept,
-            has_missing=change.has_missing,
-            odd=change.odd,
-            lost=change.lost,
-        )
-        # The ledger counted each record once, however many rows there were: the counts stay.
-        stage = ReplaceStage(landing, finder, lambda landing, *_: landing)
-        attempt = CommitAttempt(self._catalog, self._name, guard, {}, stage, stage.unneeded)
-        snapshot_id = self._drive(attempt, landing, files)
-        return RepairOutcome(snapshot_id, stage.rows_out(snapshot_id))
-
-
-class RejectingRepairSink(IcebergRejectingSink):
-    """Sink of a repair with the table's reject table: bad records are rejected by the same landing."""
-
-    def __init__(
-        self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, records: pa.Schema
-    ) -> None:
-        self._repairing = RepairSink(catalog, table, consumer_group, design)
-        super().__init__(self._repairing, catalog, table, consumer_group, records)
-
-    def repair(self, change: RepairChange) -> RepairOutcome:
-        """Write the rejected records, then repair; afterwards remove the rejected records that were replaced."""
-        done = self._repairing.repair(replace(change, landing=self.write_down(change.landing)))
-        self.settle()
-        return done
+    Raises Conflict if the ledger of the ranges has changed since: audit again. Raises CannotReplace if rows can't be
+    distinguished. After any error nothing is changed, and the buffered rows are to be discarded.
+    """
+    assert isinstance(sink.inner, IcebergSink), "a repair is of one table"
+    landing = sink.write_down(change.landing)
+    ranges = union(entry.replaced | entry.landed for entry in landing.topics.values())
+    finder = partial(RepairFinder, kept=change.kept, has_missing=change.has_missing, odd=change.odd, lost=change.lost)
+    # The ledger counted each record once, however many rows there were: the counts stay.
+    snapshot_id, stage = sink.inner.exchange_rows(landing, ranges, repairing, finder, lambda landing, *_: landing)
+    sink.settle()
+    return RepairOutcome(snapshot_id, stage.rows_out(snapshot_id))
 
 
 def repairing(commit: TableCommit, first: FirstLook, own: Collection[str]) -> TableCommit:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
@@ -105,15 +106,16 @@ def ranges_landed(commit: TableCommit, head: Table) -> None:
         raise RefusalCarrier(e) from None
 
 
+CountCompletion: TypeAlias = Callable[[Landing, int, Ledger], Landing]
+
+
 class ReplaceStage:
     """Stage of a replacing landing.
 
     :param complete: returns the landing with the count of removed rows, for the group's ledger.
     """
 
-    def __init__(
-        self, landing: Landing, finder: Finder, complete: Callable[[Landing, int, Ledger], Landing] = completed
-    ) -> None:
+    def __init__(self, landing: Landing, finder: Finder, complete: CountCompletion = completed) -> None:
         self._landing, self._finder, self._complete = landing, finder, complete
         self._made: dict[int, tuple[Landing, Takeout]] = {}
 
