@@ -42,7 +42,6 @@ from airflow_lakestream.iceberg.publishing.sink import PublishingSink
 from airflow_lakestream.kafka.groups import KafkaGroups
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.run.progress import landed_batch
 from airflow_lakestream.run.publication import DecodingProof, KafkaLogView
 from airflow_lakestream.tables.design import TableDesign
 
@@ -405,12 +404,15 @@ def _unreported_batch(report: LandingReport, published: DriverProgress, seconds:
     landed = report.entry.landed - RangeSet(OffsetRange(*one) for one in published.landed)
     if not landed:
         return None
-    return landed_batch(
-        published.batches,
-        new,
-        landed,
-        seconds,
+    return BatchProgress(
+        batch_id=published.batches,
+        rows_in=new.read,
         rows_out=new.written,
+        skipped=new.skipped,
+        filtered=new.filtered,
+        processing_rate=new.read / seconds if seconds else 0.0,
+        duration=seconds,
+        ranges=tuple((one.topic, one.partition, one.from_offset, one.until_offset) for one in landed),
         lag=report.remaining_lag,
         snapshot_ids=tuple(map(str, report.snapshot_ids[-1:])),
         at=time.time(),

@@ -28,7 +28,7 @@ from airflow_lakestream.core.publishing.refusals import (
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.driver.lease import HeldLease
-from airflow_lakestream.driver.progress import read_progress
+from airflow_lakestream.driver.progress import BatchProgress, read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.flink.checkpoints import FlinkPositions
 from airflow_lakestream.flink.config import FlinkConfig
@@ -44,7 +44,6 @@ from airflow_lakestream.kafka.damage import JavaDamage, find_damage, first_offse
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
 from airflow_lakestream.registry.client import RegistryClient
-from airflow_lakestream.run.progress import landed_batch
 from airflow_lakestream.run.publication import KafkaLogView
 
 log = logging.getLogger(__name__)
@@ -272,13 +271,16 @@ class FlinkStream(JobStream):
         config = self.config
         done = read_progress(config.checkpoint_location, config.store_properties).batches
         counts = report.counts
-        batch = landed_batch(
-            done,
-            counts,
-            report.entry.landed,
-            duration,
+        batch = BatchProgress(
+            batch_id=done,
+            rows_in=counts.read,
             rows_out=report.rows,
+            skipped=counts.skipped,
+            filtered=counts.filtered,
             input_rate=counts.read / max(config.publish_interval, 1e-3),
+            processing_rate=counts.read / max(duration, 1e-3),
+            duration=duration,
+            ranges=tuple((r.topic, r.partition, r.from_offset, r.until_offset) for r in report.entry.landed),
             lag=report.remaining_lag,
             snapshot_ids=tuple(map(str, report.snapshot_ids)),
             tables={config.table: report.rows},
