@@ -82,7 +82,7 @@ def land(job: LandingJob) -> LandingReport:
     report: LandingReport | None = None
     replaced = replace_landed(job) if job.replaces else None
     ends: TopicState | None = None
-    conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop)
+    conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop, then="Planning again.")
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()

@@ -40,7 +40,9 @@ def replace_landed(job: LandingJob) -> tuple[int, Landing] | None:
     reading. After any error no row was changed.
     """
     try:
-        return ConflictCount(partial(Contention, job.table), stop=job.stop).run(partial(_replace_once, job))
+        return ConflictCount(partial(Contention, job.table), stop=job.stop, then="Planning again.").run(
+            partial(_replace_once, job)
+        )
     except RowsNotWritable as error:
         # Once at most: the careful job raises the error.
         return replace_landed(job.with_trials(error))

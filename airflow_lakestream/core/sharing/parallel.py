@@ -82,7 +82,7 @@ def plan_shares(job: LandingJob, most: int, least_width: int = LEAST_WIDTH) -> S
     `land` for a plan.
     """
     _refuse(job)
-    conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop)
+    conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop, then="Planning again.")
     return conflicts.run(partial(_plan_shares_once, job, most, least_width))
 
 
