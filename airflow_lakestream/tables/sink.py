@@ -236,6 +236,10 @@ class TableSink(ABC, Generic[File]):
             log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(texts))
 
     @abstractmethod
+    def staging_outline(self, columns: pa.Schema) -> Any:
+        """Return the outline of a staging table, with files in this table's folders."""
+
+    @abstractmethod
     def load(self, run_id: str) -> TableState:
         """Load the table, and check the table against the design; see `core.ports.Sink`."""
 
