@@ -40,7 +40,7 @@ class LakeCapability(StrEnum):
 class LakeFormat:
     """A table format, with all parts as texts module:name. `part` imports a part for the first use.
 
-    `sink`, `checked`, `mirror` and `rejecting` make `core.ports.SharedSink`s: of records, of records with checks before
+    `sink`, `checked`, `mirror` and `rejecting` make `core.ports.Sink`s: of records, of records with checks before
     the commit, of change events, and of another sink with a reject table. `check` refuses a design that a table can't
     have, `check_new` one with partitions or an order unfit for its schema. `books` opens a table's ledgers and their
     history, `state` reads the state that a run begins with, `rejects` opens a table with its reject table, `filled` a

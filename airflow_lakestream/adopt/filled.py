@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.table import Table
 
 from airflow_lakestream.adopt.claim import CannotAdopt
 from airflow_lakestream.audit.books import groups_of
@@ -17,7 +17,7 @@ from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.ports import HeadMoved
 from airflow_lakestream.core.routing import refuse_mirror
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier
+from airflow_lakestream.iceberg.commit.commit import head_is, with_fit
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.lakes import lake_of
@@ -72,20 +72,6 @@ class FilledTable(Protocol):
         """
 
 
-class _AdoptionGuard(CommitGuard):
-    """Commit guard for a single head: rows that another writer has added since would be adopted unseen."""
-
-    def check_fit(self, current: Table) -> None:
-        """Refuse another head."""
-        super().check_fit(current)
-        if ledger_store.head_of(current.metadata) != ledger_store.head_of(self._written_for):
-            raise RefusalCarrier(HeadMoved(ledger_store.name_of(current)))
-
-
-class _AdoptionSink(IcebergSink):
-    _append_guard = _AdoptionGuard
-
-
 class IcebergFilledTable:
     """An Iceberg table. Raises TableMissing, UndecidedLedger, PartOfFanOut, and the errors of `fitness`."""
 
@@ -127,12 +113,10 @@ class IcebergFilledTable:
 
         :param notes: the table's new properties.
         """
-        sink = _AdoptionSink(self._catalog, self.name, group, TableDesign(metadata=pa.schema([]), notes=notes))
+        sink = IcebergSink(self._catalog, self.name, group, TableDesign(metadata=pa.schema([]), notes=notes))
+        # Rows that another writer has added since would be adopted unseen.
+        sink.builders = [partial(with_fit, check=head_is(self.head, HeadMoved))]
         sink.load(landing.run_id)
-        # The sink has loaded the table again, maybe at another head: `_AdoptionGuard` would take that head for
-        # checked.
-        if ledger_store.head_of(load(self._catalog, self.name).metadata) != self.head:
-            raise HeadMoved(self.name)
         return sink.commit(landing)
 
 

@@ -29,7 +29,7 @@ from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit.attempt import FileRewrite
-from airflow_lakestream.iceberg.commit.guard import RefusalCarrier
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform

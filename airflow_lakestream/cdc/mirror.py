@@ -43,9 +43,9 @@ from airflow_lakestream.cdc.merge.plain import plain_records
 from airflow_lakestream.cdc.merge.snapshots import without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
-from airflow_lakestream.core.ports import SharedSink, TableState
+from airflow_lakestream.core.ports import Sink, TableState
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.sink import WrappedSharedSink
+from airflow_lakestream.tables.sink import WrappedSink
 
 _OF_ORIGIN = {TABLE, KEY_NAMES, OLD, RECORD_KEY, *LOG, *NOTES}
 
@@ -243,7 +243,7 @@ class StagedEventFiles(Protocol):
         """Delete staged files; never raises."""
 
 
-class MirrorTable(SharedSink, Protocol):
+class MirrorTable(Sink, Protocol):
     """The table of a mirror in any table format: a table's sink with a merge.
 
     `refounds`: a new mirror gets its columns from all events of its first commit. `hands` does the work on files of a
@@ -295,8 +295,8 @@ class MirrorTable(SharedSink, Protocol):
         """
 
 
-class Mirror(WrappedSharedSink):
-    """`core.ports.SharedSink` of a mirror. Rows written are change events; see `cdc.events.decoder`."""
+class Mirror(WrappedSink):
+    """`core.ports.Sink` of a mirror. Rows written are change events; see `cdc.events.decoder`."""
 
     takes_records = False
 

@@ -1,21 +1,17 @@
-"""A client of Kafka Connect's REST interface, on the standard library. Bodies are not logged, because of secrets."""
+"""A client of Kafka Connect's REST interface. Bodies are not logged, because of secrets."""
 
 from __future__ import annotations
 
-import base64
-import json
 import ssl
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from http.client import HTTPException
 from typing import Any
+from urllib.parse import quote
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
+from airflow_lakestream.stores.http import HttpAnswer, HttpClient, NoAnswer, tls_context
 
 
 class ConnectorState(StrEnum):
@@ -88,7 +84,6 @@ class ConnectorStatus:
         return f"{self.state.lower()}, tasks: {tasks or 'none'}"
 
 
-_MOST_BYTES = 16 << 20
 # While the workers rebalance they answer 409 for some seconds.
 _BUSY_FOR_S = 60.0
 _PAUSE_S = 0.5
@@ -141,7 +136,8 @@ class ConnectClient:
     def __init__(self, workers: ConnectWorkers) -> None:
         self._workers = workers
         is_tls = any(url.startswith("https:") for url in workers.urls)
-        self._context = self._tls(workers.ca_file) if is_tls else None
+        tls = self._tls(workers.ca_file) if is_tls else None
+        self._http = HttpClient(workers.username or None, workers.password, tls=tls)
 
     @property
     def where(self) -> str:
@@ -184,7 +180,7 @@ class ConnectClient:
 
         :param config: has to have `connector.class`.
         """
-        plugin = urllib.parse.quote(config["connector.class"], safe="")
+        plugin = quote(config["connector.class"], safe="")
         answer = self._ask("PUT", f"/connector-plugins/{plugin}/config/validate", dict(config))
         try:
             known = {str(one["definition"]["name"]) for one in answer["configs"]}
@@ -246,29 +242,26 @@ class ConnectClient:
         raise unknown
 
     def _ask_one(self, method: str, url: str, path: str, body: Any) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        # `ConnectWorkers` allows only http and https.
-        request = urllib.request.Request(url + path, data, headers, method=method)  # noqa: S310  # http(s) only
-        if self._workers.username:
-            pair = f"{self._workers.username}:{self._workers.password}".encode()
-            # A redirect must not receive the credentials.
-            request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
         where = f"Kafka Connect at {url}"
         try:
-            answering = urllib.request.urlopen(request, timeout=self._workers.timeout, context=self._context)  # noqa: S310  # http(s) only
-            with answering as answer:
-                content = answer.read(_MOST_BYTES)
-        except urllib.error.HTTPError as e:
-            raise _explained(where, path, e) from None
-        except (OSError, ValueError, HTTPException) as e:
-            raise ConnectUnknown(f"{where} gives no answer: {getattr(e, 'reason', e)}. Does a worker run there?") from e
-        return _parsed(content, where)
+            answer = self._http.send(method, url + path, body, timeout=self._workers.timeout)
+        except NoAnswer as e:
+            raise ConnectUnknown(f"{where} gives no answer: {e}. Does a worker run there?") from e
+        if answer.is_error:
+            raise _explained(where, path, answer)
+        try:
+            return answer.json() if answer.body else None
+        except ValueError:
+            # A starting worker, or a gateway, may answer with an HTML page.
+            raise ConnectUnknown(
+                f"{where} gives an answer that is not JSON: the worker is starting, or the address is not Kafka "
+                "Connect's."
+            ) from None
 
     @staticmethod
     def _tls(ca_file: str) -> ssl.SSLContext:
         try:
-            return ssl.create_default_context(cafile=ca_file or None)
+            return tls_context(ca_file)
         except OSError as e:
             raise InvalidArgument("connect_conn_id", f"its ca_file can't be read: {e.strerror or e}.") from e
 
@@ -278,38 +271,28 @@ class _Busy(LakestreamError, Transient):
 
 
 def _path(name: str, what: str) -> str:
-    return f"/connectors/{urllib.parse.quote(name, safe='')}/{what}"
+    return f"/connectors/{quote(name, safe='')}/{what}"
 
 
-def _parsed(content: bytes, where: str) -> Any:
-    try:
-        return json.loads(content) if content else None
-    except ValueError:
-        # A starting worker, or a gateway, may answer with an HTML page.
-        raise ConnectUnknown(
-            f"{where} gives an answer that is not JSON: the worker is starting, or the address is not Kafka Connect's."
-        ) from None
-
-
-def _explained(where: str, path: str, error: urllib.error.HTTPError) -> LakestreamError:
+def _explained(where: str, path: str, answer: HttpAnswer) -> LakestreamError:
     """Return the error for an HTTP error; only Connect's own JSON is trusted as a worker's answer.
 
     An answer of another program, such as a gateway, or of a busy worker leaves the state unknown: ConnectUnknown.
     """
     try:
-        answer = json.loads(error.read(_MOST_BYTES))
-        message = str(answer["message"])[:500] if "error_code" in answer else None
-    except (ValueError, OSError, KeyError, TypeError):
+        error = answer.json()
+        message = str(error["message"])[:500] if "error_code" in error else None
+    except (ValueError, KeyError, TypeError):
         message = None
-    resource = path.partition("?")[0]
+    resource, status = path.partition("?")[0], answer.status
     # A worker of 4.1 answers a reading request during a rebalance with 500.
-    if message is not None and error.code in (_CONFLICT, 500) and "rebalanc" in message.lower():
-        return _Busy(f"{where} answers {resource} with {error.code}: {message}.")
-    if message is None or error.code in _PASSING:
-        return ConnectUnknown(f"{where} answers {resource} with {error.code}{': ' + message if message else ''}.")
-    if error.code == _NOT_FOUND and resource.startswith("/connectors/"):
+    if message is not None and status in (_CONFLICT, 500) and "rebalanc" in message.lower():
+        return _Busy(f"{where} answers {resource} with {status}: {message}.")
+    if message is None or status in _PASSING:
+        return ConnectUnknown(f"{where} answers {resource} with {status}{': ' + message if message else ''}.")
+    if status == _NOT_FOUND and resource.startswith("/connectors/"):
         return NoSuchConnector(f"{where}: {message}")
-    if error.code in (401, 403):
+    if status in (401, 403):
         remedy = "Check login and password of the connection, and the login's permissions."
-        return ConnectRefused(f"{where} refuses {resource} with {error.code}. {remedy}")
-    return ConnectRefused(f"{where} refuses {resource} with {error.code}: {message}")
+        return ConnectRefused(f"{where} refuses {resource} with {status}. {remedy}")
+    return ConnectRefused(f"{where} refuses {resource} with {status}: {message}")

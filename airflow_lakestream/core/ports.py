@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.landing.unaccounted import LookForRows, no_rows
@@ -14,7 +14,7 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import DecodedBatch, RawBatch, Rows
 from airflow_lakestream.core.sharing.pieces import Files
 from airflow_lakestream.core.source_types import NEW_TABLE, LedgerTypes
-from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 
 # An Arrow schema.
 RowSchema = Any
@@ -109,6 +109,13 @@ class ReplacedMeanwhile(LakestreamError, Terminal):
 
 class CannotReplace(LakestreamError, Terminal):
     """The rows of the ranges can't be distinguished, read, or read again; no row was changed."""
+
+
+class NotShared(InvalidArgument):
+    """Records choose the tables: several workers can't write them for one commit."""
+
+    def __init__(self) -> None:
+        super().__init__("table", "tables that records choose are written by one worker.", "Use KafkaExtractOperator.")
 
 
 class OffsetsGone(Conflict):
@@ -284,10 +291,8 @@ class Sink(Protocol):
         As of the last `load` or commit; empty for an expired snapshot.
         """
 
-
-@runtime_checkable
-class HandoverSink(Sink, Protocol):
-    """A sink for files written by child processes of the run."""
+    def check_shared(self) -> None:
+        """Raise NotShared if a single worker writes the table, as `write_below` and the methods after it do then."""
 
     def outline(self) -> Any:
         """Return the table's present or future outline, for a sink in another process.
@@ -300,11 +305,6 @@ class HandoverSink(Sink, Protocol):
 
     def sweep(self, folder: str) -> None:
         """Delete the uncommitted files below this folder of the table's data; never raises."""
-
-
-@runtime_checkable
-class SharedSink(HandoverSink, Protocol):
-    """A sink for files written by several workers: tasks, processes or executors."""
 
     def write_below(self, folder: str) -> None:
         """Write files below this folder of the table's data from now on, for a commit by another worker."""
@@ -323,20 +323,3 @@ class SharedSink(HandoverSink, Protocol):
 
     def adopt(self, files: Files) -> None:
         """Take files of another worker for the next commit; `discard` never deletes these files."""
-
-
-@runtime_checkable
-class FrameSink(SharedSink, Protocol):
-    """A sink of rows made by a function from decoded rows; the function's result has the table's columns."""
-
-    def staging_outline(self, columns: RowSchema) -> Any:
-        """Return the outline of a staging table, with files in the real table's folders."""
-
-    def hold_to(self, payload: Any, metadata: RowSchema, made_by: Any) -> None:
-        """Hold the table to the columns of a function's result; the next commit notes the function.
-
-        :param payload: the columns except `metadata`, as a schema of PyIceberg's.
-        :param made_by: a `tables.transformed.TransformNote`.
-
-        Raises InvalidArgument if the table has no place for the columns.
-        """

@@ -12,7 +12,7 @@ import obstore
 import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.ports import SharedSink
+from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.committing import check_fit
@@ -139,8 +139,8 @@ class DeltaRejectTable(DeltaSink, RejectTableSink):
 log = logging.getLogger(__name__)
 
 
-class DeltaRejectingSink(sink.SharedRejectingSink):
-    """`tables.rejects.sink.SharedRejectingSink` on Delta tables.
+class DeltaRejectingSink(sink.RejectingSink):
+    """`tables.rejects.sink.RejectingSink` on Delta tables.
 
     :param inner: the sink of the table whose ledger decides.
     :param table: the location of the main table.
@@ -148,7 +148,7 @@ class DeltaRejectingSink(sink.SharedRejectingSink):
     """
 
     def __init__(
-        self, inner: SharedSink, tables: DeltaTableAccess, table: str, consumer_group: str, records: pa.Schema
+        self, inner: Sink, tables: DeltaTableAccess, table: str, consumer_group: str, records: pa.Schema
     ) -> None:
         super().__init__(inner, DeltaRejectTable(tables, table, consumer_group, records), table, consumer_group)
         self._tables = tables

@@ -174,7 +174,7 @@ OVERWRITE = ("WRITE", {"mode": "Overwrite"})
 
 
 class DeltaSink(TableSink[Add]):
-    """`core.ports.SharedSink` on a Delta table."""
+    """`core.ports.Sink` on a Delta table."""
 
     takes_any = True
 
@@ -286,7 +286,7 @@ class DeltaSink(TableSink[Add]):
         return handover.outline(self._tables, self._name, self._target(), self._columns)
 
     def staging_outline(self, columns: pa.Schema) -> handover.DeltaOutline:
-        """Return the outline of a staging table in this table's folder; see `core.ports.FrameSink`."""
+        """Return the outline of a staging table in this table's folder."""
         return handover.staging_outline(self._tables, self._name, columns)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:

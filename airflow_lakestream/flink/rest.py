@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import time
-import urllib.error
-import urllib.request
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.stores.http import HttpClient, NoAnswer
 
 _TIMEOUT = 60.0
 # The program's `main` runs in the JobManager, before the JobManager answers.
 _JAR_WITHIN = 300.0
 _PAUSE = 0.2
+_JAR_TYPE = "application/x-java-archive"
 # The gateway's API: the newest version in both releases is v3, and v2 has everything needed.
 _API = "v2"
 _NOT_FOUND = 404
@@ -85,42 +82,22 @@ class FlinkAddress:
 
     def call(self, method: str, path: str, body: object = None, timeout: float = _TIMEOUT) -> Any:
         """Call the API. Raises FlinkUnreachable, FlinkRefused."""
-        data = None if body is None else json.dumps(body).encode()
-        return self._send(method, path, data, "application/json", timeout)
+        return self._send(method, path, body, timeout=timeout)
 
     def upload(self, path: str, name: str, content: bytes, timeout: float) -> Any:
         """Send a file as a form does. Raises FlinkUnreachable, FlinkRefused."""
-        border = uuid.uuid4().hex
-        head = (
-            f"--{border}\r\n"
-            f'Content-Disposition: form-data; name="jarfile"; filename="{name}"\r\n'
-            "Content-Type: application/x-java-archive\r\n\r\n"
-        )
-        data = b"".join((head.encode(), content, f"\r\n--{border}--\r\n".encode()))
-        return self._send("POST", path, data, f"multipart/form-data; boundary={border}", timeout)
+        return self._send("POST", path, timeout=timeout, files={"jarfile": (name, content, _JAR_TYPE)})
 
-    def _send(self, method: str, path: str, data: bytes | None, content_type: str, timeout: float) -> Any:
-        headers = {"Content-Type": content_type}
-        request = urllib.request.Request(f"{self.url.rstrip('/')}{path}", data, headers, method=method)  # noqa: S310  # http(s) is checked by the hook
-        if authorization := self._authorization():
-            # A redirect must not receive the credentials.
-            request.add_unredirected_header("Authorization", authorization)
+    def _send(self, method: str, path: str, body: object = None, **options: Any) -> Any:
+        http = HttpClient(self.login or None, self.password, self.token)
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310  # as above
-                return json.loads(answer.read() or b"{}")
-        except urllib.error.HTTPError as e:
-            # The path alone: statements may hold secrets.
-            raise FlinkRefused(f"{method} {path}", e.code, e.read().decode(errors="replace")) from None
-        except (OSError, ValueError) as e:
+            answer = http.send(method, f"{self.url.rstrip('/')}{path}", body, **options)
+            if not answer.is_error:
+                return answer.json() if answer.body else {}
+        except (NoAnswer, ValueError) as e:
             raise FlinkUnreachable(self.url, e) from e
-
-    def _authorization(self) -> str:
-        if self.token:
-            return f"Bearer {self.token}"
-        if self.login:
-            both = base64.b64encode(f"{self.login}:{self.password}".encode()).decode()
-            return f"Basic {both}"
-        return ""
+        # The path alone: statements may hold secrets.
+        raise FlinkRefused(f"{method} {path}", answer.status, answer.body.decode(errors="replace"))
 
 
 class SqlSession:

@@ -78,11 +78,18 @@ def landings_of_run(
     return sorted(of_run, key=lambda item: sequence.get(item[0], 0))
 
 
-def snapshot_of_landing(table: Table, consumer_group: str, landing_id: str) -> int | None:
-    """Return the snapshot of a landing in the head's history, live or in the journal, or None if missing."""
+def live_snapshot_of(table: Table, landing_id: str) -> int | None:
+    """Return the live snapshot of a landing, or of a change of a ledger, in the head's history, or None."""
     for snapshot in live_ancestors(table.metadata):
         if summary_of(snapshot).get(codec.SUMMARY_LANDING_ID) == landing_id:
             return snapshot.snapshot_id
+    return None
+
+
+def snapshot_of_landing(table: Table, consumer_group: str, landing_id: str) -> int | None:
+    """Return the snapshot of a landing in the head's history, live or in the journal, or None if missing."""
+    if (live := live_snapshot_of(table, landing_id)) is not None:
+        return live
     for entry in read(table, consumer_group).path:
         if entry.landing is not None and entry.landing.landing_id == landing_id:
             return entry.snapshot_id

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Self
 
 import pyarrow as pa
@@ -12,15 +14,15 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import CommitTableResponse, FileScanTask, Table
-from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.update import RemovePropertiesUpdate, TableUpdate
 
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.ports import HandoverSink
+from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import FileRewrite
-from airflow_lakestream.iceberg.commit.guard import HeadGuard
+from airflow_lakestream.iceberg.commit.commit import RequestPart, TableCommit, property_part
 from airflow_lakestream.iceberg.replace.takeout import live_files, may_hold, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import data_folder, delete_files, write_data_files
@@ -156,12 +158,10 @@ class IcebergRejectTable(IcebergSink, RejectTableSink):
         return rows_in(self._table, ranges, columns)
 
     def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: decided.RejectSettlement) -> None:
-        guard = self._guard(landing, _RejectGuard)
-        guard.added = {one.key: one.encode() for one in pending}
-        guard.settled = [one.key for one in settlement.settled]
+        notes = partial(noting, added=pending, settled=settlement.settled)
         if self._table is None:
             files = self._files
-            self._drive(self._attempt(landing, guard), landing, files)
+            self._drive(self._attempt(landing, notes), landing, files)
             return
         written: list[DataFile] = []
 
@@ -177,42 +177,35 @@ class IcebergRejectTable(IcebergSink, RejectTableSink):
                 new += files_of_rest
             return FileRewrite(out, new)
 
-        self._rewrite(landing, settle, written, guard)
+        self._rewrite(landing, settle, written, notes)
 
 
-class _RejectGuard(HeadGuard):
-    """Commit guard for notes and settlement of pending landings.
+def noting(commit: TableCommit, added: Sequence[PendingLanding], settled: Sequence[PendingLanding]) -> TableCommit:
+    """Return the commit with notes of pending landings.
 
-    `added` are the properties of new notes, `settled` the properties to remove. The landing has no offsets, so no
-    ledger forbids it.
+    :param settled: landings whose notes are removed.
     """
 
-    added: Mapping[str, str]
-    settled: Sequence[str]
-
-    def _commit(
-        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
-    ) -> CommitTableResponse:
-        if self.added:
-            updates = (*updates, SetPropertiesUpdate(updates=dict(self.added)))
-        if self.settled:
+    def notes(head: Table | None, _: int) -> RequestPart:
+        updates: tuple[TableUpdate, ...] = property_part({one.key: one.encode() for one in added}).updates
+        if settled and head is not None:
             # Another landing may have settled them too; the removal of a missing property fails.
-            known = self._catalog.load_table(table.name()).metadata.properties
-            updates = (*updates, RemovePropertiesUpdate(removals=[key for key in self.settled if key in known]))
-        return super()._commit(table, requirements, updates)
+            removals = [one.key for one in settled if one.key in head.metadata.properties]
+            updates = (*updates, RemovePropertiesUpdate(removals=removals))
+        return RequestPart(updates=updates)
+
+    return replace(commit, additions=(*commit.additions, notes))
 
 
-class OneWorkerRejectingSink(sink.TakingRejectingSink):
-    """`tables.rejects.sink.TakingRejectingSink` on Iceberg tables.
+class IcebergRejectingSink(sink.RejectingSink):
+    """`tables.rejects.sink.RejectingSink` on Iceberg tables.
 
     :param inner: the sink of the table whose ledger decides.
     :param table: that table's name.
     :param records: the columns of rejected records.
     """
 
-    def __init__(
-        self, inner: HandoverSink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema
-    ) -> None:
+    def __init__(self, inner: Sink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> None:
         super().__init__(inner, IcebergRejectTable(catalog, table, consumer_group, records), table, consumer_group)
         self._catalog = catalog
 
@@ -234,10 +227,6 @@ class OneWorkerRejectingSink(sink.TakingRejectingSink):
         for left in delete_files(io, [path]):
             log.warning("Rejected records that were read could not be deleted: %s", left)
         return records
-
-
-class IcebergRejectingSink(OneWorkerRejectingSink, sink.SharedRejectingSink):
-    """`tables.rejects.sink.SharedRejectingSink` on Iceberg tables; `inner` is a shared sink, too."""
 
     def _new_path(self) -> str:
         return f"{data_folder(self._main().metadata, self._folder)}/{uuid.uuid4().hex}-rejected.arrows"

@@ -6,10 +6,11 @@ this.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import WAREHOUSE_LOCATION, Catalog
@@ -29,18 +30,19 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import MIRROR, refuse_mirror
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.attempt import (
-    AppendAttempt,
-    CommitAttempt,
-    CreateAttempt,
-    FileRewrite,
-    RewriteAttempt,
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, FileRewrite, RewriteStage
+from airflow_lakestream.iceberg.commit.commit import (
+    Check,
+    CommitBuilder,
+    TableCommit,
+    ledger_allows,
+    ledger_allows_overlap,
 )
 from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
+from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
-from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
+from airflow_lakestream.iceberg.replace.replace import CountCompletion, FirstLook, ReplaceStage, replacing
 from airflow_lakestream.iceberg.replace.takeout import Finder, bounds_of, read_rows
 from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import (
@@ -53,7 +55,7 @@ from airflow_lakestream.iceberg.write.files import (
 from airflow_lakestream.iceberg.write.trial import proof_of, unwritable
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.guards import check_columns, replaced_ranges
+from airflow_lakestream.tables.guards import check_columns, completed, replaced_ranges
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in, whole_schema
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema
 from airflow_lakestream.tables.sink import TableSink
@@ -126,8 +128,6 @@ def _rows(table: Table, task: FileScanTask, topic: str) -> Iterable[pa.Table]:
 
 log = logging.getLogger(__name__)
 
-Kind = TypeVar("Kind", bound=CommitGuard)
-
 
 class NotIceberg(InvalidArgument):
     """Table of the same name in the catalog, but not an Iceberg table."""
@@ -137,10 +137,10 @@ class NotIceberg(InvalidArgument):
 
 
 class IcebergSink(TableSink[DataFile]):
-    """`core.ports.SharedSink` on an Iceberg table, through any PyIceberg catalog with compare-and-set."""
+    """`core.ports.Sink` on an Iceberg table, through any PyIceberg catalog with compare-and-set."""
 
-    _append_guard: type[CommitGuard] = CommitGuard
-    _replace_guard: type[ReplaceGuard] = ReplaceGuard
+    # Builders of every commit of this sink.
+    builders: Sequence[CommitBuilder] = ()
 
     def __init__(
         self,
@@ -204,16 +204,34 @@ class IcebergSink(TableSink[DataFile]):
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`."""
         _, ranges = replaced_ranges(landing)
+        if self._table is not None:
+            refuse_replacing(self._name, self._table.metadata.properties, self._group)
+        snapshot_id, stage = self.exchange_rows(landing, ranges, replacing)
+        return snapshot_id, stage.landing_of(snapshot_id)
+
+    def exchange_rows(
+        self,
+        landing: Landing,
+        ranges: RangeSet,
+        build: Callable[..., TableCommit],
+        finder: Callable[..., Finder] = Finder,
+        complete: CountCompletion = completed,
+    ) -> tuple[int, ReplaceStage]:
+        """Commit the buffered rows in place of rows of ranges, in a single snapshot; return its id, and the stage.
+
+        Raises RangesNotLanded without a table. After any error nothing is changed.
+
+        :param build: builds the commit with `first` and `own`, as `replacing` does.
+        :param finder: makes the search for the rows to remove.
+        """
         if self._table is None:
             raise RangesNotLanded(self._name, ranges)
-        refuse_replacing(self._name, self._table.metadata.properties, self._group)
         check_columns(self._design.metadata.names, self._name)
         files = self._files
-        guard = self._guard(landing, self._replace_guard, first=self._first or FirstLook(), own=self._landed)
-        finder = self._finder(ranges, files)
-        attempt = ReplaceAttempt(self._catalog, self._name, guard, self._group, landing, finder)
-        snapshot_id = self._drive(attempt, landing, files)
-        return snapshot_id, attempt.landing_of(snapshot_id)
+        guard = self._guard(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
+        stage = ReplaceStage(landing, self._finder(finder, ranges, files), complete)
+        attempt = CommitAttempt(self._catalog, self._name, guard, {}, stage, stage.unneeded)
+        return self._drive(attempt, landing, files), stage
 
     def outline(self) -> handover.IcebergOutline:
         """Return the outline of the table, existing or staged, for writing in another process; can be pickled.
@@ -227,7 +245,7 @@ class IcebergSink(TableSink[DataFile]):
         return handover.IcebergOutline(self._name, target.metadata, target.io)
 
     def staging_outline(self, columns: pa.Schema) -> handover.IcebergOutline:
-        """Return the outline of a staging table in this table's folder; see `core.ports.FrameSink`.
+        """Return the outline of a staging table in this table's folder.
 
         A missing table is staged for the location of its files.
         """
@@ -368,41 +386,44 @@ class IcebergSink(TableSink[DataFile]):
         landing: Landing,
         rewrite: Callable[[Table], FileRewrite],
         written: Sequence[DataFile],
-        guard: HeadGuard | None = None,
+        *builders: CommitBuilder,
     ) -> int:
-        """Commit a landing with removed files and return the snapshot's id; see `RewriteAttempt`."""
+        """Commit a landing with removed files and return the snapshot's id; see `RewriteStage`."""
         files = self._files
-        guard = guard or self._guard(landing, HeadGuard, allow_group_overlap=self._allow_group_overlap)
-        attempt = RewriteAttempt(self._catalog, self._name, guard, self._summary(landing), rewrite, written)
+        guard = self._guard(landing, partial(dataclasses.replace, for_one_head=True), *builders)
+        stage = RewriteStage(rewrite, written)
+        attempt = CommitAttempt(self._catalog, self._name, guard, self._summary(landing), stage, stage.unneeded)
         snapshot_id = self._drive(attempt, landing, files)
-        self._committed_paths = attempt.new_in(snapshot_id)
+        self._committed_paths = stage.new_in(snapshot_id)
         return snapshot_id
 
-    def _attempt(self, landing: Landing, guard: CommitGuard | None = None) -> CommitAttempt:
-        guard = guard or self._guard(landing, self._append_guard, allow_group_overlap=self._allow_group_overlap)
-        summary = self._summary(landing)
-        if self._table is None:
-            assert self._staged is not None
-            return CreateAttempt(self._staged, guard, summary, self._change)
-        return AppendAttempt(self._catalog, self._name, guard, summary)
+    def _attempt(self, landing: Landing, *builders: CommitBuilder) -> CommitAttempt:
+        guard, summary = self._guard(landing, *builders), self._summary(landing)
+        assert self._table is not None or self._staged is not None
+        new = self._staged if self._table is None else None
+        return CommitAttempt(self._catalog, self._name, guard, summary, new=new)
 
     def _summary(self, landing: Landing) -> Mapping[str, str]:
         return codec.encode_summary(self._group, landing)
 
-    def _finder(self, ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
+    def _finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
         """Return the search for rows removed by a replace."""
-        return Finder(ranges, files, self._write_files, self._passed_over)
+        return make(ranges, files, self._write_files, self._passed_over)
 
     def _write_files(self, rows: pa.Table) -> list[DataFile]:
         target = self._target(None)
         return write_data_files(target.metadata, target.io, rows, self._prefix, self._numbers)
 
-    def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
-        """Return a landing's guard for the target table; `facts` are further arguments of the guard's class."""
-        change = self._planned(None)
-        guard = kind(self._catalog, self._group, landing, change.base, change=change, **facts)
-        guard.notes = self._design.notes
-        return guard
+    def _guard(self, landing: Landing, *builders: CommitBuilder) -> CommitGuard:
+        """Return a landing's guard for the target table; the builders of the sink come first."""
+        commit = TableCommit(self._group, landing, self._planned(None), self._ledger_check, notes=self._design.notes)
+        for build in (*self.builders, *builders):
+            commit = build(commit)
+        return CommitGuard(self._catalog, commit)
+
+    @property
+    def _ledger_check(self) -> Check:
+        return ledger_allows_overlap if self._allow_group_overlap else ledger_allows
 
     def _drive(self, attempt: CommitAttempt, landing: Landing, files: Sequence[DataFile]) -> int:
         committer = IcebergCommitter(self._catalog, self._name, self._group, landing, attempt)

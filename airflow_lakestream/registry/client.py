@@ -1,27 +1,23 @@
-"""A small read-only client for the API of Confluent's Schema Registry, on the standard library.
+"""A small read-only client for the API of Confluent's Schema Registry.
 
-The client of confluent-kafka would bring an HTTP library, an OAuth library and more into every environment that decodes
-records, Spark's executors included, for three GET requests.
+The client of confluent-kafka would bring another HTTP library, an OAuth library and more into every environment that
+decodes records, Spark's executors included, for three GET requests.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import ssl
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections import OrderedDict
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.registry.config import RegistryConfig
+from airflow_lakestream.stores.http import HttpAnswer, HttpClient, NoAnswer, tls_context
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +87,6 @@ def versions_of(registry: SchemaSource | None, topic: str, kind: str | None) -> 
 
 
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
-_MOST_BYTES = 16 << 20
 _MOST_REFERENCES = 32
 _FIRST_PAUSE = 0.2
 # Seconds that an unknown id is remembered: it may be registered in a moment.
@@ -165,7 +160,8 @@ class RegistryClient:
     def __init__(self, config: RegistryConfig) -> None:
         self.config = config
         self._base = config.url.rstrip("/")
-        self._context = self._tls() if self._base.startswith("https:") else None
+        tls = self._tls() if self._base.startswith("https:") else None
+        self._http = HttpClient(config.username, config.password, config.token, tls=tls)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.config,)
@@ -207,7 +203,7 @@ class RegistryClient:
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
         """Return all schemas of a subject, the oldest first. Raises SchemaNotFound."""
-        path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
+        path = f"/subjects/{quote(subject, safe='')}/versions"
         try:
             numbers = [int(number) for number in self._get(path)]
         except (TypeError, ValueError):
@@ -225,7 +221,7 @@ class RegistryClient:
         return schema
 
     def _request_version(self, subject: str, version: int | str, depth: int) -> RegisteredSchema:
-        path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/{version}"
+        path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
         answer = self._get(path)
         try:
             schema_id = int(answer["id"])
@@ -263,56 +259,38 @@ class RegistryClient:
         return self._get_once(path)
 
     def _get_once(self, path: str) -> Any:
-        # urllib would take any scheme; `RegistryConfig` allows only http and https.
-        request = urllib.request.Request(self._base + path, headers={"Accept": _ACCEPT})  # noqa: S310  # http(s) only
-        if authorization := self._authorization():
-            # A redirect must not receive the credentials.
-            request.add_unredirected_header("Authorization", authorization)
         try:
-            answering = urllib.request.urlopen(request, timeout=self.config.timeout, context=self._context)  # noqa: S310  # http(s) only
-            with answering as answer:
-                body = answer.read(_MOST_BYTES + 1)
-        except urllib.error.HTTPError as error:
-            raise self._explained(path, error) from None
-        except (OSError, ValueError, HTTPException) as error:
-            raise self._unreachable(path, error) from None
-        if len(body) > _MOST_BYTES:
-            raise RegistryRefused(f"The answer of the schema registry to {self._base}{path} is too large.")
+            answer = self._http.send("GET", self._base + path, timeout=self.config.timeout, accept=_ACCEPT)
+        except NoAnswer as error:
+            raise self._unreachable(path, error.reason) from None
+        if answer.is_error:
+            raise self._explained(path, answer)
         try:
-            return json.loads(body)
+            return answer.json()
         except ValueError:
             raise RegistryRefused(self._not_a_registry(path)) from None
 
-    def _authorization(self) -> str | None:
-        if self.config.token:
-            return f"Bearer {self.config.token}"
-        if self.config.username is None:
-            return None
-        pair = f"{self.config.username}:{self.config.password}".encode()
-        return f"Basic {base64.b64encode(pair).decode()}"
-
-    def _explained(self, path: str, error: urllib.error.HTTPError) -> Exception:
-        where = f"{self._base}{path}"
+    def _explained(self, path: str, answer: HttpAnswer) -> Exception:
+        where, status = f"{self._base}{path}", answer.status
         try:
-            answer = json.loads(error.read(_MOST_BYTES))
-            message, code = str(answer.get("message", ""))[:200], answer.get("error_code")
-        except (ValueError, OSError, AttributeError):
+            error = answer.json()
+            message, code = str(error.get("message", ""))[:200], error.get("error_code")
+        except (ValueError, AttributeError):
             message, code = "", None
-        if error.code == 404:
+        if status == 404:
             # Any server may answer 404; only a registry's body has an error code.
             if code is None:
                 return RegistryRefused(self._not_a_registry(path))
             return SchemaNotFound(f"{where}: {message or 'not found'}")
-        if error.code in (401, 403):
+        if status in (401, 403):
             remedy = "Check the credentials of schema_registry, and what they may read."
-            return RegistryRefused(f"The schema registry refused {where} with {error.code}. {remedy}")
-        if error.code in (408, 429) or error.code >= 500:
-            return RegistryUnavailable(f"The schema registry answered {where} with {error.code}: {message}")
-        return RegistryRefused(f"The schema registry answered {where} with {error.code}: {message}")
+            return RegistryRefused(f"The schema registry refused {where} with {status}. {remedy}")
+        if status in (408, 429) or status >= 500:
+            return RegistryUnavailable(f"The schema registry answered {where} with {status}: {message}")
+        return RegistryRefused(f"The schema registry answered {where} with {status}: {message}")
 
-    def _unreachable(self, path: str, error: Exception) -> Exception:
+    def _unreachable(self, path: str, reason: BaseException) -> Exception:
         where = f"{self._base}{path}"
-        reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
             remedy = "Give the certificate of its authority as ca_file."
             return RegistryRefused(f"The schema registry's certificate is not trusted ({where}): {reason}. {remedy}")
@@ -326,9 +304,6 @@ class RegistryClient:
     def _tls(self) -> ssl.SSLContext:
         config = self.config
         try:
-            context = ssl.create_default_context(cafile=config.ca_file)
-            if config.cert_file:
-                context.load_cert_chain(config.cert_file, config.key_file, config.key_password)
-        except (OSError, ssl.SSLError) as error:
+            return tls_context(config.ca_file, config.cert_file, config.key_file, config.key_password)
+        except OSError as error:
             raise InvalidArgument("schema_registry", f"its certificates can't be loaded: {error}.") from None
-        return context

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pyiceberg.catalog import Catalog
@@ -26,7 +27,7 @@ from airflow_lakestream.config.decoding import DECODING, DecodingSettings
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.bad_records import USUAL, BadRecords
-from airflow_lakestream.core.landing.job import LandingJob, check_still_there, read_rows
+from airflow_lakestream.core.landing.job import ConflictCount, LandingJob, check_still_there, read_rows
 from airflow_lakestream.core.landing.plan import Plan, TopicState, check_log, leader_epochs, reach
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.names import METADATA_NAMES
@@ -46,7 +47,9 @@ from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.values.outcome import pick
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
-from airflow_lakestream.iceberg.replace.repair import RejectingRepairSink, RepairChange, RowsOutsideLog
+from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
+from airflow_lakestream.iceberg.replace.repair import RepairChange, RowsOutsideLog, repair
+from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.upkeep import narrow_bounds
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.run.job import build_job
@@ -88,7 +91,7 @@ class FilesLost(LakestreamError, Terminal):
 class NotRepaired(LakestreamError, Transient):
     """The table kept changing during the repair."""
 
-    def __init__(self, table: str, last: Conflict) -> None:
+    def __init__(self, table: str, last: Exception) -> None:
         super().__init__(
             f"{table} was changed {TRIES} times in a row between the audit and the repair (last: {last}) Nothing was "
             "repaired. Pause the DAGs that land in it, and repair again."
@@ -181,26 +184,17 @@ class TableRepair(DecodingSettings):
         error before the repair's commit leaves the table unchanged; after the commit the repaired rows stay.
         """
         audit = replace(self.audit, full=True)
-        last: Conflict | None = None
-        for _ in range(TRIES):
-            once = _RepairTry(self, audit, catalog)
-            try:
-                result, repaired = once.run()
-            except Conflict as conflict:
-                last = conflict
-                log.info("%s Looking again.", conflict)
-                continue
-            if repaired.snapshot_id is not None:
-                result = audit.run(catalog)
-            if result.narrow:
-                repaired = replace(repaired, mended=tuple(result.narrow))
-                narrow_bounds.mend(catalog, audit.table, result.wrong_bounds)
-                narrow_bounds.mend(catalog, rejects_of(audit.table), result.wrong_bounds_of_rejects)
-                result = audit.run(catalog)
-            result.repaired = repaired
-            return result
-        assert last is not None
-        raise NotRepaired(audit.table, last)
+        conflicts = ConflictCount(partial(NotRepaired, audit.table), TRIES)
+        result, repaired = conflicts.run(lambda: _RepairTry(self, audit, catalog).run())
+        if repaired.snapshot_id is not None:
+            result = audit.run(catalog)
+        if result.narrow:
+            repaired = replace(repaired, mended=tuple(result.narrow))
+            narrow_bounds.mend(catalog, audit.table, result.wrong_bounds)
+            narrow_bounds.mend(catalog, rejects_of(audit.table), result.wrong_bounds_of_rejects)
+            result = audit.run(catalog)
+        result.repaired = repaired
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +234,7 @@ class _RepairTry:
             sink.discard()
             raise
 
-    def _open(self) -> tuple[RejectingRepairSink, TableState]:
+    def _open(self) -> tuple[IcebergRejectingSink, TableState]:
         """Load the table for the repair's sink, and refuse a table whose rows the repair can't make.
 
         The table is loaded before the audit: then the sink notices all later replaces by another writer. Raises
@@ -259,7 +253,9 @@ class _RepairTry:
         names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
         self.names = names
         design = TableDesign(metadata=metadata_schema(names))
-        sink = RejectingRepairSink(self.catalog, self.audit.table, self.audit.consumer_group, design, RECORD_SCHEMA)
+        name, group = self.audit.table, self.audit.consumer_group
+        inner = IcebergSink(self.catalog, name, group, design)
+        sink = IcebergRejectingSink(inner, self.catalog, name, group, RECORD_SCHEMA)
         return sink, sink.load(self.id)
 
     def _refuse_losses(self, damage: TableDamage) -> None:
@@ -272,7 +268,7 @@ class _RepairTry:
             if files := [one.path for one in damage.lost if one.nulls != 0]:
                 raise FilesLost(self.audit.table, files)
 
-    def _set_right(self, damage: TableDamage, sink: RejectingRepairSink, table: TableState) -> RepairResult:
+    def _set_right(self, damage: TableDamage, sink: IcebergRejectingSink, table: TableState) -> RepairResult:
         changes = {one.identity: self._read_again(one, sink, table) for one in damage.topics}
         left = [*damage.left]
         left += [
@@ -288,7 +284,7 @@ class _RepairTry:
         kept = union(change.kept for change in done.values())
         has_missing = any(one.missing for one in damage.topics)
         lost = frozenset(one.path for one in damage.lost)
-        committed = sink.repair(RepairChange(landing, kept, has_missing, impossible, lost))
+        committed = repair(sink, RepairChange(landing, kept, has_missing, impossible, lost))
         return RepairResult(
             snapshot_id=committed.snapshot_id,
             rows_out=committed.rows_out,
@@ -303,7 +299,7 @@ class _RepairTry:
             removed=(*(text for c in changes.values() for text in c.removed), *(one.text for one in damage.lost)),
         )
 
-    def _read_again(self, damage: TopicDamage, sink: RejectingRepairSink, table: TableState) -> _EntryChange:
+    def _read_again(self, damage: TopicDamage, sink: IcebergRejectingSink, table: TableState) -> _EntryChange:
         """Read a topic's damaged ranges into the sink; return the change of the ledger entry.
 
         Ranges that are only doubled and have left Kafka keep their rows, once each. Raises MissingNoMore if missing

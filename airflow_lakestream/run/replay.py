@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import ConflictCount
 from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, TopicState
 from airflow_lakestream.core.ledger import REPLAY, Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.names import METADATA_NAMES
@@ -145,18 +147,16 @@ class RejectReplay:
         """
         done = ReplayResult()
         tried: dict[TopicIdentity, RangeSet] = {}
-        last: BaseException | None = None
-        for _ in range(TRIES):
-            try:
-                for identity, ranges in self._batches(lake, tried):
-                    done = self._land(lake, identity, ranges, done)
-                    tried[identity] = tried.get(identity, RangeSet()) | ranges
-                return done
-            except (ReplacedMeanwhile, RejectsTakenMeanwhile) as e:
-                last = e
-                log.info("%s Looking again.", e)
-        assert last is not None
-        raise NotReplayed(self.table, last)
+
+        def once() -> ReplayResult:
+            nonlocal done
+            for identity, ranges in self._batches(lake, tried):
+                done = self._land(lake, identity, ranges, done)
+                tried[identity] = tried.get(identity, RangeSet()) | ranges
+            return done
+
+        conflicts = ConflictCount(partial(NotReplayed, self.table), TRIES)
+        return conflicts.run(once, (ReplacedMeanwhile, RejectsTakenMeanwhile))
 
     def _batches(self, lake: Lake, tried: Mapping[TopicIdentity, RangeSet]) -> Iterator[tuple[TopicIdentity, RangeSet]]:
         """Yield the offsets of the chosen records, in batches for a landing each.

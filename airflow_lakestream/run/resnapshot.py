@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.cdc.swap.exchange import CannotSwap, MirrorSwapSink
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import CommittedLanding, LandingJob, Stopped
+from airflow_lakestream.core.landing.job import CommittedLanding, ConflictCount, LandingJob, Stopped
 from airflow_lakestream.core.landing.plan import DataLoss, TopicState, check_identity
 from airflow_lakestream.core.ledger import Landing, LandingEngine, Ledger, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.names import ANEW
@@ -387,8 +388,8 @@ class MirrorResnapshot:
     def _replace(
         self, tables: ResnapshotTables, job: LandingJob, key: tuple[str, ...], held: MirrorDesign
     ) -> ResnapshotResult:
-        last: BaseException | None = None
-        for _ in range(TRIES):
+        conflicts = ConflictCount(partial(NotReplaced, self.table), TRIES, then="Reading on.", report=self.report)
+        while True:
             try:
                 land(job)
             except DataLoss as e:
@@ -399,8 +400,7 @@ class MirrorResnapshot:
             try:
                 snapshot_id = sink.exchange(landing, key, reach)
             except Conflict as e:
-                self.report(f"{e} Reading on.")
-                last = e
+                conflicts.add(e)
                 continue
             except CannotSwap:
                 tables.drop_staging()
@@ -409,8 +409,6 @@ class MirrorResnapshot:
             tables.drop_staging()
             assert sink.swap is not None, "it was committed"
             return ResnapshotResult(self.table, snapshot_id, sink.swap.rows_before, sink.swap.rows)
-        assert last is not None
-        raise NotReplaced(self.table, last)
 
     def _landing(self, run_id: str, ledger: Ledger, job: LandingJob) -> tuple[Landing, RangeSet]:
         """Return the landing of the offsets missing in the mirror's ledger, and all offsets of the new rows.

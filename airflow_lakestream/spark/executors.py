@@ -27,7 +27,7 @@ from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.lakes import LakeFormat
 from airflow_lakestream.runtime.processes import MMAP_THRESHOLD, TRIM_THRESHOLD, ChildFailure, tune_allocation
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.rejects.sink import SharedRejectingSink
+from airflow_lakestream.tables.rejects.sink import RejectingSink
 
 # Spark has each task call `importlib.invalidate_caches`. Before Python 3.12 this reads an archive's directory at once,
 # and once for each package in it (python/cpython#103200). With pyspark.zip that was a third of the CPU time of the
@@ -135,17 +135,17 @@ class ExecutorTask:
             parts=self.decoders.parts,
         )
 
-    def _sink(self) -> SharedRejectingSink:
+    def _sink(self) -> RejectingSink:
         # The target has only the table's outline, and no ledger to change.
         group, target = self.consumer_group, self.target
         if isinstance(target, FanOutOutline):
             inner: Any = FanOutShare(target, group)
         else:
             inner = self.lake.part("sink")(target, self.table, group, self.design, allow_group_overlap=True)
-        sink: SharedRejectingSink = self.lake.part("rejecting")(inner, target, self.table, group, RECORD_SCHEMA)
+        sink: RejectingSink = self.lake.part("rejecting")(inner, target, self.table, group, RECORD_SCHEMA)
         return sink
 
-    def _take(self, share: PlanShare, chunk: DecodedChunk, sink: SharedRejectingSink) -> None:
+    def _take(self, share: PlanShare, chunk: DecodedChunk, sink: RejectingSink) -> None:
         if (outcome := chunk.outcome) is not None:
             sink.write(outcome.rows, share.identity)
             if outcome.rejected is not None:

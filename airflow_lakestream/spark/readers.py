@@ -32,7 +32,6 @@ from airflow_lakestream.spark import executors
 from airflow_lakestream.spark.causes import cause_of
 from airflow_lakestream.spark.executors import ExecutorTask
 from airflow_lakestream.tables.rejects.sink import RejectingSink
-from airflow_lakestream.tables.sink import WrappedSharedSink
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -219,7 +218,7 @@ class SparkReaders:
         if folder not in self._used and not repeated:
             return
         self._used.discard(folder)
-        job.handover_sink.sweep(folder)
+        job.sink.sweep(folder)
 
     def _open_decisions(self, job: LandingJob, plan: Plan) -> RoundDecisions:
         if (fan_out := fan_out_of(job)) is not None:
@@ -251,11 +250,11 @@ class SparkReaders:
 
     def _target(self, job: LandingJob) -> Any:
         """Return the outline of the executors' table."""
-        return job.handover_sink.outline()
+        return job.sink.outline()
 
     def _take(self, job: LandingJob, piece: SharePiece) -> None:
         """Take over an executor's files."""
-        job.handover_sink.take_over(piece.files)
+        job.sink.take_over(piece.files)
 
     def _tasks(self, width: int) -> int:
         cores = self.spark.sparkContext.defaultParallelism
@@ -309,7 +308,7 @@ class MirrorReaders(SparkReaders):
     def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
         """Read the plan except `done`, and let executors work on the files of the following merge."""
         pieces = super().read(job, plan, done, most)
-        assert isinstance(job.shared, WrappedSharedSink), "it has a table of rejected records"
+        assert isinstance(job.shared, RejectingSink), "it has a table of rejected records"
         assert isinstance(job.shared.inner, Mirror), "that is what a mirror is landed by"
         job.shared.inner.table.hands = ExecutorMergePool(self.spark.sparkContext, job)
         # Leftovers of tasks without a commit are in this folder, which is deleted after the landing.

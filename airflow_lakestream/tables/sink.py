@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.core.ports import HandoverSink, SharedSink, Sink, StaleFiles, TableState, Trial
+from airflow_lakestream.core.ports import Sink, StaleFiles, TableState, Trial
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.row_buffer import File, RowBuffer, prove
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 
 class TableSink(ABC, Generic[File]):
-    """Base of a `core.ports.SharedSink`. The subclass of a format loads the table, and writes and commits files.
+    """Base of a `core.ports.Sink`. The subclass of a format loads the table, and writes and commits files.
 
     :param design: requirements on a new and on an existing table.
     :param parts: number of sinks that share the memory of one sink; see `RowBuffer`.
@@ -126,12 +126,15 @@ class TableSink(ABC, Generic[File]):
         for path in self._delete(files) if files else ():
             log.warning("An uncommitted data file could not be deleted: %s", path)
 
+    def check_shared(self) -> None:
+        """Accept several workers."""
+
     def write_below(self, folder: str) -> None:
         """Write later files below this folder of the table's data."""
         self._folder = folder
 
     def hand_over(self) -> Mapping[str, Any]:
-        """Write all buffered rows; return the files since the last call, for `adopt`. See `core.ports.SharedSink`."""
+        """Write all buffered rows; return the files since the last call, for `adopt`. See `core.ports.Sink`."""
         files = self._buffer.flush()
         new, self._handed_over = files[self._handed_over :], len(files)
         passed_over, self._passed_over = self._passed_over, []
@@ -168,8 +171,7 @@ class TableSink(ABC, Generic[File]):
     def hold_to(self, payload: Schema, metadata: pa.Schema, made_by: TransformNote) -> None:
         """Set the design's columns to a function's result, and plan the change of the table's schema again.
 
-        The next commit notes the function. Raises InvalidArgument if the table has no place for the columns. See
-        `core.ports.FrameSink`.
+        The next commit notes the function. Raises InvalidArgument if the table has no place for the columns.
 
         :param payload: the columns of the result, without the metadata columns.
         :param made_by: the function.
@@ -232,6 +234,10 @@ class TableSink(ABC, Generic[File]):
     def _announce(self, texts: Sequence[str]) -> None:
         if texts:
             log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(texts))
+
+    @abstractmethod
+    def staging_outline(self, columns: pa.Schema) -> Any:
+        """Return the outline of a staging table, with files in this table's folders."""
 
     @abstractmethod
     def load(self, run_id: str) -> TableState:
@@ -321,11 +327,9 @@ class WrappedSink:
         """Return the schema changes of a landing, in words."""
         return self.inner.schema_changes(snapshot_id)
 
-
-class WrappedTakingSink(WrappedSink):
-    """Base of a wrapping `core.ports.HandoverSink`."""
-
-    inner: HandoverSink
+    def check_shared(self) -> None:
+        """Raise NotShared if only a single worker can write the table."""
+        self.inner.check_shared()
 
     def outline(self) -> Any:
         """Return the outline of the table, for writing files in another process."""
@@ -338,12 +342,6 @@ class WrappedTakingSink(WrappedSink):
     def sweep(self, folder: str) -> None:
         """Delete the uncommitted files below this folder of the table's data; never raises."""
         self.inner.sweep(folder)
-
-
-class WrappedSharedSink(WrappedTakingSink):
-    """Base of a wrapping `core.ports.SharedSink`."""
-
-    inner: SharedSink
 
     def write_below(self, folder: str) -> None:
         """Write later files below this folder of the table's data."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pyiceberg.catalog.noop import NoopCatalog
 
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.ports import SharedSink
+from airflow_lakestream.core.ports import NotShared
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.job import build_job
 from tests.support.replacing import ORDERS, Run, offsets_of, ranges, versions
@@ -171,12 +172,21 @@ def test_offsets_of_records_without_a_row_are_handed_over_as_ranges(made: Format
 
 @pytest.mark.parametrize("rejects", [False, True])
 def test_workers_share_the_sinks_of_all_formats(empty: FormatTable, rejects: bool) -> None:
-    assert isinstance(empty.run(rejects=rejects).sink, SharedSink)
+    empty.run(rejects=rejects).sink.check_shared()
 
 
 def test_tables_that_records_choose_are_written_by_one_worker() -> None:
     config = ExtractConfig(topic="t", table="lake.events_{kind}", consumer_group="g", schema="kind string")
     job = build_job(config, {}, NoopCatalog("none"), run_id="r")
-    assert not isinstance(job.sink, SharedSink)
     with pytest.raises(InvalidArgument, match="are written by one worker"):
         _ = job.shared
+    calls: list[Callable[[], object]] = [
+        lambda: job.sink.write_below("folder"),
+        job.sink.hand_over,
+        job.sink.let_go,
+        lambda: job.sink.misfit({}),
+        lambda: job.sink.adopt({}),
+    ]
+    for call in calls:
+        with pytest.raises(NotShared):
+            call()

@@ -14,6 +14,7 @@ import pytest
 
 from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.run import repair as repairs
 from airflow_lakestream.run.repair import FilesLost
 from tests.integration.test_audit import data_files, found
 from tests.integration.test_repair import repair, repaired
@@ -102,17 +103,15 @@ def test_rows_of_no_topic_and_of_another_are_named_and_left(lake: Lake, landed: 
 def test_a_repair_spares_what_lands_behind_the_log_that_it_saw(
     lake: Lake, landed: str, produce: Producing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_lakestream.iceberg.replace.repair import RepairSink
-
     append(lake, [(landed, 0, -1)])
-    real = RepairSink.repair
+    real = repairs.repair
 
-    def late(self: RepairSink, *given: Any) -> Any:
+    def late(*given: Any) -> Any:
         produce(landed, 0, events(0, 30, 5))
         lake.land(landed)
-        return real(self, *given)
+        return real(*given)
 
-    monkeypatch.setattr(RepairSink, "repair", late)
+    monkeypatch.setattr(repairs, "repair", late)
     assert repair(lake).verdict is CLEAN
     assert_landed_once(lake, landed, {0: 35, 1: 10})
 

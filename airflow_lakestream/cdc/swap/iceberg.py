@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 from uuid import uuid4
 
@@ -38,24 +39,25 @@ from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import FileRewrite
-from airflow_lakestream.iceberg.commit.guard import HeadGuard, RefusalCarrier
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.write.deletes import with_deletes
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.schema.columns import fits
 from airflow_lakestream.tables.schema.types import arrow_schema, type_text
 
 
-class SwapGuard(HeadGuard):
-    """Commit guard of a swap; `reach` has the offset ranges of the new rows."""
+def swapping(commit: TableCommit, reach: RangeSet) -> TableCommit:
+    """Return the commit as a swap: a mirror with landed events that the new rows lack is refused.
 
-    reach = RangeSet()
+    :param reach: the offset ranges of the new rows.
+    """
 
-    def check_ledger(self, current: Table) -> None:
-        """Check the ledger, and refuse a mirror with landed events that the new rows lack. Raises RefusalCarrier."""
-        super().check_ledger(current)
-        ledger = ledger_store.read_ledger(current, self._group)
-        if more := beyond(ledger, self._landing, self.reach):
-            raise RefusalCarrier(LedgerConflict(ledger_store.name_of(current), more))
+    def is_within_reach(commit: TableCommit, head: Table) -> None:
+        ledger = ledger_store.read_ledger(head, commit.group)
+        if more := beyond(ledger, commit.landing, reach):
+            raise RefusalCarrier(LedgerConflict(ledger_store.name_of(head), more))
+
+    return replace(commit, checks=(*commit.checks, is_within_reach))
 
 
 class IcebergSwapSink(MirrorSwapSink):
@@ -103,9 +105,7 @@ class _IcebergSwapTable(IcebergMirror):
             head = IcebergHead(table.metadata, table.metadata, table.io)
             return FileRewrite(with_deletes(head.files()), swap.make(head))
 
-        guard = self._guard(landing, SwapGuard, allow_group_overlap=self._allow_group_overlap)
-        guard.reach = reach
-        snapshot_id = self._rewrite(landing, rewrite, swap.written, guard)
+        snapshot_id = self._rewrite(landing, rewrite, swap.written, partial(swapping, reach=reach))
         if own != mirror_id(metadata):
             # Entries of the new id replace the old ones, which count until the commit.
             self.remember(key, aside_name)

@@ -10,18 +10,18 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import check_use
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.job import (
-    MAX_CONFLICTS,
+    ConflictCount,
     Contention,
     LandingJob,
     check_bad,
     check_still_there,
     entry_of,
-    give_way,
     read_first,
     read_rows,
     take,
@@ -81,7 +81,7 @@ def land(job: LandingJob) -> LandingReport:
     report: LandingReport | None = None
     replaced = replace_landed(job) if job.replaces else None
     ends: TopicState | None = None
-    conflicts = 0
+    conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop, then="Planning again.")
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
@@ -112,18 +112,15 @@ def land(job: LandingJob) -> LandingReport:
             continue
         except Conflict as conflict:
             job.sink.discard()
-            # A commit since the last conflict is progress: the count begins again.
-            got_on = len(report.snapshot_ids) > landed_before
-            conflicts = 1 if got_on else conflicts + 1
-            if conflicts == MAX_CONFLICTS:
-                raise Contention(job.table, conflict) from conflict
-            log.info("%s Planning again.", conflict)
-            give_way(job, conflicts)
+            if len(report.snapshot_ids) > landed_before:
+                # A commit since the last conflict is progress: the count begins again.
+                conflicts.count = 0
+            conflicts.add(conflict)
             continue
         except BaseException:
             job.sink.discard()
             raise
-        conflicts = 0
+        conflicts.count = 0
     return _finish(job, report, entry, now, plan)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing.batch import Batch, DecodedChunk, RunLimits, at_most, decode, from_record
@@ -30,13 +30,11 @@ from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import (
     Conflict,
     DecoderFactory,
-    HandoverSink,
     RecordChunk,
     RecordDecoder,
     RecordReader,
     RejectStore,
     RowsNotWritable,
-    SharedSink,
     Sink,
     TableState,
     TopicSource,
@@ -44,7 +42,7 @@ from airflow_lakestream.core.ports import (
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import Rows
 from airflow_lakestream.core.sharing.pieces import HandedPieces, SharePiece
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.runtime.interpreter import ReadAhead, shorten_turns
 from airflow_lakestream.runtime.processes import ChildProcesses
 
@@ -178,18 +176,9 @@ class LandingJob:
         return replace(self, careful=True, decoders=self.decoders.with_trial(error.trial))
 
     @property
-    def handover_sink(self) -> HandoverSink:
-        """The sink, with the methods for files of the run's child processes."""
-        assert isinstance(self.sink, HandoverSink), "those of all tables are"
-        return self.sink
-
-    @property
-    def shared(self) -> SharedSink:
-        """The sink, with the methods for several workers. Raises InvalidArgument if records choose the tables."""
-        if not isinstance(self.sink, SharedSink):
-            raise InvalidArgument(
-                "table", "tables that records choose are written by one worker.", "Use KafkaExtractOperator."
-            )
+    def shared(self) -> Sink:
+        """The sink, for several workers. Raises NotShared."""
+        self.sink.check_shared()
         return self.sink
 
     def usable(self, identity: TopicIdentity, held: RangeSet) -> Sequence[SharePiece]:
@@ -399,22 +388,47 @@ GIVE_WAY = 0.05
 class Contention(LakestreamError, Transient):
     """Concurrent writers changed the table first, MAX_CONFLICTS times in a row."""
 
-    def __init__(self, table: str, last: Conflict) -> None:
+    def __init__(self, table: str, last: Exception) -> None:
         super().__init__(
             f"{MAX_CONFLICTS} times in a row another writer changed {table} between plan and commit (last: {last}) "
             "No record was doubled or lost. Run fewer runs of the same group at once: max_active_runs=1."
         )
 
 
-def give_way(job: LandingJob, conflicts: int) -> None:
-    """Wait at random after `conflicts` conflicts in a row; a stop of the job ends the wait.
+Value = TypeVar("Value")
 
-    Two tries of a run go in step: without the wait the slower try would lose each time.
+
+@dataclass
+class ConflictCount:
+    """The conflicts in a row of a run that begins again, from a new look, after each.
+
+    :param failure: makes the error of the last conflict.
+    :param most: with this many conflicts in a row the run fails.
+    :param stop: ends a wait. The run waits from the third conflict in a row on, for a random time: two tries of a run
+        go in step, and the slower one would lose each time. Without `stop` it does not wait.
+    :param then: ends the line about a conflict.
     """
-    pause(job.stop, conflicts)
 
+    failure: Callable[[Exception], LakestreamError]
+    most: int = MAX_CONFLICTS
+    stop: threading.Event | None = None
+    then: str = "Looking again."
+    report: Callable[[str], object] = log.info
+    count: int = 0
 
-def pause(stop: threading.Event, conflicts: int) -> None:
-    """Wait for a random time, from the third conflict in a row on; a set `stop` ends the wait."""
-    if conflicts > 2:
-        stop.wait(random.uniform(0, GIVE_WAY * conflicts))  # noqa: S311  # the wait spreads the tries of runs; no secret depends on it
+    def add(self, conflict: Exception) -> None:
+        """Report the next conflict in a row, and wait. Raises the failure at the last one."""
+        self.count += 1
+        if self.count == self.most:
+            raise self.failure(conflict) from conflict
+        self.report(f"{conflict} {self.then}")
+        if self.count > 2 and self.stop is not None:
+            self.stop.wait(random.uniform(0, GIVE_WAY * self.count))  # noqa: S311  # the wait spreads the tries of runs; no secret depends on it
+
+    def run(self, once: Callable[[], Value], kinds: type[Exception] | tuple[type[Exception], ...] = Conflict) -> Value:
+        """Return the value of `once`, called again after each conflict. Raises the failure, and all other errors."""
+        while True:
+            try:
+                return once()
+            except kinds as conflict:
+                self.add(conflict)

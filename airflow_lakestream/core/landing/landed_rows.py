@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 from airflow_lakestream.core.column_use import check_use
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.job import (
-    MAX_CONFLICTS,
+    ConflictCount,
     Contention,
     LandingJob,
     check_bad,
     check_still_there,
     entry_of,
-    give_way,
     read_rows,
     take,
 )
@@ -26,7 +26,7 @@ from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.landing.run_log import ReadProgress, log_commit, log_plan, log_silent_columns
 from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, LookForRows, RowsUnaccounted, texts
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicEntry, union
-from airflow_lakestream.core.ports import Conflict, RowsNotWritable, TableState
+from airflow_lakestream.core.ports import RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
 
 log = logging.getLogger(__name__)
@@ -95,30 +95,30 @@ def replace_landed(job: LandingJob) -> tuple[int, Landing] | None:
     Raises RangesGone, ReplacedMeanwhile and CannotReplace, Contention after MAX_CONFLICTS conflicts, and the errors of
     reading. After any error no row was changed.
     """
-    for number in range(MAX_CONFLICTS):
-        table = job.sink.load(job.run_id)
-        now = job.source.look()
-        entry = entry_of(job, table, now)
-        look = PlanningLook(job.table, entry, now, job.source, job.on_data_loss)
-        ranges = entry.landed & job.mode.own(look)
-        if not ranges:
-            return None
-        plan = reading_plan(look, ranges)
-        log_plan(job.table, plan, job.mode.interval, again=True)
-        try:
-            return _by_plan(job, table, plan)
-        except RowsNotWritable as error:
-            # Once at most: the careful job raises the error.
-            return replace_landed(job.with_trials(error))
-        except Conflict as conflict:
-            job.sink.discard()
-            last = conflict
-            log.info("%s Planning again.", conflict)
-            give_way(job, number)
-        except BaseException:
-            job.sink.discard()
-            raise
-    raise Contention(job.table, last) from last
+    try:
+        return ConflictCount(partial(Contention, job.table), stop=job.stop, then="Planning again.").run(
+            partial(_replace_once, job)
+        )
+    except RowsNotWritable as error:
+        # Once at most: the careful job raises the error.
+        return replace_landed(job.with_trials(error))
+
+
+def _replace_once(job: LandingJob) -> tuple[int, Landing] | None:
+    table = job.sink.load(job.run_id)
+    now = job.source.look()
+    entry = entry_of(job, table, now)
+    look = PlanningLook(job.table, entry, now, job.source, job.on_data_loss)
+    ranges = entry.landed & job.mode.own(look)
+    if not ranges:
+        return None
+    plan = reading_plan(look, ranges)
+    log_plan(job.table, plan, job.mode.interval, again=True)
+    try:
+        return _by_plan(job, table, plan)
+    except BaseException:
+        job.sink.discard()
+        raise
 
 
 def _by_plan(job: LandingJob, table: TableState, plan: Plan) -> tuple[int, Landing]:

@@ -14,8 +14,14 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 
-from airflow_lakestream.core.landing.job import MAX_CONFLICTS, CommittedLanding, Contention, Stopped, pause
+from airflow_lakestream.core.landing.job import (
+    CommittedLanding,
+    ConflictCount,
+    Contention,
+    Stopped,
+)
 from airflow_lakestream.core.landing.landed_rows import look
 from airflow_lakestream.core.landing.modes import LandedBesideStream
 from airflow_lakestream.core.landing.plan import (
@@ -119,7 +125,7 @@ def _begin(job: PublicationJob, begins_again: bool) -> dict[int, int]:
     :param begins_again: an engine without a state reads all missing offsets again, so offsets lost since the origin
         are a loss, too.
     """
-    conflicts = 0
+    conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop)
     while True:
         if job.stop.is_set():
             raise Stopped
@@ -137,17 +143,8 @@ def _begin(job: PublicationJob, begins_again: bool) -> dict[int, int]:
         try:
             _commit(job, claim, PublicationOutcome(lost=plan.lost), None, None)
         except Conflict as conflict:
-            conflicts += 1
-            _give_way(job, conflict, conflicts)
+            conflicts.add(conflict)
     return {p: first_hole(entry, now.identity, p) for p in now.marks}
-
-
-def _give_way(job: PublicationJob, conflict: Conflict, conflicts: int) -> None:
-    """Wait at random after `conflicts` conflicts in a row. Raises Contention at MAX_CONFLICTS."""
-    if conflicts == MAX_CONFLICTS:
-        raise Contention(job.table, conflict) from conflict
-    log.info("%s Looking again.", conflict)
-    pause(job.stop, conflicts)
 
 
 def begin_again(job: PublicationJob, note: Callable[[Mapping[int, int]], None] | None = None) -> dict[int, int]:
@@ -190,7 +187,7 @@ def publish(job: PublicationJob) -> LandingReport:
     Raises LakestreamError; after any error main has no row that the ledger lacks, and no file is deleted.
     """
     report: LandingReport | None = None
-    conflicts = 0
+    conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop)
     while True:
         if job.stop.is_set():
             raise Stopped
@@ -204,13 +201,12 @@ def publish(job: PublicationJob) -> LandingReport:
                 break
         except Conflict as conflict:
             job.sink.discard()
-            conflicts += 1
-            _give_way(job, conflict, conflicts)
+            conflicts.add(conflict)
             continue
         except BaseException:
             job.sink.discard()
             raise
-        conflicts = 0
+        conflicts.count = 0
     return _finish(job, report, entry, now)
 
 

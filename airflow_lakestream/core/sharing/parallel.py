@@ -12,13 +12,14 @@ import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.column_use import NoFieldHasColumn
 from airflow_lakestream.core.landing.algorithm import land, plan_of
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.job import (
-    MAX_CONFLICTS,
+    ConflictCount,
     Contention,
     LandingJob,
     Stopped,
@@ -32,7 +33,7 @@ from airflow_lakestream.core.landing.plan import DamagedBatch, Plan
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.landing.run_log import ReadProgress, offsets_text
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.ports import Conflict, OffsetsGone, RowsNotWritable, TableState
+from airflow_lakestream.core.ports import OffsetsGone, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.pieces import HandedPieces, PlanShare, SharePiece, at_most_offsets, split
 from airflow_lakestream.core.source_types import SourceTypeChanged
@@ -81,8 +82,13 @@ def plan_shares(job: LandingJob, most: int, least_width: int = LEAST_WIDTH) -> S
     `land` for a plan.
     """
     _refuse(job)
-    conflict: Conflict | None = None
-    for _ in range(MAX_CONFLICTS):
+    conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop, then="Planning again.")
+    return conflicts.run(partial(_plan_shares_once, job, most, least_width))
+
+
+def _plan_shares_once(job: LandingJob, most: int, least_width: int) -> SharedPlan:
+    # A landing without rows takes place once at most: the next look sees the table and the origin.
+    while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
         entry = entry_of(job, table, now)
@@ -92,14 +98,9 @@ def plan_shares(job: LandingJob, most: int, least_width: int = LEAST_WIDTH) -> S
         try:
             if not _found(job, table, plan):
                 return SharedPlan(now.identity, (), _bounds(job, plan.ranges, plan.ranges))
-        except Conflict as e:
-            job.sink.discard()
-            conflict = e
         except BaseException:
             job.sink.discard()
             raise
-    assert conflict is not None, "the next look sees the table that was created"
-    raise Contention(job.table, conflict)
 
 
 def read_share(job: LandingJob, share: PlanShare, folder: str) -> list[SharePiece]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import CommitTableResponse, Table
-from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.core.checks import ChecksFailed, RowChecker
 from airflow_lakestream.core.ledger import Landing, TopicEntry
@@ -19,11 +20,11 @@ from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.checked import branch as branches
 from airflow_lakestream.iceberg.checked.branch import BranchDropped, CheckBranch, IcebergExaminer
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, CommitAttempt
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, RequestPart, TableCommit
 from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier
-from airflow_lakestream.iceberg.replace.replace import ReplaceGuard
-from airflow_lakestream.iceberg.sink import IcebergSink, Kind
+from airflow_lakestream.iceberg.commit.guard import CommitGuard
+from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.examiner import brings_any
@@ -34,46 +35,33 @@ log = logging.getLogger(__name__)
 Done = TypeVar("Done")
 
 
-class PublishGuard(CommitGuard):
-    """Commit guard of a landing on a branch: a single commit brings rows and ledger to main and removes the branch.
+def publishing(commit: TableCommit, branch: CheckBranch, described: Sequence[str]) -> TableCommit:
+    """Return the commit as the publication of a branch: it brings rows and ledger to main, and removes the branch.
 
-    Without a branch it is the guard of any landing.
+    Rows of a missing branch are refused: the files may be gone, too. The manifests of the branch's snapshot are deleted
+    afterwards: expiry within the commit reads the manifests of the earlier snapshots.
+
+    :param described: the manifests and the manifest list of the branch's snapshot.
     """
 
-    branch: CheckBranch | None = None
-    # The manifests and the manifest list of the branch's snapshot.
-    described: Sequence[str] = ()
+    def is_there(_: TableCommit, head: Table) -> None:
+        if not branch.is_in(head.metadata):
+            raise RefusalCarrier(BranchDropped(ledger_store.name_of(head), branch.name))
 
-    def check_ledger(self, current: Table) -> None:
-        """Refuse landings forbidden by the ledger, and rows of a missing branch: the files may be gone, too.
+    def removal(head: Table | None, _: int) -> RequestPart:
+        assert head is not None, "a branch is on a table"
+        return RequestPart((branch.requirement(),), branch.removal(head.metadata))
 
-        Raises RefusalCarrier.
-        """
-        super().check_ledger(current)
-        if self.branch is not None and not self.branch.is_in(current.metadata):
-            raise RefusalCarrier(BranchDropped(ledger_store.name_of(current), self.branch.name))
+    def clean_up(before: Table, after: TableMetadata) -> None:
+        if after.snapshot_by_id(branch.snapshot.snapshot_id) is None:
+            delete_files(before.io, described)
 
-    def commit_table(
-        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
-    ) -> CommitTableResponse:
-        """Commit like the base class, then delete the manifests of the branch's snapshot."""
-        response = super().commit_table(table, requirements, updates)
-        # The manifests stay until the commit: expiry within the commit reads the manifests of the earlier snapshots.
-        if self.branch is not None and response.metadata.snapshot_by_id(self.branch.snapshot.snapshot_id) is None:
-            delete_files(table.io, self.described)
-        return response
-
-    def _commit(
-        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
-    ) -> CommitTableResponse:
-        if self.branch is not None:
-            requirements = (*requirements, self.branch.requirement())
-            updates = (*updates, *self.branch.removal(table.metadata))
-        return super()._commit(table, requirements, updates)
-
-
-class PublishReplaceGuard(PublishGuard, ReplaceGuard):
-    """Commit guard of a replace on a branch."""
+    return replace(
+        commit,
+        checks=(*commit.checks, is_there),
+        additions=(*commit.additions, removal),
+        after=(*commit.after, clean_up),
+    )
 
 
 class CheckedIcebergSink(IcebergSink):
@@ -82,11 +70,6 @@ class CheckedIcebergSink(IcebergSink):
     :param auditor: has the checks.
     :param options: options of `IcebergSink`.
     """
-
-    _append_guard = PublishGuard
-    _replace_guard = PublishReplaceGuard
-    # The branch that the current commit publishes.
-    _branch: CheckBranch | None = None
 
     def __init__(
         self,
@@ -134,7 +117,8 @@ class CheckedIcebergSink(IcebergSink):
         branch = self._staged_on_branch(landing, files) if files else None
         try:
             self._audit(landing, files, branch)
-            self._branch = branch
+            if branch is not None:
+                self.builders = [partial(publishing, branch=branch, described=branch.described_by(self._io()))]
             done = publish()
         except BaseException as e:
             if branch is None:
@@ -150,15 +134,9 @@ class CheckedIcebergSink(IcebergSink):
                 raise BranchDropped(self._name, branch.name) from e
             raise
         finally:
-            self._branch = None
+            self.builders = ()
         self._drop_superseded(landing, None)
         return done
-
-    def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
-        guard = super()._guard(landing, kind, **facts)
-        if self._branch is not None and isinstance(guard, PublishGuard):
-            guard.branch, guard.described = self._branch, self._branch.described_by(self._io())
-        return guard
 
     def _audit(self, landing: Landing, files: Sequence[DataFile], branch: CheckBranch | None) -> None:
         """Check a landing's rows. Raises ChecksFailed."""
@@ -179,12 +157,12 @@ class CheckedIcebergSink(IcebergSink):
         if self._table is None:
             # Stages the new table.
             self._target(None)
-            attempt: CommitAttempt = self._attempt(first)
+            attempt = self._attempt(first)
         else:
             # New columns of the records wait for the checks.
-            metadata, overlap = self._table.metadata, self._allow_group_overlap
-            guard = CommitGuard(self._catalog, self._group, first, metadata, allow_group_overlap=overlap)
-            attempt = AppendAttempt(self._catalog, self._name, guard, self._summary(first))
+            change = SchemaChange.none(self._table.metadata)
+            guard = CommitGuard(self._catalog, TableCommit(self._group, first, change, self._ledger_check))
+            attempt = CommitAttempt(self._catalog, self._name, guard, self._summary(first))
         IcebergCommitter(self._catalog, self._name, self._group, first, attempt).commit(())
         if self._table is None:
             self._staged, self._table = None, self._catalog.load_table(self._name)
@@ -193,7 +171,7 @@ class CheckedIcebergSink(IcebergSink):
     def _staged_on_branch(self, landing: Landing, files: Sequence[DataFile]) -> CheckBranch:
         current = self._catalog.load_table(self._name)
         try:
-            self._guard(landing, CommitGuard).check_fit(current)
+            self._guard(landing).check_fit(current)
         except RefusalCarrier as refused:
             raise refused.error from None
         try:

@@ -1,4 +1,4 @@
-"""Commit attempts of a landing through PyIceberg's transaction: append, rewrite of files, or creation of a table.
+"""Commit attempts through PyIceberg's transaction: append, rewrite of files, or creation of a table.
 
 An attempt can be committed again after an unknown outcome: every request asserts the head that it was made for, so at
 most one request is ever applied, and the guard recognizes the landing by its id in any case.
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO
@@ -23,7 +23,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableUpdate, _apply_table_update, _TableMetadataUpdateContext
 from pyiceberg.utils.properties import property_as_bool
 
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
+from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.manifest_writers import (
     ManifestWriters,
     Producer,
@@ -72,96 +72,95 @@ def _apply(metadata: TableMetadata, updates: tuple[TableUpdate, ...]) -> TableMe
 log = logging.getLogger(__name__)
 
 
-class CommitAttempt(Protocol):
-    """Interface of the commit attempts of a landing."""
+class CommitAttempt:
+    """Attempts of a commit to a table, or to a new table.
+
+    :param stage: stages the snapshot with the files, for the head of an attempt.
+    :param unneeded: returns the paths of files that `stage` wrote for other tries than the one with this snapshot, if
+        any.
+    :param new: the table to create with the first snapshot.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        name: str,
+        guard: CommitGuard,
+        summary: Mapping[str, str],
+        stage: Stage | None = None,
+        unneeded: Callable[[int | None], Sequence[str]] = lambda keep: (),
+        new: NewTable | None = None,
+    ) -> None:
+        self._catalog, self._name, self.guard, self.summary = catalog, name, guard, dict(summary)
+        self._stage, self._unneeded, self._new = stage or append, unneeded, new
+        # The producers of the snapshots of all tries.
+        self.producers: list[Producer] = []
+        self._io: FileIO | None = None
 
     @property
     def reached_catalog(self) -> bool:
         """Whether a commit was ever sent; before the first request a failure leaves no doubt."""
+        return self.guard.asked
 
     def commit(self, files: Sequence[DataFile]) -> int:
-        """Commit, or find an earlier commit of the landing; return the landing's snapshot id."""
-
-    def clean_up(self, keep: int | None) -> None:
-        """Delete the manifests of failed tries: all except the last manifests of snapshot `keep`.
-
-        :param keep: the committed snapshot, or None if no try was committed.
-        """
-
-
-class AppendAttempt:
-    """Commit of a landing to an existing table."""
-
-    def __init__(self, catalog: Catalog, name: str, guard: CommitGuard, summary: Mapping[str, str]) -> None:
-        self._catalog, self._name, self._guard, self._summary = catalog, name, guard, dict(summary)
-        self._producers: list[Producer] = []
-
-    @property
-    def reached_catalog(self) -> bool:
-        """Whether a commit was ever sent."""
-        return self._guard.asked
-
-    def commit(self, files: Sequence[DataFile]) -> int:
-        """Append the files on the table's current head, or find an earlier commit; return the snapshot id.
+        """Commit on the table's current head, or find an earlier commit of the landing; return the snapshot id.
 
         Raises RefusalCarrier if the landing is refused at this head.
         """
+        if self._new is not None:
+            return self._create(self._new, files)
         current = self._catalog.load_table(self._name)
-        if self._producers and (landed := self._guard.landed_in(current)) is not None:
+        if self.producers and (landed := self.guard.landed_in(current)) is not None:
             return landed
-        self._guard.check_fit(current)
+        self.guard.check_fit(current)
         table = Table(
             current.name(),
             current.metadata,
             current.metadata_location,
             current.io,
-            self._guard.as_catalog(),
+            self.guard.as_catalog(),
             current.config,
         )
-        transaction = LandingTransaction(table, self._guard.change_at(current))
-        self._stage(transaction, table, files)
+        self._io = table.io
+        transaction = LandingTransaction(table, self.guard.change_at(current))
+        self._stage(self, transaction, table, files)
         transaction.commit_transaction()
-        return _landed(self._guard, table)
+        return self._landed(table)
 
-    def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
-        append_files(transaction, files, self._summary | transaction.notes, self._producers)
+    def _create(self, new: NewTable, files: Sequence[DataFile]) -> int:
+        """Create the table with the first snapshot; the transaction keeps the updates for another try."""
+        new.table.catalog = self.guard.as_catalog()
+        if not self.producers:
+            # A private method of PyIceberg, for columns that appeared after the table was staged.
+            new.transaction._stage(self.guard.commit.change.updates())
+            append_files(new.transaction, files, self.summary, self.producers)
+        new.transaction.commit_transaction()
+        return self._landed(new.table)
+
+    def _landed(self, table: Table) -> int:
+        snapshot_id = self.guard.landed_in(table)
+        if snapshot_id is None:
+            raise AssertionError(f"{table.name()}: the commit succeeded, but its landing is not in the table's history")
+        return snapshot_id
 
     def clean_up(self, keep: int | None) -> None:
-        """Delete the manifests of failed tries."""
-        _clean(self._producers, keep)
+        """Delete the manifests and files of failed tries: all except the last ones of snapshot `keep`.
 
-
-class CreateAttempt:
-    """Commit of a landing together with the creation of the table."""
-
-    def __init__(
-        self, new: NewTable, guard: CommitGuard, summary: Mapping[str, str], change: SchemaChange | None = None
-    ) -> None:
-        self._new, self._guard, self._summary, self._change = new, guard, dict(summary), change
-        self._producers: list[Producer] = []
-
-    @property
-    def reached_catalog(self) -> bool:
-        """Whether a commit was ever sent."""
-        return self._guard.asked
-
-    def commit(self, files: Sequence[DataFile]) -> int:
-        """Create the table with the first snapshot, and return the snapshot id.
-
-        The transaction keeps the updates for another try.
+        :param keep: the committed snapshot, or None if no try was committed.
         """
-        self._new.table.catalog = self._guard.as_catalog()
-        if not self._producers:
-            if self._change is not None:
-                # A private method of PyIceberg, for columns that appeared after the table was staged.
-                self._new.transaction._stage(self._change.updates())
-            append_files(self._new.transaction, files, self._summary, self._producers)
-        self._new.transaction.commit_transaction()
-        return _landed(self._guard, self._new.table)
+        _clean(self.producers, keep)
+        if self._io is not None and (unneeded := self._unneeded(keep)):
+            for path in delete_files(self._io, unneeded):
+                log.warning("An uncommitted data file could not be deleted: %s", path)
 
-    def clean_up(self, keep: int | None) -> None:
-        """Delete the manifests if the table was not created: PyIceberg does not, for a create."""
-        _clean(self._producers, keep)
+
+# Stages a snapshot of an attempt for a table; may refuse the head by a RefusalCarrier.
+Stage: TypeAlias = Callable[[CommitAttempt, LandingTransaction, Table, Sequence[DataFile]], None]
+
+
+def append(attempt: CommitAttempt, transaction: LandingTransaction, _: Table, files: Sequence[DataFile]) -> None:
+    """Stage new files."""
+    append_files(transaction, files, attempt.summary | transaction.notes, attempt.producers)
 
 
 def append_files(
@@ -198,13 +197,6 @@ def overwriting(transaction: Transaction, summary: Mapping[str, str], producers:
         yield producer
 
 
-def _landed(guard: CommitGuard, table: Table) -> int:
-    snapshot_id = guard.landed_in(table)
-    if snapshot_id is None:
-        raise AssertionError(f"{table.name()}: the commit succeeded, but its landing is not in the table's history")
-    return snapshot_id
-
-
 def _clean(producers: Sequence[Producer], keep: int | None) -> None:
     for producer in producers:
         # Private methods of PyIceberg, which itself calls them only if it knows the outcome.
@@ -237,54 +229,38 @@ class FileRewrite:
     new: Sequence[DataFile]
 
 
-class RewriteAttempt(AppendAttempt):
-    """Commit of a landing with rewritten files to an existing table.
+class RewriteStage:
+    """Stage of rewritten files.
 
     :param rewrite: returns the files to change for each new head, and writes the new files.
     :param written: all files that `rewrite` has written, for any head; it grows.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        name: str,
-        guard: HeadGuard,
-        summary: Mapping[str, str],
-        rewrite: Callable[[Table], FileRewrite],
-        written: Sequence[DataFile],
-    ) -> None:
-        super().__init__(catalog, name, guard, summary)
+    def __init__(self, rewrite: Callable[[Table], FileRewrite], written: Sequence[DataFile]) -> None:
         self._rewrite, self._written = rewrite, written
         self._new: dict[int, Sequence[DataFile]] = {}
-        self._io: FileIO | None = None
 
     def new_in(self, snapshot_id: int | None) -> set[str]:
         """Return the paths of files brought by a snapshot of this landing."""
         return {file.file_path for file in self._new.get(snapshot_id, ())} if snapshot_id is not None else set()
 
-    def clean_up(self, keep: int | None) -> None:
-        """Delete the manifests and files of failed tries.
-
-        :param keep: the committed snapshot, with files that stay; None if no try was committed.
-        """
-        super().clean_up(keep)
-        if self._io is None:
-            return
+    def unneeded(self, keep: int | None) -> Sequence[str]:
+        """Return the paths of written files that snapshot `keep` has not brought."""
         kept = self.new_in(keep)
-        unneeded = [path for file in self._written if (path := file.file_path) not in kept]
-        for path in delete_files(self._io, unneeded):
-            log.warning("An uncommitted data file could not be deleted: %s", path)
+        return [path for file in self._written if (path := file.file_path) not in kept]
 
-    def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
-        self._io = table.io
+    def __call__(
+        self, attempt: CommitAttempt, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]
+    ) -> None:
+        """Stage the rewrite for this head, with further files."""
         rewrite = self._rewrite(table)
-        new, summary = [*rewrite.new, *files], self._summary | transaction.notes
+        new, summary = [*rewrite.new, *files], attempt.summary | transaction.notes
         # Without removed files and new delete files, a plain append is enough.
         if not rewrite.out and all(map(is_data, new)):
-            append_files(transaction, new, summary, self._producers)
-            self._new[self._producers[-1].snapshot_id] = rewrite.new
+            append_files(transaction, new, summary, attempt.producers)
+            self._new[attempt.producers[-1].snapshot_id] = rewrite.new
             return
-        with overwriting(transaction, summary, self._producers) as producer:
+        with overwriting(transaction, summary, attempt.producers) as producer:
             self._new[producer.snapshot_id] = rewrite.new
             for file in rewrite.out:
                 producer.delete_data_file(file)

@@ -13,7 +13,7 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
-from airflow_lakestream.iceberg.commit.guard import RefusalCarrier
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier
 from airflow_lakestream.tables.tries import tries
 
 log = logging.getLogger(__name__)

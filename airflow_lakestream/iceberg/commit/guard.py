@@ -9,7 +9,8 @@ commit fail only after it has looked for its own snapshot.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from pyiceberg.catalog import Catalog
@@ -20,7 +21,7 @@ from pyiceberg.exceptions import (
     ValidationException,
 )
 from pyiceberg.table import CommitTableResponse, Table
-from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
+from pyiceberg.table.metadata import TableMetadataV1
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
@@ -37,23 +38,14 @@ from pyiceberg.table.update import (
 
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import Conflict, StaleFiles
-from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import hive, retention
-from airflow_lakestream.tables.guards import check_landing
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, RequestPart, TableCommit
 from airflow_lakestream.tables.schema.change import SchemaChange
 
 log = logging.getLogger(__name__)
 
 Kind = TypeVar("Kind")
-
-
-class RefusalCarrier(ValidationException):
-    """Carrier of a package error through PyIceberg: a ValidationException ends the retries and deletes manifests."""
-
-    def __init__(self, error: LakestreamError) -> None:
-        self.error = error
-        super().__init__(str(error))
 
 
 class NotApplied(ValidationException):
@@ -65,32 +57,13 @@ class OutcomeUnknown(Exception):
 
 
 class CommitGuard:
-    """Catalog for the commits of a landing; all calls except `commit_table` go to the real catalog.
+    """Catalog for the attempts of a commit; all calls except `commit_table` go to the real catalog.
 
-    It is used for all attempts of a landing, also after an unknown outcome: earlier attempts then count as its own.
-
-    :param written_for: the table for which the files were written, without the change.
-    :param change: change of that table's schema, to be made in the same commit.
+    It is used for all attempts, also after an unknown outcome: earlier attempts then count as its own.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        consumer_group: str,
-        landing: Landing,
-        written_for: TableMetadata,
-        *,
-        allow_group_overlap: bool = False,
-        change: SchemaChange | None = None,
-    ) -> None:
-        self._catalog = catalog
-        self._group = consumer_group
-        self._landing = landing
-        self._written_for = written_for
-        self._change = change or SchemaChange.none(written_for)
-        self._allow_group_overlap = allow_group_overlap
-        # Table properties next to the ledger's, for later readers of the table.
-        self.notes: Mapping[str, str] = {}
+    def __init__(self, catalog: Catalog, commit: TableCommit) -> None:
+        self._catalog, self.commit = catalog, commit
         # Whether a request was sent to the catalog.
         self.asked = False
 
@@ -101,10 +74,14 @@ class CommitGuard:
         """Return the guard with the type of a catalog, for PyIceberg."""
         return cast(Catalog, self)
 
+    def expect(self, landing: Landing) -> None:
+        """Set the landing for the next request: the same landing, completed for another head."""
+        self.commit = replace(self.commit, landing=landing)
+
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Commit, unless forbidden by the ledger at the table's head. Called by PyIceberg on every attempt.
+        """Commit, unless a check refuses the table's head. Called by PyIceberg on every attempt.
 
         If the landing is in the history already, the current table is returned. Else the commit also sets the ledgers'
         properties and removes expiring snapshots; afterwards the files that only these needed are deleted.
@@ -113,13 +90,21 @@ class CommitGuard:
         was prepared for another head.
         """
         if any(isinstance(r, AssertCreate) for r in requirements):
-            return self._create(table, requirements, updates)
-        base_id = _base_of(requirements)
+            response = self._create(table, requirements, updates)
+        else:
+            response = self._commit_at_head(table, requirements, updates)
+        for step in self.commit.after:
+            step(table, response.metadata)
+        return response
+
+    def _commit_at_head(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
         current = self._catalog.load_table(table.name())
         if self.landed_in(current) is not None:
             return response_of(current)
         self.check_fit(current)
-        if ledger_store.facts_of(current.metadata).head_id != base_id:
+        if ledger_store.facts_of(current.metadata).head_id != _base_of(requirements):
             raise self._not_applied("main moved since the commit was prepared")
         snapshot = _only(AddSnapshotUpdate, updates).snapshot
         if not isinstance(current.metadata, TableMetadataV1) and (
@@ -130,54 +115,62 @@ class CommitGuard:
         requirements += self._schema_requirements(current, updates)
         self.check_ledger(current)
         self._check_precondition()
-        snapshot_id = snapshot.snapshot_id
-        expiring = retention.expiring(current.metadata)
-        properties = ledger_store.properties_after(current, self._group, snapshot_id, self._landing, expiring)
-        noted = {**properties, **self.notes}
-        updates = (*updates, SetPropertiesUpdate(updates=noted), *retention.removals(expiring))
-        response = self._commit(table, requirements, updates)
-        retention.delete_unneeded_files(current, response.metadata, expiring)
+        expiring = retention.expiring(current.metadata) if self.commit.is_landing else []
+        part = self._part(current, current, snapshot.snapshot_id, expiring)
+        response = self._commit(table, requirements + part.requirements, updates + part.updates)
+        if expiring:
+            retention.delete_unneeded_files(current, response.metadata, expiring)
         return response
+
+    def _part(self, head: Table | None, ledgers: Table, snapshot_id: int, expiring: Sequence[int] = ()) -> RequestPart:
+        """Return the ledger's properties, the removal of snapshots, and the commit's additions; may refuse the head.
+
+        :param head: the current table, or None for a new one.
+        :param ledgers: the table with the ledgers: a new table has none.
+        """
+        commit, parts = self.commit, list[RequestPart]()
+        if commit.is_landing:
+            properties = ledger_store.properties_after(ledgers, commit.group, snapshot_id, commit.landing, expiring)
+            noted = SetPropertiesUpdate(updates={**properties, **commit.notes})
+            parts.append(RequestPart(updates=(noted, *retention.removals(expiring))))
+        parts += (add(head, snapshot_id) for add in commit.additions)
+        return RequestPart(
+            tuple(one for part in parts for one in part.requirements),
+            tuple(one for part in parts for one in part.updates),
+        )
 
     def landed_in(self, table: Table) -> int | None:
         """Return the snapshot of this landing in the table's history, or None."""
-        return ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)
+        group, landing_id = self.commit.group, self.commit.landing.landing_id
+        if not self.commit.is_landing:
+            # The journal is in a ledger, which a change of ledgers may be there to mend.
+            return ledger_store.live_snapshot_of(table, landing_id)
+        return ledger_store.snapshot_of_landing(table, group, landing_id)
+
+    def check_fit(self, current: Table) -> None:
+        """Refuse a head for which no files should be staged, or for which they were not staged. Raises RefusalCarrier.
+
+        Other errors leave open whether an earlier attempt was applied.
+        """
+        for check in self.commit.fits:
+            check(self.commit, current)
 
     def check_ledger(self, current: Table) -> None:
-        """Refuse a landing forbidden by the ledger at the table's head. Raises RefusalCarrier."""
-        own = ledger_store.read_ledger(current, self._group)
-        others = {} if self._allow_group_overlap else ledger_store.other_ledgers(current, self._group)
-        try:
-            check_landing(ledger_store.name_of(current), self._landing, own, others.values())
-        except Conflict as e:
-            raise RefusalCarrier(e) from None
+        """Refuse a landing forbidden by the ledger at the table's head, or by another check. Raises RefusalCarrier."""
+        for check in (self.commit.ledger, *self.commit.checks):
+            if check is not None:
+                check(self.commit, current)
 
     def _check_precondition(self) -> None:
         try:
-            self._landing.check_precondition()
+            self.commit.landing.check_precondition()
         except Conflict as e:
             raise RefusalCarrier(e) from None
 
-    def check_fit(self, current: Table) -> None:
-        """Refuse files written for another table, schema or spec, since PyIceberg would accept the files.
-
-        Raises RefusalCarrier.
-        """
-        name = ledger_store.name_of(current)
-        try:
-            fitness.check_version(current.metadata, name)
-        except fitness.FormatVersionTooNew as e:
-            raise RefusalCarrier(e) from None
-        if current.metadata.table_uuid != self._written_for.table_uuid:
-            raise RefusalCarrier(StaleFiles(name, "the table was dropped and created again"))
-        if not self._change.fits(current.metadata):
-            raise RefusalCarrier(StaleFiles(name, "the schema was changed"))
-        if current.metadata.default_spec_id != self._written_for.default_spec_id:
-            raise RefusalCarrier(StaleFiles(name, "the partition spec was changed"))
-
     def change_at(self, current: Table) -> SchemaChange | None:
         """Return the remaining change of the schema, or None if already made or empty."""
-        return None if not self._change or self._change.is_made_in(current.metadata) else self._change
+        change = self.commit.change
+        return None if not change or change.is_made_in(current.metadata) else change
 
     def _schema_requirements(self, current: Table, updates: tuple[TableUpdate, ...]) -> tuple[TableRequirement, ...]:
         changes = any(isinstance(update, SetCurrentSchemaUpdate) for update in updates)
@@ -190,7 +183,7 @@ class CommitGuard:
                 {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id}
             ),
             AssertDefaultSpecId.model_validate(
-                {"type": "assert-default-spec-id", "default-spec-id": self._written_for.default_spec_id}
+                {"type": "assert-default-spec-id", "default-spec-id": self.commit.change.base.default_spec_id}
             ),
         ]
         if changes:
@@ -205,11 +198,9 @@ class CommitGuard:
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         self._check_precondition()
-        snapshot_id = _only(AddSnapshotUpdate, updates).snapshot.snapshot_id
         # The staged table has no history: the ledger after this landing is the landing alone.
-        properties = ledger_store.properties_after(table, self._group, snapshot_id, self._landing)
-        noted = {**properties, **self.notes}
-        return self._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=noted)))
+        part = self._part(None, table, _only(AddSnapshotUpdate, updates).snapshot.snapshot_id)
+        return self._commit(table, requirements + part.requirements, updates + part.updates)
 
     def _commit(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
@@ -231,8 +222,12 @@ class CommitGuard:
             raise self._not_applied(str(e)) from e
 
     def _not_applied(self, reason: str) -> Exception:
-        """Return the error for a commit without effect: PyIceberg then rebases the files and tries again."""
-        return CommitFailedException(reason)
+        """Return the error for a commit without effect.
+
+        PyIceberg then rebases the files and tries again; but not a commit for one head, which its next attempt makes
+        again.
+        """
+        return NotApplied(reason) if self.commit.for_one_head else CommitFailedException(reason)
 
     def _look_again(self, table: Table) -> Table | None:
         try:
@@ -241,16 +236,6 @@ class CommitGuard:
             return None
         except Exception as e:
             raise OutcomeUnknown(f"the commit was reported as failed, and the table can't be read: {e}") from e
-
-
-class HeadGuard(CommitGuard):
-    """Commit guard of a landing with removed files: made for a head, and made again for a moved head.
-
-    PyIceberg does not rebase such a commit: the landing's next attempt makes it again.
-    """
-
-    def _not_applied(self, reason: str) -> Exception:
-        return NotApplied(reason)
 
 
 def _may_be_applied_yet(current: Table | None, requirements: tuple[TableRequirement, ...]) -> bool:

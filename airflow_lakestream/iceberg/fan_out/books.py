@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pyiceberg.table import CommitTableResponse, Table
-from pyiceberg.table.update import AssertCreate, SetPropertiesUpdate, TableRequirement, TableUpdate
+from pyiceberg.table import Table
 
 from airflow_lakestream.core.codec import UnreadableLedger
 from airflow_lakestream.core.ledger import Landing
@@ -21,8 +20,7 @@ from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier
-from airflow_lakestream.iceberg.replace.replace import ReplaceGuard
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, RequestPart, TableCommit, property_part
 
 VERSION = 1
 # On the home table: its books. On a target, with the home's name behind it: the configuration that may write.
@@ -121,30 +119,21 @@ def fingerprint_of(run_id: str) -> str | None:
     return found and found[1]
 
 
-class PropertiesGuard(CommitGuard):
-    """Commit guard with properties set in the landing's own commit, computed from the properties at the head."""
+def stamped(commit: TableCommit, stamp: Stamp, look: Callable[[Table], None]) -> TableCommit:
+    """Return the commit with properties that are computed from those at the head: each change of them moves main.
 
-    stamp: Stamp
-    # Checks the head of the commit, if the table exists; raises a LakestreamError to refuse it.
-    look: Callable[[Table], None] = staticmethod(lambda table: None)
+    :param look: checks the head, if the table exists; raises a LakestreamError to refuse it, as `stamp` does.
+    """
 
-    def _commit(
-        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
-    ) -> CommitTableResponse:
-        is_new = any(isinstance(r, AssertCreate) for r in requirements)
-        # Loaded again, they are at least as new as at the asserted head; every change of them moves main.
-        current = None if is_new else self._catalog.load_table(table.name())
+    def properties(head: Table | None, _: int) -> RequestPart:
         try:
-            if current is not None:
-                self.look(current)
-            stamped = dict(self.stamp({} if current is None else current.metadata.properties))
+            if head is not None:
+                look(head)
+            return property_part(stamp({} if head is None else head.metadata.properties))
         except LakestreamError as e:
             raise RefusalCarrier(e) from None
-        return super()._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=stamped)))
 
-
-class PropertiesReplaceGuard(PropertiesGuard, ReplaceGuard):
-    """Commit guard of a replace with properties set in the same commit."""
+    return replace(commit, additions=(*commit.additions, properties))
 
 
 class PartOfFanOut(LakestreamError, Terminal):

@@ -81,7 +81,7 @@ class FanOutOutline:
 
 
 class FanOutShare:
-    """Writer of routed rows into files of the tables: a part of `core.ports.SharedSink`.
+    """Writer of routed rows into files of the tables: a part of `core.ports.Sink`.
 
     No file is open between two calls. All tables together hold no more rows than one file, for any number of tables.
 

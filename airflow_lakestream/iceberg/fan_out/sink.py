@@ -30,7 +30,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
-from airflow_lakestream.core.ports import Conflict, TableState
+from airflow_lakestream.core.ports import Conflict, NotShared, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_PARTITION, NewTables
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
@@ -71,7 +71,7 @@ class HalfLanded(Conflict):
 
 
 class FanOutSink:
-    """A `core.ports.HandoverSink` over a home and targets; rows have the columns of `decode.metadata.RecordRouter`."""
+    """A `core.ports.Sink` over a home and targets; rows have the columns of `decode.metadata.RecordRouter`."""
 
     def __init__(
         self,
@@ -262,6 +262,12 @@ class FanOutSink:
         sinks = (self._home, *self._opened.values())
         for _ in ExecutorFactory.get_or_create().map(lambda sink: sink.sweep(folder), sinks):
             pass
+
+    def check_shared(self, *_: Any, **__: Any) -> Any:
+        """Refuse several workers. Raises NotShared."""
+        raise NotShared
+
+    write_below = hand_over = misfit = let_go = adopt = check_shared
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Raise InvalidArgument: a replace over several tables is not built yet."""

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -29,17 +30,16 @@ from airflow_lakestream.iceberg.fan_out.books import (
     HomeNotes,
     NotItsOwn,
     Properties,
-    PropertiesGuard,
-    PropertiesReplaceGuard,
     Stamp,
     fingerprint_of,
     landed_by_fan_out,
     landings_of,
     owner_of,
+    stamped,
 )
 from airflow_lakestream.iceberg.fitness import UnreadableTable
 from airflow_lakestream.iceberg.replace.takeout import Finder
-from airflow_lakestream.iceberg.sink import IcebergSink, Kind, NotIceberg
+from airflow_lakestream.iceberg.sink import IcebergSink, NotIceberg
 from airflow_lakestream.tables.coordinates import Offsets
 from airflow_lakestream.tables.schema.columns import payload_schema
 
@@ -60,8 +60,9 @@ class TableTakenMeanwhile(Conflict):
 class _PropertiesSink(IcebergSink, ABC):
     """Sink with table properties in each commit, and further entries in the snapshot's summary."""
 
-    _append_guard = PropertiesGuard
-    _replace_guard = PropertiesReplaceGuard
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.builders = [partial(stamped, stamp=self._stamp, look=self._look)]
 
     @abstractmethod
     def _stamp(self, properties: Properties) -> Properties:
@@ -77,12 +78,6 @@ class _PropertiesSink(IcebergSink, ABC):
     def properties(self) -> Properties:
         """The table's properties at the last look or commit; empty without a table."""
         return {} if self._table is None else self._table.metadata.properties
-
-    def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
-        guard = super()._guard(landing, kind, **facts)
-        assert isinstance(guard, PropertiesGuard), "no other is used here"
-        guard.stamp, guard.look = self._stamp, self._look
-        return guard
 
 
 class HomeSink(_PropertiesSink):
@@ -218,5 +213,5 @@ class TargetSink(_PropertiesSink):
             raise Fenced(self._name)
         return {key: self.fingerprint}
 
-    def _finder(self, ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
-        return Finder(ranges, files, self._write_files, _read_again=self.read)
+    def _finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
+        return make(ranges, files, self._write_files, _read_again=self.read)

@@ -7,14 +7,13 @@ has, independent of earlier landings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.catalog import Catalog
 from pyiceberg.expressions.parser import parse
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
@@ -23,11 +22,10 @@ from pyiceberg.table import FileScanTask, Table
 from airflow_lakestream.core.ledger import Landing, Ledger, union
 from airflow_lakestream.core.ports import CannotReplace, Conflict, LedgerConflict, RangesNotLanded
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.guard import RefusalCarrier
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
-from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
+from airflow_lakestream.iceberg.replace.replace import FirstLook, not_replaced_since
 from airflow_lakestream.iceberg.replace.takeout import (
     FileKey,
     Finder,
@@ -40,8 +38,6 @@ from airflow_lakestream.iceberg.replace.takeout import (
 )
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, Offsets, is_hit, missing_in
-from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.guards import check_columns
 from airflow_lakestream.tables.takeout import shortly
 
 
@@ -139,84 +135,48 @@ class RepairOutcome:
     rows_out: int
 
 
-class RepairSink(IcebergSink):
-    """Sink of a repair: commits the rows read again in a single snapshot."""
+def repair(sink: IcebergRejectingSink, change: RepairChange) -> RepairOutcome:
+    """Commit the buffered rows, with the kept rows of the table, in a single snapshot.
 
-    def repair(self, repairing: RepairChange) -> RepairOutcome:
-        """Commit the buffered rows, with the kept rows of the table, in a single snapshot.
+    Rejected records are written before; those that were replaced are removed afterwards.
 
-        Raises Conflict if the ledger of the ranges has changed since: audit again. Raises CannotReplace if rows can't
-        be distinguished. After any error nothing is changed, and the buffered rows are to be discarded.
-        """
-        landing, table = repairing.landing, self._table
-        ranges = union(entry.replaced | entry.landed for entry in landing.topics.values())
-        if table is None:
-            raise RangesNotLanded(self._name, ranges)
-        check_columns(self._design.metadata.names, self._name)
-        files = self._files
-        guard = self._guard(landing, RepairGuard, first=self._first or FirstLook(), own=self._landed)
-        finder = RepairFinder(
-            ranges,
-            files,
-            self._write_files,
-            self._passed_over,
-            kept=repairing.kept,
-            has_missing=repairing.has_missing,
-            odd=repairing.odd,
-            lost=repairing.lost,
-        )
-        attempt = RepairAttempt(self._catalog, self._name, guard, self._group, landing, finder)
-        snapshot_id = self._drive(attempt, landing, files)
-        return RepairOutcome(snapshot_id, attempt.rows_out(snapshot_id))
+    Raises Conflict if the ledger of the ranges has changed since: audit again. Raises CannotReplace if rows can't be
+    distinguished. After any error nothing is changed, and the buffered rows are to be discarded.
+    """
+    assert isinstance(sink.inner, IcebergSink), "a repair is of one table"
+    landing = sink.write_down(change.landing)
+    ranges = union(entry.replaced | entry.landed for entry in landing.topics.values())
+    finder = partial(RepairFinder, kept=change.kept, has_missing=change.has_missing, odd=change.odd, lost=change.lost)
+    # The ledger counted each record once, however many rows there were: the counts stay.
+    snapshot_id, stage = sink.inner.exchange_rows(landing, ranges, repairing, finder, lambda landing, *_: landing)
+    sink.settle()
+    return RepairOutcome(snapshot_id, stage.rows_out(snapshot_id))
 
 
-class RejectingRepairSink(IcebergRejectingSink):
-    """Sink of a repair with the table's reject table: bad records are rejected by the same landing."""
-
-    def __init__(
-        self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, records: pa.Schema
-    ) -> None:
-        self._repairing = RepairSink(catalog, table, consumer_group, design)
-        super().__init__(self._repairing, catalog, table, consumer_group, records)
-
-    def repair(self, repairing: RepairChange) -> RepairOutcome:
-        """Write the rejected records, then repair; afterwards remove the rejected records that were replaced."""
-        done = self._repairing.repair(replace(repairing, landing=self.write_down(repairing.landing)))
-        self.settle()
-        return done
+def repairing(commit: TableCommit, first: FirstLook, own: Collection[str]) -> TableCommit:
+    """Return the commit as a repair; see `replacing`."""
+    changed = partial(ChangedMeanwhile, change="were replaced by another run")
+    fits = (not_replaced_since(first, own, changed), *commit.fits)
+    return replace(commit, ledger=ledgers_unchanged, fits=fits, for_one_head=True)
 
 
-class RepairGuard(ReplaceGuard):
-    """Commit guard of a repair: the ledgers of the ranges must be unchanged since the plan."""
-
-    def check_ledger(self, current: Table) -> None:
-        """Refuse ranges changed by another landing, replace or receipt. Raises RefusalCarrier."""
-        name = ledger_store.name_of(current)
-        own = ledger_store.read_ledger(current, self._group)
-        others = ledger_store.other_ledgers(current, self._group).values()
-        for identity, change in self._landing.topics.items():
-            entry = own.entry(identity)
-            if gone := change.replaced - entry.landed:
-                raise RefusalCarrier(RangesNotLanded(name, gone))
-            # Offsets that the group has given up must not be added again, and landed offsets must not be landed again.
-            if taken := change.held & entry.lost | change.landed & entry.landed:
-                raise RefusalCarrier(LedgerConflict(name, taken))
-            if forgotten := change.replaced & entry.forgotten:
-                raise RefusalCarrier(ChangedMeanwhile(name, forgotten, "got a receipt of an intended deletion"))
-            foreign = union(e.landed for one in others for of, e in one.topics.items() if of.topic == identity.topic)
-            if shared := (change.replaced | change.landed) & foreign:
-                raise RefusalCarrier(ChangedMeanwhile(name, shared, "were landed by another consumer group, too,"))
-
-    def _replaced_meanwhile(self, table: str, ranges: RangeSet) -> LakestreamError:
-        return ChangedMeanwhile(table, ranges, "were replaced by another run")
-
-
-class RepairAttempt(ReplaceAttempt):
-    """Commit attempt of a repair."""
-
-    def _completed(self, takeout: Takeout, ledger: Ledger) -> Landing:
-        # The ledger counted each record once, however many rows there were.
-        return self._landing
+def ledgers_unchanged(commit: TableCommit, head: Table) -> None:
+    """Refuse ranges changed by another landing, replace or receipt since the plan."""
+    name = ledger_store.name_of(head)
+    own = ledger_store.read_ledger(head, commit.group)
+    others = ledger_store.other_ledgers(head, commit.group).values()
+    for identity, change in commit.landing.topics.items():
+        entry = own.entry(identity)
+        if gone := change.replaced - entry.landed:
+            raise RefusalCarrier(RangesNotLanded(name, gone))
+        # Offsets that the group has given up must not be added again, and landed offsets must not be landed again.
+        if taken := change.held & entry.lost | change.landed & entry.landed:
+            raise RefusalCarrier(LedgerConflict(name, taken))
+        if forgotten := change.replaced & entry.forgotten:
+            raise RefusalCarrier(ChangedMeanwhile(name, forgotten, "got a receipt of an intended deletion"))
+        foreign = union(e.landed for one in others for of, e in one.topics.items() if of.topic == identity.topic)
+        if shared := (change.replaced | change.landed) & foreign:
+            raise RefusalCarrier(ChangedMeanwhile(name, shared, "were landed by another consumer group, too,"))
 
 
 @dataclass

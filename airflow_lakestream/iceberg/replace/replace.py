@@ -6,14 +6,13 @@ stale; the guard stops it, and the sink's loop makes the attempt again.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
-from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger, union
@@ -22,12 +21,10 @@ from airflow_lakestream.core.ports import CannotReplace, Conflict, ReplacedMeanw
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction, overwriting
-from airflow_lakestream.iceberg.commit.guard import HeadGuard, RefusalCarrier
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction, overwriting
+from airflow_lakestream.iceberg.commit.commit import Check, RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.replace.takeout import Finder, IcebergFiles, Takeout
-from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, rows_landed
-from airflow_lakestream.tables.schema.change import SchemaChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,77 +62,62 @@ class FirstLook:
         return frozenset(ids if self.reading.base_id is None else ids | {self.reading.base_id})
 
 
-log = logging.getLogger(__name__)
-
-
-class ReplaceGuard(HeadGuard):
-    """Commit guard of a replace.
+def replacing(commit: TableCommit, first: FirstLook, own: Collection[str]) -> TableCommit:
+    """Return the commit as a replace.
 
     :param first: the table at this run's first look.
     :param own: the ids of this run's landings, which count as own replaces.
     """
+    fits = (not_replaced_since(first, own, ReplacedMeanwhile), *commit.fits)
+    return dataclasses.replace(commit, ledger=ranges_landed, fits=fits, for_one_head=True)
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        consumer_group: str,
-        landing: Landing,
-        written_for: TableMetadata,
-        *,
-        first: FirstLook,
-        own: Collection[str],
-        change: SchemaChange | None = None,
-    ) -> None:
-        super().__init__(catalog, consumer_group, landing, written_for, change=change)
-        self._ranges = union(entry.replaced | entry.landed for entry in landing.topics.values())
-        self._first = first
-        self._own = own
 
-    def expect(self, landing: Landing) -> None:
-        """Set the landing for the next commit: the same landing, completed for another head."""
-        self._landing = landing
+def not_replaced_since(
+    first: FirstLook, own: Collection[str], replaced_meanwhile: Callable[[str, RangeSet], LakestreamError]
+) -> Check:
+    """Return a check that refuses ranges replaced by another run: another plan would put older rows over newer rows.
 
-    def check_fit(self, current: Table) -> None:
-        """Refuse ranges replaced by another run meanwhile: another plan would put older rows over newer rows.
+    The check raises CannotReplace if the history has expired.
+    """
 
-        Raises RefusalCarrier, also for the refusals of the base class, and CannotReplace if the history has expired.
-        """
-        name = ledger_store.name_of(current)
-        landings, complete = self._first.landings_since(current, self._group)
-        if replaced := replaced_by_others(landings, self._ranges, self._own):
-            raise RefusalCarrier(self._replaced_meanwhile(name, replaced))
+    def check(commit: TableCommit, head: Table) -> None:
+        name = ledger_store.name_of(head)
+        ranges = union(entry.replaced | entry.landed for entry in commit.landing.topics.values())
+        landings, complete = first.landings_since(head, commit.group)
+        if replaced := replaced_by_others(landings, ranges, own):
+            raise RefusalCarrier(replaced_meanwhile(name, replaced))
         if not complete:
             # Not by a RefusalCarrier: expiry moves no head, so an earlier try with an open outcome may still be
             # applied.
             raise CannotReplace(
                 f"{name}: its history has expired since this run began, so it is unknown whether another run "
-                f"replaced {self._ranges} meanwhile. Nothing was changed. Run it again, or keep snapshots longer."
+                f"replaced {ranges} meanwhile. Nothing was changed. Run it again, or keep snapshots longer."
             )
-        super().check_fit(current)
 
-    def check_ledger(self, current: Table) -> None:
-        """Refuse ranges missing in the group's ledger, and ranges with possible rows of another group or tool.
-
-        Raises RefusalCarrier.
-        """
-        try:
-            ledgers = ledger_store.ledgers(current, self._group)
-            check_replace(ledger_store.name_of(current), self._landing, self._group, ledgers)
-        except (CannotReplace, Conflict) as e:
-            raise RefusalCarrier(e) from None
-
-    def _replaced_meanwhile(self, table: str, ranges: RangeSet) -> LakestreamError:
-        return ReplacedMeanwhile(table, ranges)
+    return check
 
 
-class ReplaceAttempt(AppendAttempt):
-    """Commit of a replacing landing to an existing table."""
+def ranges_landed(commit: TableCommit, head: Table) -> None:
+    """Refuse ranges missing in the group's ledger, and ranges with possible rows of another group or tool."""
+    try:
+        ledgers = ledger_store.ledgers(head, commit.group)
+        check_replace(ledger_store.name_of(head), commit.landing, commit.group, ledgers)
+    except (CannotReplace, Conflict) as e:
+        raise RefusalCarrier(e) from None
 
-    def __init__(self, catalog: Catalog, name: str, guard: ReplaceGuard, group: str, landing: Landing, finder: Finder):
-        super().__init__(catalog, name, guard, {})
-        self._replace_guard, self._group, self._landing, self._finder = guard, group, landing, finder
+
+CountCompletion: TypeAlias = Callable[[Landing, int, Ledger], Landing]
+
+
+class ReplaceStage:
+    """Stage of a replacing landing.
+
+    :param complete: returns the landing with the count of removed rows, for the group's ledger.
+    """
+
+    def __init__(self, landing: Landing, finder: Finder, complete: CountCompletion = completed) -> None:
+        self._landing, self._finder, self._complete = landing, finder, complete
         self._made: dict[int, tuple[Landing, Takeout]] = {}
-        self._table: Table | None = None
 
     def landing_of(self, snapshot_id: int) -> Landing:
         """Return the landing as committed in a snapshot."""
@@ -145,37 +127,29 @@ class ReplaceAttempt(AppendAttempt):
         """Return the number of rows removed in a snapshot."""
         return self._made[snapshot_id][1].rows
 
-    def clean_up(self, keep: int | None) -> None:
-        """Delete manifests and remainders of failed tries.
-
-        :param keep: the committed snapshot, with files that stay; None if no try was committed.
-        """
-        super().clean_up(keep)
+    def unneeded(self, keep: int | None) -> Sequence[str]:
+        """Return the paths of written remainders that snapshot `keep` does not have."""
         takeout = self._made[keep][1] if keep is not None else None
-        if self._table is not None:
-            unneeded = [file.file_path for file in self._finder.unneeded(takeout)]
-            for path in delete_files(self._table.io, unneeded):
-                log.warning("An uncommitted data file could not be deleted: %s", path)
+        return [file.file_path for file in self._finder.unneeded(takeout)]
 
-    def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
-        self._table = table
+    def __call__(
+        self, attempt: CommitAttempt, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]
+    ) -> None:
+        """Stage the removal of rows for this head, with the rows read again."""
         # The ledger is checked before the search: for a refused replace, no file is read.
-        self._replace_guard.check_ledger(table)
+        attempt.guard.check_ledger(table)
+        group = attempt.guard.commit.group
         try:
-            ledgers = ledger_store.ledgers(table, self._group)
+            ledgers = ledger_store.ledgers(table, group)
             takeout = self._finder.find(IcebergFiles(table), rows_landed(ledgers.values()))
         except (CannotReplace, Conflict) as e:
             raise RefusalCarrier(e) from None
-        landing = self._completed(takeout, ledgers[self._group])
-        self._replace_guard.expect(landing)
-        summary = {**codec.encode_summary(self._group, landing), **transaction.notes}
-        with overwriting(transaction, summary, self._producers) as producer:
+        landing = self._complete(self._landing, takeout.rows, ledgers[group])
+        attempt.guard.expect(landing)
+        summary = {**codec.encode_summary(group, landing), **transaction.notes}
+        with overwriting(transaction, summary, attempt.producers) as producer:
             self._made[producer.snapshot_id] = (landing, takeout)
             for task in takeout.out:
                 producer.delete_data_file(task.file)
             for file in (*takeout.remainders, *files):
                 producer.append_data_file(file)
-
-    def _completed(self, takeout: Takeout, ledger: Ledger) -> Landing:
-        """Return the landing with the counts of removed rows."""
-        return completed(self._landing, takeout.rows, ledger)

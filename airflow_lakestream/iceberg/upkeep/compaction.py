@@ -22,7 +22,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.transforms import VoidTransform
 
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction
 from airflow_lakestream.iceberg.commit.row_delta import FileExchange
 from airflow_lakestream.iceberg.manifests import live_entries
 from airflow_lakestream.iceberg.replace.takeout import read_rows
@@ -36,7 +36,7 @@ from airflow_lakestream.iceberg.upkeep.compaction_plan import (
     plan,
 )
 from airflow_lakestream.iceberg.upkeep.equality_deletes import EqualityDeletes
-from airflow_lakestream.iceberg.upkeep.exchange import ExchangeAttempt, attempt_at, fit_table
+from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
 from airflow_lakestream.iceberg.upkeep.sorted_rows import sorted_rows
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.files import (
@@ -212,10 +212,10 @@ def exchange(catalog: Catalog, name: str, sequence: int, part: Sequence[Rewritte
 
     :param sequence: the sequence number of the plan.
     """
-    attempts = list[ExchangeAttempt]()
+    attempts = list[CommitAttempt]()
     done = CompactionDone((), len(part), 0)
 
-    def attempt() -> AppendAttempt:
+    def attempt() -> CommitAttempt:
         nonlocal done
         table = fit_table(catalog, name)
         exchanged, dangling = _still_planned(TableHead.of(table), sequence, part)

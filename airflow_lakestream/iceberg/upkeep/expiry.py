@@ -12,17 +12,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.table import CommitTableResponse, Table, TableProperties
+from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import retention
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
+from airflow_lakestream.iceberg.commit.commit import RequestPart, property_part
+from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.upkeep import ledger_edit
 from airflow_lakestream.iceberg.write.files import delete_files
 
@@ -118,13 +119,13 @@ def expire(catalog: Catalog, name: str, rule: ExpiryRule) -> ExpiredSnapshots:
     table = fitness.load_table(catalog, name)
     if not rule.expiring(table.metadata):
         return ExpiredSnapshots()
-    guard = _commit(catalog, table, rule, removes=True)
-    before, after = guard.before, catalog.load_table(name)
+    edit = _commit(catalog, table, rule, removes=True)
+    before, after = edit.before, catalog.load_table(name)
     there = {one.snapshot_id for one in after.metadata.snapshots}
-    gone = [one for one in before.metadata.snapshots if one.snapshot_id in set(guard.expiring) - there]
+    gone = [one for one in before.metadata.snapshots if one.snapshot_id in set(edit.expiring) - there]
     needless = needed_only_by(before, after.metadata, gone)
     left = delete_files(before.io, sorted(needless))
-    return ExpiredSnapshots(tuple(guard.expiring), len(needless) - len(left))
+    return ExpiredSnapshots(tuple(edit.expiring), len(needless) - len(left))
 
 
 def needed_only_by(before: Table, after: TableMetadata, gone: Sequence[Snapshot]) -> set[str]:
@@ -150,58 +151,55 @@ def statistics_of(metadata: TableMetadata) -> set[str]:
     return {one.statistics_path for one in files}
 
 
-def _commit(catalog: Catalog, table: Table, rule: ExpiryRule, *, removes: bool) -> _ExpiryGuard:
+def _commit(catalog: Catalog, table: Table, rule: ExpiryRule, *, removes: bool) -> _ExpiryEdit:
     name = ledger_store.name_of(table)
     fitness.check(catalog, table)
     refs = table.metadata.refs.items()
     aged = [n for n, ref in refs if ref.snapshot_ref_type == SnapshotRefType.BRANCH and ref.max_snapshot_age_ms]
     if aged:
         raise AgesOfBranches(name, aged)
-    guards: list[_ExpiryGuard] = []
+    edits = list[_ExpiryEdit]()
 
-    def attempt() -> AppendAttempt:
-        now = catalog.load_table(name)
-        guards.append(_ExpiryGuard(catalog, now, rule, removes=removes))
-        return AppendAttempt(catalog, name, guards[-1], guards[-1].summary)
+    def attempt() -> CommitAttempt:
+        edits.append(edit := _ExpiryEdit(catalog.load_table(name), rule, removes))
+        edit_id = uuid.uuid4().hex
+        guard = CommitGuard(catalog, ledger_edit.edit_commit(edit_id, edit.before, edit.part))
+        summary = {
+            codec.SUMMARY_VERSION: str(codec.VERSION),
+            codec.SUMMARY_LANDING_ID: edit_id,
+            SUMMARY_EXPIRING: str(len(edit.expiring)),
+        }
+        return CommitAttempt(catalog, name, guard, summary)
 
     ledger_edit.drive(name, attempt)
-    return guards[-1]
+    return edits[-1]
 
 
-class _ExpiryGuard(ledger_edit.EditGuard):
-    """Commit guard of a snapshot with unchanged ledgers, noted at further snapshots.
+class _ExpiryEdit:
+    """Snapshot with unchanged ledgers, noted at further snapshots; the table before, and the snapshots to expire.
 
     :param removes: whether the same commit removes the snapshots.
     """
 
-    def __init__(self, catalog: Catalog, table: Table, rule: ExpiryRule, *, removes: bool) -> None:
-        ledgers = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
-        edit_id = uuid.uuid4().hex
-        super().__init__(catalog, edit_id, table, ledgers, {})
-        self._rule, self._removes, self.before = rule, removes, table
-        self.expiring = rule.expiring(table.metadata)
-        self.summary = {
-            codec.SUMMARY_VERSION: str(codec.VERSION),
-            codec.SUMMARY_LANDING_ID: edit_id,
-            SUMMARY_EXPIRING: str(len(self.expiring)),
-        }
+    def __init__(self, before: Table, rule: ExpiryRule, removes: bool) -> None:
+        self.before, self._rule, self._removes = before, rule, removes
+        self.expiring = rule.expiring(before.metadata)
+        for group in ledger_store.groups(before):
+            # An undecided ledger ends the expiry.
+            ledger_store.read_ledger(before, group)
 
-    def _properties(self, current: Table, snapshot_id: int) -> dict[str, str]:
-        # The snapshots are chosen again: a tag may have come since, though main has not moved.
-        self.expiring, self.before = self._rule.expiring(current.metadata), current
+    def part(self, head: Table | None, snapshot_id: int) -> RequestPart:
+        """Return the ledgers, and the removals. The snapshots are chosen again: a tag may have come since."""
+        assert head is not None, "the expiry was decided for a table"
+        self.expiring, self.before = self._rule.expiring(head.metadata), head
         properties = {}
-        for group in ledger_store.groups(current):
-            value = ledger_store.read(current, group).property_after(snapshot_id, None)
+        for group in ledger_store.groups(head):
+            value = ledger_store.read(head, group).property_after(snapshot_id, None)
             properties[codec.property_key(group)] = codec.encode_property(value)
-            noted = lineage.anchors_after(lambda: ledger_store.history(current), group, self.expiring)
+            noted = lineage.anchors_after(lambda: ledger_store.history(head), group, self.expiring)
             properties[codec.anchors_key(group)] = codec.encode_anchors(noted)
-        return properties
-
-    def _commit(
-        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
-    ) -> CommitTableResponse:
         removals = retention.removals(self.expiring) if self._removes else ()
-        return super()._commit(table, requirements, (*updates, *removals))
+        return RequestPart(updates=(*property_part(properties).updates, *removals))
 
 
 def _number(text: str | None) -> int:

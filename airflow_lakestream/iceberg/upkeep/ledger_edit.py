@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, ValidationException
-from pyiceberg.table import CommitTableResponse, Table
-from pyiceberg.table.update import AddSnapshotUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
+from pyiceberg.table import Table
 
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.codec import LedgerProperty
@@ -23,11 +22,21 @@ from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier, response_of
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
+from airflow_lakestream.iceberg.commit.commit import (
+    Addition,
+    RefusalCarrier,
+    RequestPart,
+    TableCommit,
+    files_fit,
+    head_is,
+    property_part,
+)
+from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.settlement import FORMER_NAMES, names_of
+from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.tries import tries
 
 TRIES = 8
@@ -56,74 +65,48 @@ class EditNotDone(LakestreamError, Transient):
         )
 
 
-class EditGuard(CommitGuard):
-    """Commit guard of a manual change, valid for the head of the decision only.
+def edit_commit(edit_id: str, table: Table, addition: Addition) -> TableCommit:
+    """Return a commit without a landing, valid for the head of the decision only; `addition` writes the ledgers.
 
     :param edit_id: the id of the change, in place of a landing's id.
-    :param ledgers: the changed ledgers; all other ledgers are written as they are.
-    :param properties: further properties to set.
+    :param table: the table at the decision.
+    """
+    return TableCommit(
+        "",
+        Landing(edit_id, edit_id, {}),
+        SchemaChange.none(table.metadata),
+        ledger=None,
+        fits=(files_fit, head_is(ledger_store.head_of(table.metadata), EditOvertaken)),
+        additions=(addition,),
+        is_landing=False,
+        # PyIceberg would put the change on a head that it was not decided for.
+        for_one_head=True,
+    )
+
+
+def restated(ledgers: Mapping[str, Ledger], more: Mapping[str, str]) -> Addition:
+    """Return the addition with changed ledgers; all other ledgers are written as they are.
+
+    :param more: further properties to set.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        edit_id: str,
-        table: Table,
-        ledgers: Mapping[str, Ledger],
-        properties: Mapping[str, str],
-    ) -> None:
-        super().__init__(catalog, next(iter(ledgers), ""), Landing(edit_id, edit_id, {}), table.metadata)
-        self._decided_at = ledger_store.head_of(table.metadata)
-        self._ledgers = ledgers
-        self._more = properties
-
-    def commit_table(
-        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
-    ) -> CommitTableResponse:
-        """Commit, unless main has moved. Called by PyIceberg on every attempt.
-
-        An earlier commit of the change is found in the history. Raises RefusalCarrier with EditOvertaken.
-        """
-        current = self._catalog.load_table(table.name())
-        if self.landed_in(current) is not None:
-            return response_of(current)
-        self.check_fit(current)
-        [added] = [update for update in updates if isinstance(update, AddSnapshotUpdate)]
-        properties = self._properties(current, added.snapshot.snapshot_id)
-        set_too = [SetPropertiesUpdate(updates=properties)] if properties else []
-        return self._commit(table, requirements, (*updates, *set_too))
-
-    def landed_in(self, table: Table) -> int | None:
-        """Return the snapshot of this change in main's history, or None."""
-        for snapshot in ledger_store.live_ancestors(table.metadata):
-            if ledger_store.summary_of(snapshot).get(codec.SUMMARY_LANDING_ID) == self._landing.landing_id:
-                return snapshot.snapshot_id
-        return None
-
-    def check_fit(self, current: Table) -> None:
-        """Refuse a head moved since the decision. Raises RefusalCarrier, also for the refusals of the base class."""
-        super().check_fit(current)
-        if ledger_store.head_of(current.metadata) != self._decided_at:
-            raise RefusalCarrier(EditOvertaken(ledger_store.name_of(current)))
-
-    def _not_applied(self, reason: str) -> Exception:
-        # A CommitFailedException would be wrong: PyIceberg would put the change on a head that it was not decided for.
-        return ValidationException(reason)
-
-    def _properties(self, current: Table, snapshot_id: int) -> dict[str, str]:
+    def properties(head: Table | None, snapshot_id: int) -> RequestPart:
+        assert head is not None, "the change was decided for a table"
         # A changed ledger is a new base at the new snapshot, without earlier landings.
-        after = {group: LedgerProperty(snapshot_id, ledger, ()) for group, ledger in self._ledgers.items()}
-        for other in ledger_store.groups(current):
+        after = {group: LedgerProperty(snapshot_id, ledger, ()) for group, ledger in ledgers.items()}
+        for other in ledger_store.groups(head):
             if other not in after:
                 try:
-                    after[other] = ledger_store.read(current, other).property_after(snapshot_id, None)
+                    after[other] = ledger_store.read(head, other).property_after(snapshot_id, None)
                 # A ledger that can't be decided keeps its property: that is its own error, at its next run.
                 except (lineage.UndecidedLedger, codec.UnreadableLedger):
                     continue
         properties = {codec.property_key(group): codec.encode_property(value) for group, value in after.items()}
-        for group in self._ledgers:
-            properties |= ledger_store.newcomer_properties(current, group)
-        return properties | dict(self._more)
+        for group in ledgers:
+            properties |= ledger_store.newcomer_properties(head, group)
+        return property_part(properties | dict(more))
+
+    return properties
 
 
 def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> int:
@@ -153,12 +136,12 @@ def restate_ledgers(catalog: Catalog, name: str, decide: Decide, properties: Pro
     return drive(name, lambda: _attempt(catalog, name, decide, properties))
 
 
-def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
+def drive(name: str, make: Callable[[], CommitAttempt]) -> int:
     """Commit a snapshot without files and return the id. `make` is called again if another writer came first.
 
     Raises the errors of `make` and its guard, and EditNotDone.
     """
-    attempt: AppendAttempt | None = None
+    attempt: CommitAttempt | None = None
     last: BaseException | None = None
     for _ in tries(TRIES, RETRY_PAUSE):
         attempt = attempt or make()
@@ -193,11 +176,11 @@ def forget(catalog: Catalog, name: str, group: str, identity: TopicIdentity, ran
     return sink.commit(Landing(this, this, {identity: entry}))
 
 
-def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties) -> AppendAttempt:
+def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties) -> CommitAttempt:
     table = fitness.load_table(catalog, name)
     fitness.check(catalog, table)
     ledgers = decide(table)
     edit_id = uuid.uuid4().hex
-    guard = EditGuard(catalog, edit_id, table, ledgers, properties(table))
+    guard = CommitGuard(catalog, edit_commit(edit_id, table, restated(ledgers, properties(table))))
     summary = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: edit_id, **encode_restated(ledgers)}
-    return AppendAttempt(catalog, name, guard, summary)
+    return CommitAttempt(catalog, name, guard, summary)

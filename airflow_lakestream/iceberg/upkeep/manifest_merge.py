@@ -12,7 +12,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import Table, TableProperties
 
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction
 from airflow_lakestream.iceberg.commit.row_delta import FileExchange, has_files
 from airflow_lakestream.iceberg.manifests import live_entries
 from airflow_lakestream.iceberg.table_properties import number
@@ -61,7 +61,7 @@ def rewrite_manifests(catalog: Catalog, name: str) -> int:
     """
     gained = 0
 
-    def attempt() -> AppendAttempt:
+    def attempt() -> CommitAttempt:
         nonlocal gained
         table = fit_table(catalog, name)
         if not (merges := mergeable(table)):

@@ -17,7 +17,7 @@ from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, Manifes
 from pyiceberg.table import Table
 
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction
 from airflow_lakestream.iceberg.commit.row_delta import FileExchange
 from airflow_lakestream.iceberg.manifests import live_entries, live_entries_of
 from airflow_lakestream.iceberg.upkeep import ledger_edit
@@ -87,7 +87,7 @@ def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | Non
     if not found:
         return None
 
-    def attempt() -> AppendAttempt:
+    def attempt() -> CommitAttempt:
         table = fit_table(catalog, name)
         present = _data_files(table, ledger_store.head_of(table.metadata))
         wrong = {one.path: one.ids for one in found if one.path in present}

@@ -26,7 +26,7 @@ from airflow_lakestream.core.landing.job import LandingJob, Stopped
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Counts, FunctionRows, add_counts, union
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.core.ports import FrameSink, RowsNotWritable
+from airflow_lakestream.core.ports import RowsNotWritable
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.parallel import folder_of
 from airflow_lakestream.core.sharing.pieces import SharePiece
@@ -55,7 +55,8 @@ from airflow_lakestream.spark.frames.tasks import (
 )
 from airflow_lakestream.spark.readers import SparkReaders
 from airflow_lakestream.tables.coordinates import COORDINATES
-from airflow_lakestream.tables.sink import WrappedSharedSink
+from airflow_lakestream.tables.rejects.sink import RejectingSink
+from airflow_lakestream.tables.sink import TableSink
 from airflow_lakestream.tables.transformed import TransformNote
 
 if TYPE_CHECKING:
@@ -202,9 +203,9 @@ class FrameReaders(SparkReaders):
         assert decoded is not None, "there is a function"
         return pa.schema([*decoded, *metadata_schema(self.config.metadata_columns)])
 
-    def _sink(self, job: LandingJob) -> FrameSink:
-        assert isinstance(job.shared, WrappedSharedSink), "it has a table of rejected records"
-        assert isinstance(job.shared.inner, FrameSink), "that is what a function's rows go to"
+    def _sink(self, job: LandingJob) -> TableSink[Any]:
+        assert isinstance(job.shared, RejectingSink), "it has a table of rejected records"
+        assert isinstance(job.shared.inner, TableSink), "that is what a function's rows go to"
         return job.shared.inner
 
     def _target(self, job: LandingJob) -> Any:

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Counts, Landing
-from airflow_lakestream.core.ports import HandoverSink, RejectsCondemned, SharedSink, Sink, TableState
+from airflow_lakestream.core.ports import RejectsCondemned, Sink, TableState
 from airflow_lakestream.tables.rejects.book import RejectTableSink
 from airflow_lakestream.tables.rejects.settlement import PendingLanding, RejectSettlement, of_topic
-from airflow_lakestream.tables.sink import WrappedSharedSink, WrappedSink, WrappedTakingSink
+from airflow_lakestream.tables.sink import WrappedSink
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,9 @@ class RejectingSink(WrappedSink, ABC):
         self._rejects = rejects
         self._held: list[pa.Table] = []
         self._run_id = ""
+        self._folder = ""
+        # Paths of stored rejected records that are still owned here.
+        self._handed: list[str] = []
 
     def load(self, run_id: str) -> TableState:
         """Load both tables again, remove stale rejected records, and return the main table's state."""
@@ -67,8 +70,11 @@ class RejectingSink(WrappedSink, ABC):
         return done
 
     def discard(self) -> None:
-        """Discard all rows since the last commit; never raises."""
+        """Discard all rows since the last commit, and delete stored rejected records still owned here; never raises."""
         self._held = []
+        handed, self._handed = self._handed, []
+        for path in self._delete_handed(handed) if handed else ():
+            log.warning("Rejected records that were not handed over could not be deleted: %s", path)
         super().discard()
 
     def write_down(self, landing: Landing) -> Landing:
@@ -143,12 +149,6 @@ class RejectingSink(WrappedSink, ABC):
     def _settlement(self) -> RejectSettlement:
         """Return the main table's decision on the pending landings."""
 
-
-class TakingRejectingSink(RejectingSink, WrappedTakingSink):
-    """A `core.ports.HandoverSink`: processes of the run hand over files and rejected records."""
-
-    inner: HandoverSink
-
     def take_over(self, files: Mapping[str, Any]) -> None:
         """Add files staged by a process of this run, with the stored rejected records.
 
@@ -162,31 +162,13 @@ class TakingRejectingSink(RejectingSink, WrappedTakingSink):
     def _take_handed(self, path: str) -> pa.Table:
         """Read and delete records stored by a process of this run; the table may not exist yet."""
 
-
-class SharedRejectingSink(TakingRejectingSink, WrappedSharedSink):
-    """A `core.ports.SharedSink`: workers hand over files and rejected records."""
-
-    inner: SharedSink
-
-    def __init__(self, inner: SharedSink, rejects: RejectTableSink, table: str, consumer_group: str) -> None:
-        super().__init__(inner, rejects, table, consumer_group)
-        self._folder = ""
-        self._handed: list[str] = []
-
-    def discard(self) -> None:
-        """Discard all rows since the last commit, and delete stored rejected records still owned here; never raises."""
-        handed, self._handed = self._handed, []
-        for path in self._delete_handed(handed) if handed else ():
-            log.warning("Rejected records that were not handed over could not be deleted: %s", path)
-        super().discard()
-
     def write_below(self, folder: str) -> None:
         """Write later files below this folder of the table's data."""
         self._folder = folder
         self.inner.write_below(folder)
 
     def hand_over(self) -> Mapping[str, Any]:
-        """Write buffered rows, store rejected records, and return both for `adopt`; see `core.ports.SharedSink`."""
+        """Write buffered rows, store rejected records, and return both for `adopt`; see `core.ports.Sink`."""
         files = dict(self.inner.hand_over())
         if self._held:
             # The path is kept before the file is written: a file that is written in part is deleted, too.

@@ -87,7 +87,7 @@ def test_a_manifest_that_is_late_leaves_no_file_when_another_has_failed(
         made.land(ranges((0, 10 * batch, 10 * batch + 10)))
     merge_in_pairs(made)
     io = LateFiles(late)
-    clean_up, wait = attempt.AppendAttempt.clean_up, manifest_writers.wait
+    clean_up, wait = attempt.CommitAttempt.clean_up, manifest_writers.wait
     merge = snapshot._ManifestMergeManager._create_manifest
 
     def clean_up_first(self: Any, keep: int | None) -> None:
@@ -108,7 +108,7 @@ def test_a_manifest_that_is_late_leaves_no_file_when_another_has_failed(
             late.wait()
         return merge(self, spec, manifests)
 
-    monkeypatch.setattr(attempt.AppendAttempt, "clean_up", clean_up_first)
+    monkeypatch.setattr(attempt.CommitAttempt, "clean_up", clean_up_first)
     monkeypatch.setattr(manifest_writers, "wait", waited_for)
     monkeypatch.setattr(snapshot._ManifestMergeManager, "_create_manifest", merge_late)
     run = made.through(LateFilesCatalog(made.catalog(), io)).run()

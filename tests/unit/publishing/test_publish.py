@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import StringType
 
-from airflow_lakestream.core.landing.job import Contention, Stopped
+from airflow_lakestream.core.landing.job import MAX_CONFLICTS, Contention, Stopped
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.core.ledger import Counts, Landing, LandingEngine
 from airflow_lakestream.core.policies import OnDataLoss
@@ -320,8 +320,7 @@ def test_two_publishers_at_once_publish_once(world: World) -> None:
 def test_a_beginning_that_always_comes_second_ends_as_other_runs_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conflicts = 4
-    monkeypatch.setattr(publishing, "MAX_CONFLICTS", conflicts)
+    conflicts = MAX_CONFLICTS
     world = World(tmp_path)
     world.begin()
     world.records(0, conflicts + 5)
