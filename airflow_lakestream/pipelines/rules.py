@@ -250,6 +250,7 @@ def _refused(
             key = type(part).model_fields[name].alias or name
             yield document.problem((*path, key), f"{key} {refusal.text(taker)} {refusal.remedy}")
 
+        yield from _refused(document, SettingTaker.SPARK, flow.sink, flow.sink_at)
 
 def _of_their_formats(document: YamlDocument, engine: str, flow: RecordFlow) -> Iterator[FileProblem]:
     at = (*flow.source_at, "format")
