@@ -68,6 +68,9 @@ _COLUMNS = (
     "last landing",
     "rows of the last landings",
     "rejected in all",
+    "small files",
+    "delete files",
+    "compacted",
 )
 # Landings whose rows are shown, the newest first.
 _SHOWN = 3
@@ -273,6 +276,7 @@ def _row(stream: StreamStatus) -> tuple[str, ...]:
         "-" if stream.age is None else f"{span(stream.age)} ago",
         rows or "-",
         f"{stream.rejected:,}",
+        *stream.files_texts(time.time() * 1000),
     )
 
 

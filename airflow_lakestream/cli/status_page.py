@@ -86,6 +86,9 @@ def _section(stream: StreamStatus, looks: Sequence[StatusLook]) -> Iterator[str]
     known = [(at, lag) for at, lag in line if lag is not None]
     if len(known) > 1:
         yield from _lag(known)
+    if stream.files is not None:
+        small, deletes, ago = stream.files_texts(looks[-1].at_ms)
+        yield f"<p>Small files: {small}. Delete files: {deletes}. Last compaction: {ago}.</p>"
     yield from _partitions(stream)
 
 
