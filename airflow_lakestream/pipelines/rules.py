@@ -202,8 +202,8 @@ def _of_schedule(document: YamlDocument, pipeline: Pipeline) -> Iterator[FilePro
         yield document.problem(("orchestration", "start_date"), "start_date is not a date such as 2026-01-31.")
 
 
-# Keys of `maintenance` that go with a work.
 _TEMPLATE = re.compile(r"\{\{.*?\}\}")
+# Keys of `maintenance` that go with a work.
 _GO_WITH = {
     "target_file_size": "compact",
     "expire_older_than": "expire",
@@ -221,7 +221,7 @@ def _of_maintenance(document: YamlDocument, pipeline: Pipeline) -> Iterator[File
     if upkeep.schedule != NEVER and (wrong := schedule_problem(upkeep.schedule)) is not None:
         yield document.problem((*at, "schedule"), f"maintenance.schedule: {wrong} Or write never.")
     if not any((upkeep.compact, upkeep.rewrite_manifests, upkeep.expire, upkeep.remove_orphans)):
-        yield document.problem(at, "maintenance contains nothing to do. Leave out one of the false.")
+        yield document.problem(at, "maintenance contains nothing to do. Leave out a key that is false.")
     for key, work in _GO_WITH.items():
         if getattr(upkeep, key) is not None and not getattr(upkeep, work):
             yield document.problem((*at, key), f"{key} goes with {work}, which is false. Leave it out.")
