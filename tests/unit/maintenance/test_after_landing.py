@@ -107,8 +107,8 @@ def test_a_table_landed_each_minute_stays_in_few_files_and_a_day_reads_as_one_id
         table = lake.iceberg()
         use = FileUse.of(table.metadata)
         days = 1 + minute // 1440
-        # Yesterday's last files wait for today's next look.
-        most_files = max(most_files, (use.files or 0) - 6 * (days - 1))
+        # A day ends as four files of five hours, and four of an hour; its last files wait for the next look.
+        most_files = max(most_files, (use.files or 0) - 9 * (days - 1))
         if minute % 50 == 0:
             head = table.current_snapshot()
             assert head is not None
