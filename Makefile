@@ -12,6 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 N ?= 1000
 SEED ?= 0
 KILLS ?= 50
+DAYS ?= 30
 LANDINGS ?= 500
 ONLY ?=
 AGAINST ?=
@@ -24,7 +25,7 @@ AGAIN ?=
 SUITES ?= units integration dags faults
 BUDGET ?= 30
 
-.PHONY: help setup lint test test-all docs tools classes stores s3 node test-kubernetes test-install kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-kubernetes soak-values soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-all docs tools classes stores s3 node test-kubernetes test-install kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-upkeep soak-cdc soak-engines soak-kubernetes soak-values soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -95,6 +96,9 @@ soak: setup ## Spark's long runs: a million mixed records by both engines, a dri
 		tests/spark/test_spark_kills.py tests/spark/test_spark_fan_out_crashes.py \
 		tests/spark/test_spark_frames.py tests/spark/test_spark_same_as_extract.py \
 		-k 'killed_at_random and not delta or frames and killed or every_way and json-with-all'
+
+soak-upkeep: setup ## DAYS=30 of landings each minute on real files, compacted by the landings: files, bytes and CPU against an ideal layout
+	LAKESTREAM_DAYS=$(DAYS) $(BIN)/python -m pytest --timeout 0 -s tests/unit/maintenance/test_after_landing.py -k each_minute
 
 soak-cdc: setup .bench/venv/.ready ## Mirrors of hostile PostgreSQL tables through N=20000 random transactions, their driver killed KILLS=50 times; SEED=0 (needs a JDK 17)
 	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 \

@@ -31,6 +31,7 @@ class LakeCapability(StrEnum):
     REPAIR = "repairs"
     EDITS = "histories and changes of ledgers"
     MAINTAIN = "bundled apps of maintenance"
+    COMPACT = "compactions after landings"
     PARTITIONS = "emitted partitions"
     COMPLETENESS = "looks for complete intervals"
     PUBLISH = "branches of an engine"
@@ -172,6 +173,7 @@ _ROWS = (
             LakeCapability.REPAIR: 'Land the ranges again: mode="ranges", replace=True.',
             LakeCapability.EDITS: "`lakestream ledger show` reads both; docs/delta.md has what to ask Delta itself.",
             LakeCapability.MAINTAIN: "`lakestream maintain` keeps it small.",
+            LakeCapability.COMPACT: "`lakestream maintain`, or LakestreamMaintainOperator, compacts it.",
             LakeCapability.COMPLETENESS: "Leave it out.",
         },
         connection="storage_conn_id",

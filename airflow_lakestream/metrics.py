@@ -49,7 +49,8 @@ class LandingMeter:
     """Callback that measures each commit of a run in the worker.
 
     :param tags: from `tags_of`.
-    :param catalog: the table's catalog, to query how many bytes a commit wrote; None: bytes are not measured.
+    :param catalog: the table's catalog, to query how many bytes a commit wrote, and the small files and delete files
+        after it; None: these are not measured.
     """
 
     def __init__(self, tags: Mapping[str, str], catalog: Any = None) -> None:
@@ -69,15 +70,21 @@ class LandingMeter:
         _count("landings", 1, tags)
         _time("commit", done.seconds, tags)
         if self._catalog is not None:
-            self._measure_bytes(done, tags)
+            self._measure_files(done, tags)
 
-    def _measure_bytes(self, done: CommittedLanding, tags: dict[str, str]) -> None:
+    def _measure_files(self, done: CommittedLanding, tags: dict[str, str]) -> None:
         try:
-            snapshot = self._catalog.load_table(done.table).snapshot_by_id(done.snapshot_id)
+            from airflow_lakestream.iceberg.upkeep.file_use import FileUse
+
+            table = self._catalog.load_table(done.table)
+            snapshot = table.snapshot_by_id(done.snapshot_id)
             summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
             _count("bytes", int(summary.get(_SIZE, 0)), tags)
+            use = FileUse.of(table.metadata)
+            _gauge("small_files", use.small, tags)
+            _gauge("delete_files", use.delete_files or 0, tags)
         except Exception as e:  # noqa: BLE001  # the commit is done; a missing number must not fail its run
-            log.debug("The bytes of snapshot %s are not measured: %s", done.snapshot_id, e)
+            log.debug("The files of snapshot %s are not measured: %s", done.snapshot_id, e)
 
 
 def measure_lag(offsets: int | None, tags: Mapping[str, str]) -> None:

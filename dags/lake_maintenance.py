@@ -1,7 +1,7 @@
 """Keeps the lake's tables fast: merges small files, removes old snapshots and files without a table.
 
-By Spark and Iceberg's own procedures, table after table; the ledgers in the tables stay readable. If a worker dies,
-the driver keeps running, and the retry finds it again; marked as failed, the run ends after its current step.
+In the worker, table after table, as far as needed; the ledgers in the tables stay readable, and landings go on. A run
+that ends early, by its budget or as failed, leaves nothing by halves: the next one goes on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pendulum
 from airflow.sdk import DAG, Param
 
-from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+from airflow_lakestream.operators.maintain import LakestreamMaintainOperator
 
 with DAG(
     dag_id="lake_maintenance",
@@ -19,7 +19,7 @@ with DAG(
     max_active_runs=1,
     # Lists and numbers of the form keep their types.
     render_template_as_native_obj=True,
-    tags=["lakestream", "spark"],
+    tags=["lakestream"],
     description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={
@@ -52,23 +52,20 @@ with DAG(
             title="Age of orphans",
             description="Older files that no snapshot has are deleted; it has to be beyond the longest run.",
         ),
+        "budget": Param(
+            "2h",
+            type="string",
+            pattern=r"^\d+(\.\d+)?[smhd]$",
+            title="Budget",
+            description="No work begins after this time; the next run goes on.",
+        ),
     },
 ) as dag:
-    SparkStreamingSubmitOperator(
+    LakestreamMaintainOperator(
         task_id="maintain",
-        app="maintain_iceberg",
-        app_config={
-            "tables": "{{ params.tables }}",
-            "compact": True,
-            "rewrite_manifests": True,
-            "expire": {"older_than": "{{ params.expire_older_than }}"},
-            "remove_orphans": {
-                "older_than": "{{ params.orphans_older_than }}",
-                "longest_run": "{{ params.longest_run }}",
-            },
-        },
-        kafka_conn_id=None,
-        # A table that failed is tried once more, when the other tables are done.
-        max_restarts=1,
+        tables="{{ params.tables }}",
+        expire={"older_than": "{{ params.expire_older_than }}"},
+        remove_orphans={"older_than": "{{ params.orphans_older_than }}", "longest_run": "{{ params.longest_run }}"},
+        budget="{{ params.budget }}",
         retries=2,
     )

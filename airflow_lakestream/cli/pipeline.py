@@ -47,8 +47,9 @@ def validate(
         right = 0
         wrong: list[BrokenFile] = []
         for path in paths:
-            dags, broken = make_dags(read_path(path, _lookup()))
-            right += len(dags)
+            found = read_path(path, _lookup())
+            _, broken = make_dags(found)
+            right += len(found.right) + len(found.wrong) - len(broken)
             wrong += broken
     problems = [problem for one in wrong for problem in one.problems]
     for problem in sorted(problems):

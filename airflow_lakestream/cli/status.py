@@ -113,6 +113,9 @@ def _section(stream: StreamStatus, looks: Sequence[StatusLook]) -> Iterator[str]
     known = [(at, lag) for at, lag in line if lag is not None]
     if len(known) > 1:
         yield from _lag(known)
+    if stream.files is not None:
+        small, deletes, ago = stream.files_texts(looks[-1].at_ms)
+        yield f"<p>Small files: {small}. Delete files: {deletes}. Last compaction: {ago}.</p>"
     yield from _partitions(stream)
 
 
@@ -199,6 +202,9 @@ _COLUMNS = (
     "last landing",
     "rows of the last landings",
     "rejected in all",
+    "small files",
+    "delete files",
+    "compacted",
 )
 # Landings whose rows are shown, the newest first.
 _SHOWN = 3
@@ -402,6 +408,7 @@ def _row(stream: StreamStatus) -> tuple[str, ...]:
         "-" if stream.age is None else f"{span(stream.age)} ago",
         rows or "-",
         f"{stream.rejected:,}",
+        *stream.files_texts(time.time() * 1000),
     )
 
 

@@ -21,6 +21,7 @@ from airflow_lakestream.core.landing.batch import RunLimits
 from airflow_lakestream.core.landing.modes import IntervalMode, ResumeMode, RunMode, parse_ranges
 from airflow_lakestream.core.names import DEFAULT_METADATA, check_group
 from airflow_lakestream.core.policies import (
+    MaintainMode,
     ModeName,
     OnDataLoss,
     OnError,
@@ -43,6 +44,7 @@ from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.fan_out.admission import FanOut
 from airflow_lakestream.iceberg.fitness import check_properties
+from airflow_lakestream.iceberg.table_properties import MAINTAIN
 from airflow_lakestream.kafka.source import StartAt
 from airflow_lakestream.lakes import LakeCapability, LakeFormat, lake_named
 from airflow_lakestream.tables.design import TableDesign
@@ -88,6 +90,7 @@ class ExtractConfig(DecodingSettings):
     partition_by: Sequence[str] | str | None = None
     sort_order: Sequence[str] | str | None = None
     table_properties: Mapping[str, str] = field(default_factory=dict)
+    maintain: str | None = None
     new_tables: str = NewTables.FAIL
     max_tables: int | str = 100
     home_table: str | None = None
@@ -104,7 +107,7 @@ class ExtractConfig(DecodingSettings):
         check_group(self.consumer_group)
         self._check_payload()
         _ = self.fan_out, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
-        _ = self.processes, self.overlaps
+        _ = self.processes, self.overlaps, self.maintain_mode
         self.lake.check_design(self.table_design)
         _ = self.auditor
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
@@ -303,6 +306,21 @@ class ExtractConfig(DecodingSettings):
     def overlaps(self) -> bool:
         """Whether to land records already in another group's ledger on the table."""
         return arguments.flag("allow_group_overlap", self.allow_group_overlap)
+
+    @property
+    def maintain_mode(self) -> MaintainMode | None:
+        """Whether the run compacts the table; None if the table's property decides."""
+        mode = choose(MaintainMode, "maintain", self.maintain) if is_given(self.maintain) else None
+        wanted, argument = mode or arguments.properties(self.table_properties).get(MAINTAIN), "maintain"
+        if wanted != MaintainMode.AUTO:
+            return mode
+        if mode is None:
+            argument = "table_properties"
+        self.lake.require(LakeCapability.COMPACT, argument, self.table)
+        if self.template.by_record:
+            problem = f"a run does not compact {self.table!r}, tables that records choose."
+            raise InvalidArgument(argument, problem, "Use LakestreamMaintainOperator.")
+        return mode
 
     @property
     def start(self) -> StartAt:

@@ -29,6 +29,7 @@ from airflow_lakestream.config.settings import mirror_taker, refusal_of
 from airflow_lakestream.config.sql import SqlStatement
 from airflow_lakestream.core.policies import (
     KeyFormat,
+    MaintainMode,
     MergeMode,
     OnError,
     OutOfRange,
@@ -44,6 +45,7 @@ from airflow_lakestream.core.routing import check_mirror_name
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.table_properties import MAINTAIN
 from airflow_lakestream.lakes import LakeCapability
 from airflow_lakestream.tables.design import TableDesign
 
@@ -158,6 +160,14 @@ class MirrorConfig(ExtractConfig):
         if both := sorted({*by} & {*self._key}):
             problem = f"{both[0]} is part of the key, and so the same in all records of a row."
             raise InvalidArgument("sequence_by", problem, "Name a column that rises with each change of a row.")
+
+    @property
+    def maintain_mode(self) -> MaintainMode | None:
+        """None: a mirror's runs compact nothing. Raises InvalidArgument for a property that asks for it."""
+        if arguments.properties(self.table_properties).get(MAINTAIN) == MaintainMode.AUTO:
+            problem = f"{MAINTAIN} is not for a mirror: a merge changes files all over the table."
+            raise InvalidArgument("table_properties", problem, "Use LakestreamMaintainOperator.")
+        return None
 
     @property
     def is_of_records(self) -> bool:

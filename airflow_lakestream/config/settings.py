@@ -34,6 +34,7 @@ from airflow_lakestream.config.setting import (
 )
 from airflow_lakestream.core.names import FUNCTIONS, METADATA_NAMES, check_function, check_table_name
 from airflow_lakestream.core.policies import (
+    MaintainMode,
     MergeMode,
     MissingPolicy,
     OnError,
@@ -149,6 +150,20 @@ _TABLE: Rows = (
         "Properties of a table to be created, [by Iceberg's names](operators/kafka_extract.md#table-properties); its [format version](ledger.md#format-versions) is 2. No secrets: the table's metadata shows them.",
         SettingKind.MAPPING,
         lambda _, value: arguments.properties(value),
+    ),
+    Setting(
+        "maintain",
+        'Whether a run that lands in an Iceberg table ends with a [compaction](maintenance.md#after-landings) when many small files are there. `"auto"` compacts, `"never"` does not.',
+        MaintainMode,
+        default='the table\'s property `lakestream.maintain`, else `"never"`',
+        not_for={
+            **dict.fromkeys(MIRRORS, "a merge changes files all over the table"),
+            SettingTaker.SPARK: SettingRefusal("the worker compacts", "Use LakestreamMaintainOperator."),
+            **{
+                taker: f"{reason}, and LakestreamMaintainOperator compacts the table"
+                for taker, reason in _WRITTEN.items()
+            },
+        },
     ),
 )
 

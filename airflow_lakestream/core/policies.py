@@ -102,6 +102,13 @@ class MergeMode(StrEnum):
     MERGE_ON_READ = "merge-on-read"
 
 
+class MaintainMode(StrEnum):
+    """Compaction of small files at the end of a landing's run: when many are there, or never."""
+
+    AUTO = "auto"
+    NEVER = "never"
+
+
 class StateStore(StrEnum):
     """Store of a streaming query's state in the executors; the checkpoint has the state in either case."""
 

@@ -196,6 +196,11 @@ class IcebergSink(TableSink[DataFile]):
             look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, self._table),
         )
 
+    @property
+    def loaded(self) -> Table | None:
+        """The table at the last `load`, or None if it was missing."""
+        return self._table
+
     def commit(self, landing: Landing) -> int:
         """Commit the buffered rows and the landing as a snapshot; see `core.ports.Sink`."""
         files = self._files

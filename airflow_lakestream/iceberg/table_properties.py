@@ -17,6 +17,7 @@ from pyiceberg.table import TableProperties
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.name_mapping import parse_mapping_from_json
 
+from airflow_lakestream.core.policies import MaintainMode
 from airflow_lakestream.exceptions import InvalidArgument
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ _WITH_LEVEL = ("gzip", "brotli", "zstd")
 # PyIceberg compares the literal names. Its Snappy needs a package of its own.
 _MANIFEST_CODECS = ("gzip", "zstd", "deflate", "zstandard", "bzip2", "null")
 _PLACES = TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL
+# Whether landings compact the table; see `run.maintenance.after_landing`.
+MAINTAIN = "lakestream.maintain"
 _ISOLATION_LEVELS = ("serializable", "snapshot")
 
 Check = Callable[[str, str], object]
@@ -166,4 +169,5 @@ _PROPERTIES: Mapping[str, Check] = {
     TableProperties.WRITE_DELETE_ISOLATION_LEVEL: partial(_one_of, _ISOLATION_LEVELS),
     TableProperties.WRITE_UPDATE_ISOLATION_LEVEL: partial(_one_of, _ISOLATION_LEVELS),
     TableProperties.DEFAULT_NAME_MAPPING: _mapping,
+    MAINTAIN: partial(_one_of, tuple(MaintainMode)),
 }

@@ -111,6 +111,7 @@ class KafkaExtractOperator(SqlRendering, LandingOperator):
         partition_by: Sequence[str] | str | None = None,
         sort_order: Sequence[str] | str | None = None,
         table_properties: Mapping[str, str] | None = None,
+        maintain: str | None = None,
         new_tables: str = NewTables.FAIL.value,
         max_tables: int | str = 100,
         home_table: str | None = None,

@@ -180,10 +180,11 @@ class CommitPiecesOperator(_SharedRunOperator):
         """
         from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces
         from airflow_lakestream.core.sharing.pieces import SharePiece, ranges_from_dict
+        from airflow_lakestream.run.maintenance.after_landing import LandingUpkeep
         from airflow_lakestream.run.storage import storage_errors_named
         from airflow_lakestream.run.topics import RunReport
 
-        ti = context["ti"]
+        ti, deadline = context["ti"], self._deadline()
         bounds = ti.xcom_pull(task_ids=f"{_group_of(context)}.{PLAN}", key=BOUNDS)
         if bounds is None:
             raise AirflowSkipException("nothing was planned: the plan was skipped.")
@@ -193,6 +194,7 @@ class CommitPiecesOperator(_SharedRunOperator):
             pieces = [SharePiece.from_dict(piece) for piece in _flat(self.pieces)]
             with storage_errors_named(job.table, lake):
                 report = land_pieces(job, pieces, within, folder_of(job.run_id))
+            LandingUpkeep(lake, config.maintain_mode, job.stop, deadline).run(job, report)
         tables = Counter({config.table: report.counts.written})
         run = RunReport(config.topic, config.table, config.consumer_group, {config.topic: report}, tables)
         return self._report(context, run, config, choose(OnEmpty, "on_empty", self.on_empty))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -78,6 +79,7 @@ class LandingOperator(BaseOperator, LineageReporting):
         Raises AirflowSkipException with `on_empty="skip"`, if no topic matches or nothing was landed.
         """
         self._stop = threading.Event()
+        deadline = self._deadline()
         self._link(context)
         with late_imports():
             from airflow_lakestream.hooks.kafka import KafkaHook
@@ -106,6 +108,7 @@ class LandingOperator(BaseOperator, LineageReporting):
                         stop=self._stop,
                         children=children,
                         prepare=lambda job: replace(job, committed=committed),
+                        deadline=deadline,
                     )
             except NoTopicMatches as e:
                 if on_empty is OnEmpty.SKIP:
@@ -117,6 +120,11 @@ class LandingOperator(BaseOperator, LineageReporting):
         """Stop between two batches; uncommitted files leave no trace."""
         if self._stop is not None:
             self._stop.set()
+
+    def _deadline(self) -> float | None:
+        """Return the time of `time.monotonic` at which Airflow ends a task that begins now, or None."""
+        limit = self.execution_timeout
+        return None if limit is None else time.monotonic() + limit.total_seconds()
 
     def _link(self, context: Context) -> None:
         self._has_run = True

@@ -23,8 +23,8 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
 
     Returns a list with a report per table: `before` and `after` with `files`, `delete_files` and `bytes`, `rewritten`
     and `new` data files, `lost` groups of files, which the next run compacts, `manifests`, `expired`, `orphans`,
-    `orphan_bytes`, `mended`, and `is_whole`: False if the time was over. Each work takes true, false, or a mapping of
-    its settings. If a table fails, the others are still maintained, and the task fails.
+    `orphan_bytes`, `mended`, `advice` (a hint for Spark), and `is_whole`: False if the time was over. Each work takes
+    true, false, or a mapping of its settings. If a table fails, the others are still maintained, and the task fails.
 
     .. seealso:: docs/maintenance.md
 

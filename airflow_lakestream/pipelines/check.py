@@ -11,7 +11,7 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import is_literal
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LAKES
-from airflow_lakestream.pipelines.compiled import CompiledPipeline, CompiledSensor, SinkLanding
+from airflow_lakestream.pipelines.compiled import CompiledPipeline, CompiledSensor, SinkLanding, TableMaintenance
 from airflow_lakestream.pipelines.operator import SENSORS
 from airflow_lakestream.pipelines.yaml_file import FileProblem, PipelineError
 from airflow_lakestream.registry.config import is_address
@@ -102,6 +102,12 @@ def check(compiled: CompiledPipeline) -> list[ExtractConfig]:
             _check_sensor(sensor)
         except InvalidArgument as error:
             problems.append(sensor.problem(compiled.file, error))
+    # All tables have the same settings.
+    for one in compiled.maintenance[:1]:
+        try:
+            _check_maintenance(one)
+        except InvalidArgument as error:
+            problems.append(one.problem(compiled.file, error))
     if problems:
         raise PipelineError(problems)
     return found
@@ -123,6 +129,22 @@ def _check_columns(landing: SinkLanding, config: ExtractConfig) -> None:
         from airflow_lakestream.tables.schema.types import arrow_schema
 
         auditor.check_columns(arrow_schema(whole_schema(design, None)))
+
+
+# Raises InvalidArgument. Values with templates are left to the run.
+def _check_maintenance(one: TableMaintenance) -> None:
+    # Imported here, like the checks of sensors.
+    from airflow_lakestream.config.arguments import positive_seconds
+    from airflow_lakestream.config.maintenance import MaintenanceSection
+
+    known = {name: value for name, value in one.arguments.items() if is_literal(value)}
+    if "budget" in known:
+        positive_seconds("budget", known["budget"])
+    works = {
+        name: known[name] for name in ("compact", "rewrite_manifests", "expire", "remove_orphans") if name in known
+    }
+    if any(works.values()):
+        MaintenanceSection.parse({"tables": "some.table", **works})
 
 
 # Raises InvalidArgument. A sensor with templates is left to the run.

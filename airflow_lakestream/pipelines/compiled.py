@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from airflow_lakestream.exceptions import LakestreamError
@@ -94,10 +94,20 @@ class CompiledSensor(FileArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TableMaintenance(FileArguments):
+    """The compiled maintenance of a sink's table."""
+
+    task_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompiledPipeline:
     """A checked pipeline, with JSON-ready values.
 
     :param file: the file's path, as it was given.
+    :param landings: empty in the pipeline that `upkeep` returns.
+    :param maintenance: of the tables, by a DAG of its own; empty without the file's section.
+    :param maintenance_schedule: of that DAG.
     :param alerts: `on_failure`: functions, as `module:function`; `on_deadline`: an async function that is called
         `deadline` seconds after a run was queued.
     :param retry_delay: seconds.
@@ -109,6 +119,8 @@ class CompiledPipeline:
     engine: str
     landings: tuple[SinkLanding, ...]
     sensors: tuple[CompiledSensor, ...] = ()
+    maintenance: tuple[TableMaintenance, ...] = ()
+    maintenance_schedule: str | None = None
     alerts: FileArguments = FileArguments(arguments={})
     owner: str | None = None
     description: str | None = None
@@ -139,6 +151,28 @@ class CompiledPipeline:
         return any(landing.mode == "replace" for landing in self.landings)
 
     @property
+    def upkeep(self) -> CompiledPipeline | None:
+        """The DAG of the maintenance, as a pipeline without landings; or None."""
+        if not self.maintenance or not self.landings:
+            return None
+        alerts = {key: one for key, one in self.alerts.arguments.items() if key == "on_failure"}
+        return replace(
+            self,
+            name=f"{self.name}-maintenance",
+            landings=(),
+            sensors=(),
+            alerts=replace(self.alerts, arguments=alerts),
+            description=f"Maintenance of the tables of {self.name}.",
+            schedule=self.maintenance_schedule,
+            catchup=False,
+        )
+
+    @property
+    def dags(self) -> tuple[CompiledPipeline, ...]:
+        """The pipeline, and its maintenance as a pipeline of its own."""
+        return (self,) if (upkeep := self.upkeep) is None else (self, upkeep)
+
+    @property
     def on_failure(self) -> tuple[str, ...]:
         """The functions to call after a task's failure."""
         return tuple(self.alerts.arguments.get("on_failure", ()))
@@ -167,6 +201,7 @@ class CompiledPipeline:
         parts = {
             "landings": tuple(_read(SinkLanding, one) for one in found["landings"]),
             "sensors": tuple(_read(CompiledSensor, one) for one in found["sensors"]),
+            "maintenance": tuple(_read(TableMaintenance, one) for one in found["maintenance"]),
             "alerts": _read(FileArguments, found["alerts"]),
             "tags": tuple(found["tags"]),
         }

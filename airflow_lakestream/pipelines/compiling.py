@@ -11,7 +11,14 @@ from pydantic import BaseModel, ValidationError
 from airflow_lakestream.config.literals import OF_MIRROR, check_literals
 from airflow_lakestream.core.policies import TableFormat, ValueFormat
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.pipelines.compiled import MIRROR_MODES, CompiledPipeline, FileArguments, SinkLanding
+from airflow_lakestream.pipelines.compiled import (
+    MIRROR_MODES,
+    CompiledPipeline,
+    FileArguments,
+    SinkLanding,
+    TableMaintenance,
+    with_suffix,
+)
 from airflow_lakestream.pipelines.flow import RecordFlow, check_flow, record_flows
 from airflow_lakestream.pipelines.model import Pipeline, PipelineSink
 from airflow_lakestream.pipelines.part import ArgumentCollector, plain, seconds_at
@@ -187,6 +194,8 @@ def _compiled(document: YamlDocument, pipeline: Pipeline, flows: list[RecordFlow
         engine=orchestration.engine,
         landings=landings,
         sensors=(*compiled_sensors(document, pipeline, landings), *(one for one in looks if one is not None)),
+        maintenance=tuple(_maintenance(document, pipeline, landings)),
+        maintenance_schedule=None if pipeline.maintenance is None else pipeline.maintenance.schedule,
         alerts=_alerts(document, pipeline),
         owner=pipeline.metadata.owner,
         description=pipeline.metadata.description,
@@ -272,6 +281,41 @@ def _alerts(document: YamlDocument, pipeline: Pipeline) -> FileArguments:
         found.add("deadline", seconds_at(document, alerts.deadline, *path, "deadline"), (*path, "deadline"))
         found.add("on_deadline", _function(alerts.on_deadline, "tell_deadline"), (*path, "on_deadline"))
     return FileArguments(**found.to_fields(document))
+
+
+# Keys of `maintenance` for the mapping of a work, with the mapping's key.
+_OF_WORKS = {
+    "compact": {"target_file_size": "options.target-file-size-bytes"},
+    "expire": {"expire_older_than": "older_than", "retain_last": "retain_last"},
+    "remove_orphans": {"orphans_older_than": "older_than", "longest_run": "longest_run"},
+}
+
+
+def _maintenance(
+    document: YamlDocument, pipeline: Pipeline, landings: Sequence[SinkLanding]
+) -> Iterator[TableMaintenance]:
+    """Yield the maintenance of each sink's table, and of the tables next to it, such as the reject table."""
+    upkeep, at = pipeline.maintenance, ("maintenance",)
+    if upkeep is None:
+        return
+    for landing in landings:
+        if upkeep.sinks is not None and landing.sink not in upkeep.sinks:
+            continue
+        found, table = ArgumentCollector(at), str(landing.arguments["table"])
+        is_delta = landing.table_format == TableFormat.DELTA
+        found.add("tables", [table] if is_delta else [table, f"{table}__*"], ("sinks", landing.sink, "table"))
+        for work, keys in _OF_WORKS.items():
+            given = {name: getattr(upkeep, key) for key, name in keys.items() if getattr(upkeep, key) is not None}
+            if (size := given.pop("options.target-file-size-bytes", None)) is not None:
+                given["options"] = {"target-file-size-bytes": size}
+            found.add(work, getattr(upkeep, work) and (given or True), (*at, work))
+            # Errors name the keys of the section of Spark's app, which has the same rules.
+            found.paths |= {f"maintenance.{work}.{name}": (*at, key) for key, name in keys.items()}
+        found.add("rewrite_manifests", upkeep.rewrite_manifests, (*at, "rewrite_manifests"))
+        found.add("budget", upkeep.budget, (*at, "budget"))
+        connection = _sink_connection(pipeline.sinks[landing.sink])
+        found.add(connection, landing.arguments.get(connection), ("sinks", landing.sink, "connection"))
+        yield TableMaintenance(task_id=with_suffix("maintain", "_", landing.apart), **found.to_fields(document))
 
 
 def _function(name: str, usual: str) -> str:

@@ -59,6 +59,10 @@ def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
             problems = "; ".join(map(str, one.problems))
             log.error("The pipeline %s is broken, and not scheduled: %s", one.name, problems)
         dags[one.name] = broken_dag(one)
+        # Tables are maintained meanwhile, by the last correct version of the file.
+        if (upkeep := one.last and one.last.upkeep) is not None and upkeep.name not in dags:
+            with suppress(PipelineError):
+                dags[upkeep.name] = make_dag(upkeep)
     for dag in dags.values():
         # Airflow registers each DAG that a `with` has left: only here, or it would also register half-made DAGs.
         dag.auto_register = True
@@ -76,7 +80,7 @@ def make_dags(found: PipelineFolder) -> tuple[dict[str, DAG], list[BrokenFile]]:
     wrong = list(found.wrong)
     for compiled in found.right:
         try:
-            dags[compiled.name] = make_dag(compiled)
+            dags |= {one.name: make_dag(one) for one in compiled.dags}
         except PipelineError as error:
             wrong.append(BrokenFile(compiled.file, compiled.name, tuple(error.problems), compiled))
     return dags, wrong

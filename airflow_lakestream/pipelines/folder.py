@@ -333,10 +333,10 @@ def _clashes(found: Iterable[CompiledPipeline]) -> Iterator[FileProblem]:
     first: dict[str, CompiledPipeline] = {}
     connectors: dict[str, CompiledPipeline] = {}
     for one in found:
-        other = first.setdefault(one.name, one)
-        if other is not one:
-            text = f"metadata.name: {one.name!r} is the pipeline of {other.file} already."
-            yield FileProblem(one.file, 1, 1, text)
+        for name in (each.name for each in one.dags):
+            if (other := first.setdefault(name, one)) is not one:
+                text = f"metadata.name: {name!r} is the pipeline of {other.file} already."
+                yield FileProblem(one.file, 1, 1, text)
         for landing in one.landings if one.engine == "connect" else ():
             name = connector_of(one, landing)
             other = connectors.setdefault(name, one)

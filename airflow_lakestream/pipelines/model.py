@@ -261,6 +261,23 @@ class Orchestration(Part):
     connect: Connect | None = None
 
 
+class PipelineMaintenance(Part):
+    """Upkeep of the sinks' tables by a DAG of its own: LakestreamMaintainOperator."""
+
+    schedule: str = Field(default="0 3 * * *", description="cron, a preset such as @daily, or never")
+    sinks: Names | None = Field(default=None, description="sinks whose tables are maintained; default: all")
+    compact: Flag = Field(default=True, description="rewrite small files, and files with deletes")
+    target_file_size: FromOne | None = Field(default=None, description="bytes of a new file; default: the table's")
+    rewrite_manifests: Flag = Field(default=True, description="merge small manifests")
+    expire: Flag = Field(default=True, description="remove old snapshots, and files that only they need")
+    expire_older_than: Duration | None = Field(default=None, description="least age of a snapshot; default: 5d")
+    retain_last: FromOne | None = Field(default=None, description="newest snapshots that stay; default: 1")
+    remove_orphans: Flag = Field(default=True, description="delete old files that no snapshot has")
+    orphans_older_than: Duration | None = Field(default=None, description="least age of an orphan; default: 3d")
+    longest_run: Duration | None = Field(default=None, description="time of the longest run into a table; default: 1d")
+    budget: Duration | None = Field(default=None, description="time after which no work begins; the next run goes on")
+
+
 class Pipeline(Part):
     """A pipeline: topics into tables, by one of the engines."""
 
@@ -270,6 +287,7 @@ class Pipeline(Part):
     sinks: dict[str, PipelineSink] = Field(min_length=1)
     orchestration: Orchestration = Orchestration()
     quality: Quality = Quality()
+    maintenance: PipelineMaintenance | None = None
 
 
 def json_schema() -> dict[str, Any]:

@@ -100,6 +100,9 @@ def calls_of(compiled: CompiledPipeline) -> Iterator[OperatorCall]:
     for landing in compiled.landings:
         after = tuple(sensor.task_id for sensor in compiled.sensors if landing.sink in sensor.before)
         yield _of_landing(compiled, landing, after)
+    for one in () if compiled.landings else compiled.maintenance:
+        name = "LakestreamMaintainOperator"
+        yield OperatorCall(f"{_BASE}.maintain", name, {"task_id": one.task_id}, one.arguments, one)
     for sensor in compiled.sensors:
         if sensor.after is not None:
             yield _of_sensor(sensor, compiled.landing_of(sensor.after).task_id)
@@ -216,46 +219,22 @@ from datetime import UTC, datetime, timedelta
 from airflow.sdk import DAG
 {imports}
 {modules}
-with DAG(
-{settings}):
-{tasks}'''
+{dags}'''
+_DAG = "with DAG(\n{settings}):\n{tasks}"
 
 
 _DEADLINES = "from airflow.sdk.definitions.deadline import AsyncCallback, DeadlineAlert, DeadlineReference\n"
 
 
 def python_of(compiled: CompiledPipeline) -> str:
-    """Return the text of a DAG file whose DAG equals the pipeline's."""
-    calls = list(calls_of(compiled))
+    """Return the text of a DAG file whose DAGs equal the pipeline's."""
     replaces = compiled.replaces and compiled.cron
-    year, month, day = (int(part) for part in compiled.start_date.split("-"))
-    default_args = {
-        "retries": compiled.retries,
-        "retry_delay": _PythonCode(f"timedelta(seconds={compiled.retry_delay:g})"),
-    }
-    for name in ("owner", "pool"):
-        if getattr(compiled, name):
-            default_args[name] = getattr(compiled, name)
-    if compiled.on_failure:
-        default_args["on_failure_callback"] = [_called(one) for one in compiled.on_failure]
-    cron = _PythonCode(f"CronDataIntervalTimetable({compiled.cron!r}, timezone='UTC')") if replaces else compiled.cron
-    settings = {
-        "dag_id": compiled.name,
-        "description": compiled.description,
-        "schedule": cron,
-        "start_date": _PythonCode(f"datetime({year}, {month}, {day}, tzinfo=UTC)"),
-        "catchup": compiled.catchup,
-        "max_active_runs": 1,
-        "tags": list(compiled.tags),
-        "default_args": default_args,
-    }
     alerted = list(compiled.on_failure)
     imports = "from airflow.timetables.interval import CronDataIntervalTimetable\n" if replaces else ""
     if compiled.deadline is not None:
         alerted.append(compiled.on_deadline)
         imports = _DEADLINES + imports
-        called = f"interval=timedelta(seconds={compiled.deadline:g}), callback=AsyncCallback({_called(alerted[-1])})"
-        settings["deadline"] = _PythonCode(f"DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, {called})")
+    calls = [call for one in compiled.dags for call in calls_of(one)]
     return _TEMPLATE.format(
         # The path is in triple quotes.
         file=compiled.file.encode("unicode_escape").decode().replace('"', "'"),
@@ -266,9 +245,39 @@ def python_of(compiled: CompiledPipeline) -> str:
                 *sorted({f"from {one.module} import {one.name}\n" for one in calls}),
             ]
         ),
-        settings=_keywords(settings, 4),
-        tasks=_tasks(calls),
+        dags="\n\n".join(map(_dag_text, compiled.dags)),
     )
+
+
+def _dag_text(compiled: CompiledPipeline) -> str:
+    year, month, day = (int(part) for part in compiled.start_date.split("-"))
+    default_args = {
+        "retries": compiled.retries,
+        "retry_delay": _PythonCode(f"timedelta(seconds={compiled.retry_delay:g})"),
+    }
+    for name in ("owner", "pool"):
+        if getattr(compiled, name):
+            default_args[name] = getattr(compiled, name)
+    if compiled.on_failure:
+        default_args["on_failure_callback"] = [_called(one) for one in compiled.on_failure]
+    cron = compiled.cron
+    if compiled.replaces and cron:
+        cron = _PythonCode(f"CronDataIntervalTimetable({cron!r}, timezone='UTC')")
+    settings = {
+        "dag_id": compiled.name,
+        "description": compiled.description,
+        "schedule": cron,
+        "start_date": _PythonCode(f"datetime({year}, {month}, {day}, tzinfo=UTC)"),
+        "catchup": compiled.catchup,
+        "max_active_runs": 1,
+        "tags": list(compiled.tags),
+        "default_args": default_args,
+    }
+    if compiled.deadline is not None:
+        function = _called(compiled.on_deadline)
+        called = f"interval=timedelta(seconds={compiled.deadline:g}), callback=AsyncCallback({function})"
+        settings["deadline"] = _PythonCode(f"DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, {called})")
+    return _DAG.format(settings=_keywords(settings, 4), tasks=_tasks(list(calls_of(compiled))))
 
 
 def _tasks(calls: Sequence[OperatorCall]) -> str:

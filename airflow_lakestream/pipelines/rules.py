@@ -20,7 +20,7 @@ from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.onramp.schedules import schedule_problem
-from airflow_lakestream.pipelines.compiled import MIRROR_MODES, SCHEDULES
+from airflow_lakestream.pipelines.compiled import MIRROR_MODES, NEVER, SCHEDULES
 from airflow_lakestream.pipelines.flow import RecordFlow
 from airflow_lakestream.pipelines.model import Pipeline
 from airflow_lakestream.pipelines.part import NAME, RENAMED
@@ -108,6 +108,7 @@ def contradictions(document: YamlDocument, pipeline: Pipeline, found: Sequence[R
             remedy = "Set the table's columns in the sink."
             yield document.problem(("sources", name, "schema"), f"{problem} {remedy}")
     yield from check_sensors(document, pipeline, found)
+    yield from _of_maintenance(document, pipeline)
 
 
 def _templates(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
@@ -124,6 +125,8 @@ def _is_rendered(path: Path) -> bool:
     part = path[0]
     if part == "transformations":
         return path[-1] == "sql"
+    if part == "maintenance":
+        return path[1] not in ("schedule", "sinks")
     return part in ("sources", "sinks", "quality") or (part == "orchestration" and path[1] in _RENDERED)
 
 
@@ -199,6 +202,40 @@ def _of_schedule(document: YamlDocument, pipeline: Pipeline) -> Iterator[FilePro
         yield document.problem(("orchestration", "start_date"), "start_date is not a date such as 2026-01-31.")
 
 
+_TEMPLATE = re.compile(r"\{\{.*?\}\}")
+# Keys of `maintenance` that go with a work.
+_GO_WITH = {
+    "target_file_size": "compact",
+    "expire_older_than": "expire",
+    "retain_last": "expire",
+    "orphans_older_than": "remove_orphans",
+    "longest_run": "remove_orphans",
+}
+
+
+def _of_maintenance(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
+    """Yield the contradictions in the section `maintenance`."""
+    upkeep, at = pipeline.maintenance, ("maintenance",)
+    if upkeep is None:
+        return
+    if upkeep.schedule != NEVER and (wrong := schedule_problem(upkeep.schedule)) is not None:
+        yield document.problem((*at, "schedule"), f"maintenance.schedule: {wrong} Or write never.")
+    if not any((upkeep.compact, upkeep.rewrite_manifests, upkeep.expire, upkeep.remove_orphans)):
+        yield document.problem(at, "maintenance contains nothing to do. Leave out a key that is false.")
+    for key, work in _GO_WITH.items():
+        if getattr(upkeep, key) is not None and not getattr(upkeep, work):
+            yield document.problem((*at, key), f"{key} goes with {work}, which is false. Leave it out.")
+    for name in pipeline.sinks if upkeep.sinks is None else upkeep.sinks:
+        if name not in pipeline.sinks:
+            known = ", ".join(pipeline.sinks)
+            yield document.problem((*at, "sinks"), f"there is no sink {name!r}; there are {known}.")
+        elif "{" in _TEMPLATE.sub("", pipeline.sinks[name].table):
+            problem = f"topics or records choose the table of {name}. Name other sinks; maintain these tables by a DAG."
+            yield document.problem((*at, "sinks") if upkeep.sinks else at, problem)
+    if upkeep.sinks == []:
+        yield document.problem((*at, "sinks"), "no table is maintained. Name some sinks, or leave it out.")
+
+
 def _of_engine(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     orchestration, mode = pipeline.orchestration, flow.sink.mode
     if orchestration.engine in ON_BRANCHES:
@@ -213,6 +250,7 @@ def _of_engine(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> 
             yield document.problem((*flow.sink_at, key), f"{value} {' '.join(lack)}")
     if orchestration.engine == "spark":
         yield from _refused(document, SettingTaker.SPARK, orchestration, ("orchestration",), *_OTHERWISE_ON_SPARK)
+        yield from _refused(document, SettingTaker.SPARK, flow.sink, flow.sink_at)
 
 
 def _of_branches(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:

@@ -19,7 +19,6 @@ from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.landing.report import LandingReport, counts_to_dict
 from airflow_lakestream.core.ledger import Counts, union
 from airflow_lakestream.core.policies import ValueEnvelope
-from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import (
     NoTopicMatches,
@@ -37,9 +36,9 @@ from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.cluster import list_topics
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.run import job as extract
+from airflow_lakestream.run.maintenance.after_landing import LandingUpkeep, table_sink
 from airflow_lakestream.run.storage import storage_errors_named
 from airflow_lakestream.runtime.processes import ChildProcesses
-from airflow_lakestream.tables.rejects.sink import RejectingSink
 
 log = logging.getLogger(__name__)
 
@@ -197,6 +196,7 @@ def land_run(
     stop: threading.Event | None = None,
     children: ChildProcesses | None = None,
     prepare: Callable[[LandingJob], LandingJob] | None = None,
+    deadline: float | None = None,
 ) -> RunReport:
     """Land the topic, or each topic of the regex; see `run.job.build_job` for the arguments.
 
@@ -207,12 +207,14 @@ def land_run(
 
     :param children: processes that may read; see `reader_processes`.
     :param prepare: changes the job of each topic before it is landed.
+    :param deadline: time of `time.monotonic` at which the run has to be over, compactions included.
     """
     stop = stop or threading.Event()
     run = RunReport(config.topic, config.table, config.consumer_group, by_record=bool(config.template.by_record))
     failed: list[LakestreamError] = []
     topics = topics_of(config, kafka, where)
     own_topics = OwnTopics(config)
+    upkeep = LandingUpkeep(catalog, config.maintain_mode, stop, deadline)
     for topic in topics:
         left = _left(config, run)
         if left == 0:
@@ -225,7 +227,7 @@ def land_run(
             job = job_of(replace(config, max_records=left), topic, topics, kafka, catalog, topic_run_id, where, stop)
             job = replace(job, children=children)
             with storage_errors_named(job.table, catalog):
-                report = land(job if prepare is None else prepare(job))
+                report = land(prepared := job if prepare is None else prepare(job))
         except Stopped:
             raise
         except LakestreamError as e:
@@ -240,6 +242,9 @@ def land_run(
             continue
         run.reports[topic] = report
         run.tables.update(_rows_by_table(job, report))
+        # Without records left for this run: else the next run's landing comes first.
+        if _left(config, run) != 0:
+            upkeep.run(prepared, report)
     if failed:
         # False sorts before True: an error that is not terminal comes first.
         raise min(failed, key=lambda e: isinstance(e, Terminal))
@@ -267,7 +272,7 @@ def job_of(
     job = extract.build_job(one, kafka, catalog, run_id=run_id, where=where, stop=stop)
     if is_pattern(config.topic) and config.template.by_topic:
         check_name_by_topic(one.table, topic)
-        sink = _inner(job)
+        sink = table_sink(job)
         if isinstance(sink, Mirror):
             sink = sink.table
         # Even if records choose tables, the home table is the topic's.
@@ -276,12 +281,8 @@ def job_of(
     return job
 
 
-def _inner(job: LandingJob) -> Sink:
-    return job.sink.inner if isinstance(job.sink, RejectingSink) else job.sink
-
-
 def _rows_by_table(job: LandingJob, report: LandingReport) -> Mapping[str, int]:
-    sink = _inner(job)
+    sink = table_sink(job)
     if isinstance(sink, FanOutSink):
         return sink.rows_by_table
     return {job.table: report.rows}

@@ -44,6 +44,7 @@ class StreamCause(StrEnum):
     EXPIRING_RECORDS = "expiring records"
     SILENT_COLUMNS = "silent columns"
     STALE_COLUMNS = "stale columns"
+    SMALL_FILES = "small files"
 
 
 @dataclass(frozen=True, slots=True)

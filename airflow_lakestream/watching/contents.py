@@ -23,6 +23,7 @@ from airflow_lakestream.decode.values.outcome import excerpt
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.reject_table import newest_counting_rows
+from airflow_lakestream.iceberg.upkeep.file_use import FileUse
 from airflow_lakestream.iceberg.upkeep.reject_summary import RejectExample, RejectReason, by_reason
 from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.streams.landings import SnapshotRecord, newest_snapshots
@@ -111,15 +112,20 @@ class TableContents:
         }
 
 
-def _files(table: Table) -> dict[str, int | None]:
-    """Return the numbers of data files, delete files, bytes and rows, from the head's summary.
+def _files(table: Table) -> dict[str, int | str | None]:
+    """Return the numbers of data files, delete files, bytes, rows and small files, and the time of the last compaction.
 
-    A number that the summary does not have is None.
+    They are from summaries of snapshots; a number that the summary does not have is None.
     """
     snapshot = table.metadata.current_snapshot()
     summary = {} if snapshot is None else ledger_store.summary_of(snapshot)
     totals = {name: summary.get(key, "") for name, key in _TOTALS.items()}
-    return {name: int(text) if text.isdecimal() else None for name, text in totals.items()}
+    use = FileUse.of(table.metadata)
+    return {
+        **{name: int(text) if text.isdecimal() else None for name, text in totals.items()},
+        "small_files": use.small,
+        "compacted_at": None if use.compacted_at is None else iso(use.compacted_at),
+    }
 
 
 def _snapshot(record: SnapshotRecord) -> dict[str, Any]:

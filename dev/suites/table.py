@@ -129,7 +129,6 @@ NIGHTLY = (
     ("tests/spark/test_adopt_spark.py*", "taking over a checkpoint; the unit tests of checkpoints stay"),
     ("tests/spark/test_evolved_partitions.py*", "Spark reads all partition fields; PyIceberg's reading stays"),
     ("tests/spark/test_maintain_[cdt]*", "conflicts, deletes and times of maintenance; test_maintain_iceberg stays"),
-    ("tests/spark/test_maintenance_dag.py*", "the DAG of maintenance; the app stays in test_maintain_iceberg"),
     ("tests/spark/test_spark_decides.py*", "what executors decide; test_spark_query lands the same"),
     ("tests/spark/test_spark_f*", "functions, crashes between tables, texts of failures; those of streams stay"),
     ("tests/spark/test_spark_kills.py*", "kills at random; those of one driver in test_spark_streams stay"),

@@ -41,9 +41,13 @@ def test_files_and_snapshots_are_those_of_the_table(lake: Lake, name: str) -> No
         "delete_files": 0,
         "bytes": sum(one["file_size_in_bytes"] for one in files),
         "rows": 2,
+        "small_files": len(files),
+        "compacted_at": None,
     }
     assert found["snapshots"]["count"] == len(table.snapshots())
     lake.compact()
+    compacted = told(lake)["files"]
+    assert (compacted["small_files"], compacted["compacted_at"]) == (0, told(lake)["snapshots"]["newest"][0]["at"])
     newest = told(lake)["snapshots"]["newest"]
     assert [one["kind"] for one in newest[:3]] == ["compaction", "landing", "landing"]
     assert newest[0]["snapshot_id"] == str(lake.table().metadata.current_snapshot_id)

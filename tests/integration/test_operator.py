@@ -133,6 +133,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "partition_by": ["bucket(2, n)"],
         "sort_order": ["n desc"],
         "table_properties": {"comment": "made by a template"},
+        "maintain": "never",
         "new_tables": "create",
         "max_tables": "7",
         "home_table": "",

@@ -101,7 +101,7 @@ CASES = {
     "A column of the source is another one": [
         "integration/test_source_types.py::test_events_whose_column_is_another_one_are_refused_and_land_in_a_new_table",
     ],
-    "Too many small files": ["spark/test_maintenance_dag.py::test_small_files_become_one_and_landings_go_on"],
+    "Too many small files": ["dags/test_maintenance_dag.py::test_small_files_become_one_and_landings_go_on"],
     "The disk is full": ["unit/test_mistakes.py::test_60_a_full_disk"],
     "The store failed": ["unit/test_mistakes.py::test_errors_of_a_store_name_the_table"],
     "Prove it": [

@@ -36,6 +36,7 @@ USES: dict[LakeCapability, Callable[[], object]] = {
     LakeCapability.MAINTAIN: lambda: MaintenanceConfig(
         catalog=CATALOG, maintenance={"tables": [TABLE], "compact": True}
     ),
+    LakeCapability.COMPACT: lambda: ExtractConfig(**LANDING, maintain="auto"),
     LakeCapability.PARTITIONS: lambda: AssetPartitionsOperator(
         task_id="emit", table=TABLE, since="2026-01-01T00:00:00Z"
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from airflow_lakestream import metrics
 from airflow_lakestream.core.landing.job import CommittedLanding
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.metrics import LandingMeter
+from tests.support.given_records import GivenLake
 
 
 class Sent:
@@ -20,10 +22,11 @@ class Sent:
         self.metrics: list[tuple[str, str, float]] = []
 
     def incr(self, name: str, number: float, tags: Mapping[str, Any]) -> None:
-        assert {**tags, "topic": ""} == {"dag_id": "d", "table": "lake.t", "topic": ""}
+        assert {**tags, "topic": "", "table": ""} == {"dag_id": "d", "table": "", "topic": ""}
+        assert tags["table"] in ("lake.t", "lake.events")
         self.metrics.append((name.removeprefix("lakestream."), tags["topic"], number))
 
-    timing = incr
+    timing = gauge = incr
 
 
 @pytest.fixture
@@ -58,3 +61,15 @@ def test_a_commit_of_one_topic_has_its_name_everywhere(sent: Sent) -> None:
         ("rejected", "orders", 1),
         ("rows", "orders", 4),
     ]
+
+
+def test_files_after_a_commit_are_measured_by_the_catalog(sent: Sent, tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path)
+    reports = [lake.land([b'{"n": 1}'] * runs, schema="n bigint") for runs in (1, 2, 3)]
+    landing = committed(orders=Counts(1, 1)).landing
+    LandingMeter({"dag_id": "d"}, lake.catalog())(
+        CommittedLanding(lake.name, reports[-1].snapshot_ids[-1], landing, 0.5)
+    )
+    found = {name: number for name, _, number in sent.metrics}
+    assert (found["small_files"], found["delete_files"]) == (3, 0)
+    assert found["bytes"] > 0

@@ -32,7 +32,10 @@ class CompactionRule:
     :param most_deletes: a file with this many position delete files is rewritten. A file with equality deletes always
         is, since PyIceberg reads no table that has these.
     :param most_deleted: a file that has lost this share of its rows is rewritten.
+    :param most_share: a file is rewritten only together with others that have 1/most_share of its bytes, unless they
+        fill a new file. A lower share rewrites each byte less often, and leaves more files.
     :param part_bytes: bytes that one commit rewrites.
+    :param most_bytes: bytes that a plan rewrites; None for all that is worth it.
     """
 
     target_bytes: int
@@ -40,7 +43,9 @@ class CompactionRule:
     least_files: int = 5
     most_deletes: int = 5
     most_deleted: float = 0.1
+    most_share: float = 2.0
     part_bytes: int = 2 * 2**30
+    most_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -239,7 +244,14 @@ def plan(
             candidates[partition_of(entry.data_file)].append(live)
     groups = [group for files in candidates.values() for group in _groups(files, rule)]
     groups.sort(key=lambda one: one.gain / max(1, one.bytes), reverse=True)
-    return CompactionPlan(sequence, count, tuple(groups), index.dangling, unread)
+    return CompactionPlan(sequence, count, tuple(_within(groups, rule.most_bytes)), index.dangling, unread)
+
+
+def _within(groups: Iterable[FileGroup], most_bytes: int | None) -> Iterator[FileGroup]:
+    for group in groups:
+        if most_bytes is None or group.bytes <= most_bytes:
+            most_bytes = None if most_bytes is None else most_bytes - group.bytes
+            yield group
 
 
 def _can_read(live: LiveFile, columns: Collection[int]) -> bool:
@@ -276,7 +288,7 @@ def _worth(files: list[LiveFile], rule: CompactionRule) -> list[LiveFile]:
     for largest in sorted(files, key=attrgetter("live_bytes"), reverse=True):
         if largest.must_go(rule):
             continue
-        if len(chosen) >= rule.least_files and largest.live_bytes <= 2 * (total - largest.live_bytes):
+        if len(chosen) >= rule.least_files and largest.live_bytes <= rule.most_share * (total - largest.live_bytes):
             return chosen
         total -= largest.live_bytes
         chosen = [one for one in chosen if one is not largest]

@@ -33,7 +33,9 @@ _SNAPSHOT = mapped(
 _CONTENTS = mapped(
     table=text,
     consumer_group=text,
-    files=mapped(**dict.fromkeys(("data_files", "delete_files", "bytes", "rows"), integer)),
+    files=mapped(
+        **dict.fromkeys(("data_files", "delete_files", "bytes", "rows", "small_files"), integer), compacted_at=text
+    ),
     snapshots=mapped(count=integer, newest=listed(_SNAPSHOT)),
     rejects=mapped(count=count, looked_at=count, kinds=count, reasons=listed(_REASON)),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
 
@@ -27,11 +27,14 @@ from airflow_lakestream.core.ledger import Landing, LandingEngine, Ledger
 from airflow_lakestream.core.lineage import UndecidedLedger, decode_restated
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
+from airflow_lakestream.iceberg.upkeep.file_use import FileUse
 from airflow_lakestream.tables.rejects.settlement import names_of
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
 from airflow_lakestream.watching.streams.landing_events import NewLandings, landings_after
 
 RECENT = 5
+# Small files, or delete files, from which on reading is slow: landings each minute make as many in a day and a half.
+MANY_FILES = 2000
 # At most this many columns are named in a reason.
 _SHOWN = 8
 _SOURCE = "source-snapshot-id"
@@ -95,6 +98,8 @@ class BranchHistory:
     since: tuple[SnapshotRecord, ...] = ()
     rolled_back: tuple[SnapshotRecord, ...] = ()
     expired: bool = False
+    # Of an Iceberg table's head.
+    files: FileUse | None = None
 
     @property
     def newest(self) -> SnapshotRecord | None:
@@ -115,9 +120,15 @@ class BranchHistory:
     def reasons(self, now_ms: int) -> list[StreamReason]:
         """Return reasons against trusting the newest snapshot alone.
 
-        The reasons are silent columns, rolled back landings, and later snapshots of compactions and other writers.
+        The reasons are silent columns, rolled back landings, later snapshots of compactions and other writers, and
+        files that make reading slow.
         """
         reasons = []
+        if self.files is not None and max(self.files.small, self.files.delete_files or 0) >= MANY_FILES:
+            at = self.files.compacted_at
+            last = "none is known" if at is None else f"the last one was {span(max(0, now_ms - at) / 1000)} ago"
+            numbers = f"{self.files.small:,} small files and {self.files.delete_files or 0:,} delete files"
+            reasons.append(StreamReason(StreamCause.SMALL_FILES, f"{numbers} wait for a compaction; {last}"))
         if silent := silent_texts(self.silent):
             texts = "; ".join(silent[:_SHOWN]) + (f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else "")
             reasons.append(
@@ -326,7 +337,8 @@ class IcebergStreams:
 
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> BranchHistory:
         """Return a group's landings, of a topic or all; see `look_back` for the errors."""
-        return look_back(self.table, consumer_group, topic=topic or None, since_ms=since_ms)
+        history = look_back(self.table, consumer_group, topic=topic or None, since_ms=since_ms)
+        return replace(history, files=FileUse.of(self.table.metadata))
 
     def cursor(self) -> EventCursor:
         """Return the cursor after all landings."""

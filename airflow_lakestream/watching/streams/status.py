@@ -17,6 +17,7 @@ from airflow_lakestream.core.ledger import LandingEngine, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
 from airflow_lakestream.driver.progress import DriverProgress
+from airflow_lakestream.iceberg.upkeep.file_use import FileUse
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, partitions_text, span
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, reasons_unknown
 from airflow_lakestream.watching.streams.landings import BranchHistory, SnapshotRecord
@@ -136,6 +137,15 @@ class StreamStatus:
     driver: str | None = None
     silent: Mapping[str, str] = field(default_factory=dict)
     stale: tuple[str, ...] = ()
+    files: FileUse | None = None
+
+    def files_texts(self, now_ms: float) -> tuple[str, str, str]:
+        """Return the numbers of small files and of delete files, and the age of the last compaction, as texts."""
+        if (files := self.files) is None:
+            return "-", "-", "-"
+        at = files.compacted_at
+        ago = "-" if at is None else f"{span(max(0, now_ms - at) / 1000)} ago"
+        return f"{files.small:,}", "-" if files.delete_files is None else f"{files.delete_files:,}", ago
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values; ids as text, since browsers round 64-bit numbers."""
@@ -165,6 +175,7 @@ class StreamStatus:
             "driver": self.driver,
             "silent_columns": silent_texts(self.silent),
             "stale_columns": list(self.stale),
+            "files": None if self.files is None else self.files.to_dict(),
         }
 
 
@@ -195,6 +206,7 @@ def stream_status(facts: StreamFacts, now_ms: int, max_age: float) -> StreamStat
         driver=None if query is None else query.lease.state(now_ms / 1000).value,
         silent=facts.history.silent,
         stale=facts.stale,
+        files=facts.history.files,
     )
 
 

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _maintenance(lake: Lake, table: str) -> MaintenanceConfig:
-    """Return the work of `dags/lake_maintenance.py`, without what only deletes files."""
+    """Return the usual work of Spark's app, without what only deletes files."""
     properties = {"type": "sql", "uri": f"sqlite:///{lake.database}", "warehouse": lake.uri}
     return MaintenanceConfig(
         catalog={"name": CATALOG, "properties": properties},

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.cli.status import DAY_MS, StatusLook, page
 from airflow_lakestream.core.ledger import LandingEngine
+from airflow_lakestream.iceberg.upkeep.file_use import FileUse
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
 from airflow_lakestream.watching.streams.landings import SnapshotRecord
 from airflow_lakestream.watching.streams.status import StreamState, StreamStatus
@@ -55,6 +56,12 @@ def test_a_stream_with_its_landings_of_the_last_day() -> None:
     assert heights == [22.5, 90.0]
     assert 'class="state behind"' in shown
     assert "polyline" not in shown
+
+
+def test_files_that_wait_for_a_compaction_are_shown() -> None:
+    files = FileUse(files=1500, small=1440, delete_files=3, compacted_at=NOW - 3_600_000)
+    shown = page([StatusLook(NOW, [stream(files=files)])])
+    assert "Small files: 1,440. Delete files: 3. Last compaction: 60 min ago." in shown
 
 
 def test_the_lag_of_several_looks_is_a_line() -> None:

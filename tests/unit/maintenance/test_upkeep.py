@@ -19,6 +19,7 @@ from airflow_lakestream.cli.app import FAILED, run
 from airflow_lakestream.config.maintenance import MaintenanceSection
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.maintain import LakestreamMaintainOperator
+from airflow_lakestream.run.maintenance import upkeep as upkeep_module
 from airflow_lakestream.run.maintenance.failures import TableNotMaintained
 from airflow_lakestream.run.maintenance.upkeep import IcebergUpkeep
 from tests.support.given_records import GivenLake
@@ -145,3 +146,18 @@ def test_delta_tables_are_maintained_by_the_same_command(tmp_path: Path, capsys:
     assert "are of several formats" in capsys.readouterr().err
     assert run(["maintain", str(tmp_path / "none")]) == FAILED
     assert "there is no Delta table" in capsys.readouterr().err
+
+
+def test_a_plan_that_one_process_can_not_rewrite_in_time_is_a_hint_for_spark(
+    lake: GivenLake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["maintain", lake.name, "--dry-run", "--json", *CONN]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["advice"] is None
+    size = sum(Path(one).stat().st_size for one in lake.files())
+    monkeypatch.setattr(upkeep_module, "BYTES_PER_SECOND", size / 590)
+    # Ten minutes of work: within a night and within half an hour, and four runs of three minutes.
+    for budget, hint in (([], ""), (["--budget", "30m"], ""), (["--budget", "3m"], "some 10 min: 4 runs of 3 min.")):
+        assert run(["maintain", lake.name, "--dry-run", *budget, *CONN]) == 0
+        said = capsys.readouterr().out
+        assert hint in said
+        assert ("Spark's app" in said) is bool(hint)

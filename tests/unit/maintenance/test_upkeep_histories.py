@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from pyiceberg.types import LongType
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
+from airflow_lakestream.core.landing.algorithm import land as run_landing
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.policies import MaintainMode
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.replace.takeout import live_files
 from airflow_lakestream.iceberg.upkeep.compaction import CompactionReport, compact
@@ -26,14 +29,35 @@ from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule, expire
 from airflow_lakestream.iceberg.upkeep.manifest_merge import rewrite_manifests
 from airflow_lakestream.iceberg.upkeep.orphans import find_orphans, remove_orphans
 from airflow_lakestream.iceberg.write.deletes import deleted_positions
+from airflow_lakestream.run.maintenance import after_landing
+from airflow_lakestream.run.maintenance.after_landing import LandingUpkeep
 from tests.support.delete_files import delete_equal, delete_positions
-from tests.support.given_records import GROUP, GivenLake
+from tests.support.given_records import GROUP, GivenLake, Record
 from tests.support.partitioning import assert_partitions_are_right, partition_by
 from tests.unit.maintenance.test_compaction import RULE, land
 from tests.unit.maintenance.test_removal import assert_whole
 
 STEPS = int(os.environ.get("LAKESTREAM_STEPS", "25"))
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else [1, 2]
+
+
+class CompactingLake(GivenLake):
+    """Lake whose landings compact what they can."""
+
+    def land(self, records: Sequence[Record | bytes | None], **config: Any) -> LandingReport:
+        job = self.job(records, **config)
+        report = run_landing(job)
+        LandingUpkeep(self.catalog(), MaintainMode.AUTO, job.stop).run(job, report)
+        return report
+
+
+@pytest.fixture(autouse=True)
+def compacting_landings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Let landings compact after a few files, and never fail at it."""
+    monkeypatch.setattr(after_landing, "LEAST_FILES", 5)
+    monkeypatch.setattr(after_landing, "FURTHER_FILES", 1)
+    yield
+    assert "compaction after the landing failed" not in caplog.text
 
 
 class TableHistory:
@@ -177,7 +201,7 @@ def _numbers(path: Path) -> list[int]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rows_and_ledger_are_right_after_each_step(tmp_path: Path, seed: int) -> None:
-    history = TableHistory(GivenLake(tmp_path), seed, deletes=True)
+    history = TableHistory(CompactingLake(tmp_path), seed, deletes=True)
     for _ in range(STEPS):
         history.step()
         history.check()
@@ -187,7 +211,7 @@ def test_rows_and_ledger_are_right_after_each_step(tmp_path: Path, seed: int) ->
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_audit_is_clean_after_each_step_without_deletes(tmp_path: Path, seed: int) -> None:
-    history = TableHistory(GivenLake(tmp_path), 1000 + seed, deletes=False)
+    history = TableHistory(CompactingLake(tmp_path), 1000 + seed, deletes=False)
     for _ in range(STEPS):
         history.step()
         history.check()

@@ -35,6 +35,7 @@ WITH_SQL = {**PLAIN, "transformations": [ROWS]}
 MIRROR = {**PLAIN, "sinks": {"lake": {"type": "iceberg", "table": "lake.orders", "mode": "mirror", "key": ["id"]}}}
 UPSERT = {**PLAIN, "sinks": {"lake": {"type": "iceberg", "table": "lake.orders", "mode": "upsert", "key": ["id"]}}}
 REPLACING = {**PLAIN, "sinks": {"lake": {"type": "iceberg", "table": "lake.orders", "mode": "replace"}}}
+MAINTAINED = {**PLAIN, "maintenance": {"budget": "10m"}}
 DELTA = {**PLAIN, "sinks": {"lake": {"type": "delta", "table": "/lake/orders"}}}
 COLUMNS = {**PLAIN, "sinks": {"lake": {"type": "iceberg", "table": "lake.orders", "schema": "id bigint"}}}
 SENSORS: dict[str, dict[str, Any]] = {
@@ -126,7 +127,8 @@ def tried(content: dict[str, Any], path: tuple[Any, ...], kind: Any) -> Iterator
         if not [one for one in error.problems if str(path[-1]) in one.text or one.line == line]:
             yield f"{path}: {error}"
         return
-    held = [(call, name) for call in calls_of(compiled) for name, value in call.arguments.items() if holds(value)]
+    calls = [call for one in compiled.dags for call in calls_of(one)]
+    held = [(call, name) for call in calls for name, value in call.arguments.items() if holds(value)]
     if not held and path[-1] not in LEFT_OUT:
         yield f"{path}: it is lost"
     for call, name in held:

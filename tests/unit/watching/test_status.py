@@ -12,6 +12,7 @@ from airflow_lakestream.core.ledger import Counts, Landing, LandingEngine, Ledge
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, ProcessIdentity
 from airflow_lakestream.driver.progress import DriverProgress
+from airflow_lakestream.iceberg.upkeep.file_use import FileUse
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, backlog_of
 from airflow_lakestream.watching.streams.landings import BranchHistory, SnapshotRecord
@@ -174,6 +175,20 @@ def test_the_newest_landing_says_which_engine_it_is(
     recent: tuple[SnapshotRecord, ...], engine: LandingEngine | None
 ) -> None:
     assert look(history=BranchHistory(recent)).engine is engine
+
+
+def test_many_small_files_or_deletes_are_a_reason_and_change_no_state() -> None:
+    for files, text in (
+        (FileUse(files=2100, small=2000, compacted_at=NOW - 7_200_000), "2,000 small files and 0 delete files"),
+        (FileUse(files=9, delete_files=2000), "0 small files and 2,000 delete files"),
+    ):
+        stream = look(history=BranchHistory((landing(60),), files=files))
+        assert (stream.state, causes(stream)) == (StreamState.LANDING, [StreamCause.SMALL_FILES])
+        assert text in str(stream.reasons[0])
+        assert ("the last one was 2.0 h ago" in str(stream.reasons[0])) is (files.compacted_at is not None)
+        assert stream.to_dict()["files"] == files.to_dict()
+    few = look(history=BranchHistory((landing(60),), files=FileUse(files=1999, small=1999, delete_files=7)))
+    assert (few.reasons, few.files_texts(NOW)) == ((), ("1,999", "7", "-"))
 
 
 def test_a_query_counts_until_something_else_lands_after_its_last_sign_of_life() -> None:

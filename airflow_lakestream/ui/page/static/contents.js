@@ -15,7 +15,9 @@ const Files = ({ files, snapshots }) => h("dl", null, [
   ["Data files", known(files.data_files)],
   ["Size", size(files.bytes)],
   ["Size of a file", files.bytes !== null && files.data_files ? size(files.bytes / files.data_files) : "not known"],
+  ["Small files", known(files.small_files)],
   ["Delete files", known(files.delete_files)],
+  ["Last compaction", files.compacted_at ? when(files.compacted_at) : "not known"],
   ["Rows in data files", known(files.rows)],
   ["Snapshots", known(snapshots.count)],
 ].map(([name, content]) => h("div", { key: name }, h("dt", null, name), h("dd", null, content))));

@@ -1,0 +1,97 @@
+"""Small files, delete files and the last compaction of a table, from summaries of snapshots: no manifest is read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionRule
+from airflow_lakestream.iceberg.write.files import target_size
+
+# Keys of summaries, by Iceberg's specification.
+_FILES, _BYTES, _DELETES = "total-data-files", "total-files-size", "total-delete-files"
+_ADDED, _ADDED_BYTES, _REMOVED = "added-data-files", "added-files-size", "deleted-data-files"
+_PARTITIONS = "changed-partition-count"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileUse:
+    """Files of a table's head.
+
+    :param files: data files; None if the head's writer keeps no totals. The same for `delete_files`.
+    :param small: small data files that came since the last compaction by any engine, judged by the mean size in each
+        commit; if no kept snapshot is a compaction, older files are judged by the mean of the whole table.
+    :param partitions: the most partitions that one of these commits wrote to.
+    :param compacted_at: time of the last compaction, in milliseconds since 1970, or None.
+    """
+
+    files: int | None = None
+    delete_files: int | None = None
+    small: int = 0
+    partitions: int = 1
+    compacted_at: int | None = None
+
+    @classmethod
+    def of(cls, metadata: TableMetadata) -> FileUse:
+        """Return the use of a table's head."""
+        head = metadata.current_snapshot()
+        if head is None:
+            return cls()
+        limit, known = _limit(metadata), {one.snapshot_id: one for one in metadata.snapshots}
+        total = _number(head, _FILES)
+        small, partitions, at, is_cut = 0, 1, known.get(head.snapshot_id), False
+        while at is not None and not _is_compaction(at):
+            small += _small(at, limit) - (_number(at, _REMOVED) or 0)
+            partitions = max(partitions, _number(at, _PARTITIONS) or 1)
+            is_cut = at.parent_snapshot_id is not None and at.parent_snapshot_id not in known
+            at = known.get(at.parent_snapshot_id or 0)
+        if is_cut and total and (_number(head, _BYTES) or 0) / total < limit:
+            small = total
+        return cls(
+            files=total,
+            delete_files=_number(head, _DELETES),
+            small=max(0, small if total is None else min(small, total)),
+            partitions=partitions,
+            compacted_at=None if at is None else at.timestamp_ms,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return {
+            "files": self.files,
+            "small_files": self.small,
+            "delete_files": self.delete_files,
+            "compacted_at": self.compacted_at,
+        }
+
+
+def small_files_of(metadata: TableMetadata, snapshots: Collection[int]) -> int:
+    """Return the number of small files that some snapshots added, as far as the snapshots are kept."""
+    return sum(_small(one, _limit(metadata)) for one in metadata.snapshots if one.snapshot_id in snapshots)
+
+
+def _limit(metadata: TableMetadata) -> float:
+    """Return the bytes below which a compaction takes a file for small."""
+    target = target_size(metadata)
+    return CompactionRule(target_bytes=target).small_share * target
+
+
+def _small(snapshot: Snapshot, limit: float) -> int:
+    """Return the number of data files that a snapshot added, or 0 if they are not small on average."""
+    added = _number(snapshot, _ADDED) or 0
+    return added if added and (_number(snapshot, _ADDED_BYTES) or 0) / added < limit else 0
+
+
+def _is_compaction(snapshot: Snapshot) -> bool:
+    # A rewrite of manifests is a `replace`, too, and removes no file.
+    summary = snapshot.summary
+    return summary is not None and summary.operation is Operation.REPLACE and bool(_number(snapshot, _REMOVED))
+
+
+def _number(snapshot: Snapshot, key: str) -> int | None:
+    text = None if snapshot.summary is None else snapshot.summary.get(key)
+    return int(text) if text is not None and text.isdecimal() else None
