@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.compare import PartitionAudit, PartitionFacts, judge_partition
+from airflow_lakestream.audit.keyed import KeyedTable
 from airflow_lakestream.audit.log import LogRecords, read_log
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult, CountComparison, UnplacedCounts, rejected_count
@@ -30,7 +32,11 @@ from airflow_lakestream.audit.rows import (
 )
 from airflow_lakestream.audit.statistics import LostFile, SizeOf, TableFiles, table_files, take_out_lost
 from airflow_lakestream.audit.tally import OffsetTally
+from airflow_lakestream.cdc.design import key_noted
+from airflow_lakestream.cdc.iceberg import IcebergEntries, mirror_id
+from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.core.names import BESIDE, check_table_name, check_topic
+from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import refuse_mirror
@@ -45,6 +51,7 @@ from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.positions import PositionColumns, has_adopted
 from airflow_lakestream.tables.rejects.settlement import rejects_of
+from airflow_lakestream.tables.schema.types import arrow_schema
 from airflow_lakestream.tables.transformed import without_positions
 
 
@@ -249,6 +256,21 @@ class Audit:
             look_at_rejects(result, ledgers, None if rejects is None else reject_files)
         return result
 
+    def by_key(self, catalog: Any) -> tuple[KeyedTable, TableLedgers, int | None]:
+        """Open a table by key at its head; return it with the ledgers, and the head's snapshot or version.
+
+        Raises TableMissing, UnreadableTable, NoLedger, UndecidedLedger and UnreadableRows.
+        """
+        table = load(catalog, self.table)
+        ledgers = TableLedgers.of(table, self.consumer_group, self.topic)
+        snapshot_id = ledger_store.facts_of(table.metadata).head_id
+        files = table_files(table, snapshot_id)
+        lost = find_lost(self.table, files, lambda path: len(table.io.new_input(path)), ledgers)
+        keyed = keyed_iceberg(catalog, table)
+        gone = {one.path for one in lost}
+        there = [one for one in keyed.files if one.file.file_path not in gone]
+        return replace(keyed, files=there, lost=lost), ledgers, snapshot_id
+
     def begin(self, result: AuditResult, ledgers: TableLedgers, properties: Mapping[str, str]) -> tuple[str, ...]:
         """Add everything that the audit can't verify to the result; return the topics to audit.
 
@@ -340,6 +362,19 @@ class Audit:
                 "unknown which rows of the landed topic are missing."
             )
         return log
+
+
+def keyed_iceberg(catalog: Catalog, table: Table) -> KeyedTable:
+    """Return a table by key as the audit reads it. Raises UnreadableRows."""
+    head, schema = IcebergHead(table.metadata, table.metadata, table.io), table.schema()
+    key = key_noted(table.properties)
+    fields = arrow_schema(Schema(*(schema.find_field(name) for name in key)))
+    name = ".".join(table.name())
+    entries = IcebergEntries(catalog, name, mirror_id(table.metadata), fields).open()
+    try:
+        return KeyedTable(columns=arrow_schema(schema), key=key, head=head, files=head.files(), entries=entries)
+    except (CannotReplace, OSError) as e:
+        raise UnreadableRows(name, e) from e
 
 
 def look_for_positions(table: str, columns: Sequence[str], properties: Mapping[str, str]) -> bool:

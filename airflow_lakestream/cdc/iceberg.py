@@ -142,6 +142,8 @@ class IcebergMirror(IcebergSink):
     refounds = False
     hands: MergePool = MergeThreads()
     staging: StagedEventFiles = handover
+    # Only an audit, which may lack the first events, sets it; see `cdc.merge.values.RowValues`.
+    borrowed: set[str] | None = None
     _loaded: Table | None = None
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
@@ -218,6 +220,7 @@ class IcebergMirror(IcebergSink):
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=target.schema()))
         make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
         merger = make_merger(batch, self._name, key, mirror.rows, entries, mirror.merge_mode, self.hands, written, look)
+        merger.borrowed = self.borrowed
         if not self.is_there:
             # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @takes_pipeline
-@takes_decoding("with --repair: ")
+@takes_decoding("with --repair, or of a table by key: ")
 def audit(
     table: AnyTable,
     group: GroupIfSeveral = None,
@@ -51,6 +51,10 @@ def audit(
     tombstones: Annotated[
         str | None, typer.Option("--tombstones", help="with --repair: keep (default), skip or reject")
     ] = None,
+    landing: Annotated[
+        str | None,
+        typer.Option("--landing", help="of a table by key: further arguments that decide its rows, as a JSON object"),
+    ] = None,
     on_data_loss: Annotated[
         str | None,
         typer.Option("--on-data-loss", help="with --repair, if Kafka no longer has rows: fail (default) or record"),
@@ -61,24 +65,31 @@ def audit(
 ) -> None:
     """Compare a table with the ledger and with Kafka. Exit codes: 0 clean, 1 damage, 2 could not look.
 
-    With --repair the exit code is about the table after the repair; 2 means that nothing was changed.
+    A table by key is compared with its topic, folded by key: --full decodes with the arguments of the landing. With
+    --repair the exit code is about the table after the repair; 2 means that nothing was changed.
     """
     with aside():
+        from airflow_lakestream.config.arguments import json_object
+        from airflow_lakestream.run.mirror_audit import MirrorAudit, is_mirror
         from airflow_lakestream.run.repair import TableRepair
 
         more = {"tombstones": tombstones, "on_data_loss": on_data_loss}
         options = {**decoding, **{name: value for name, value in more.items() if value is not None}}
-        if options and not repair:
-            name = next(iter(options)).replace("_", "-")
-            raise InvalidArgument(f"--{name}", "belongs to --repair: an audit decodes nothing.")
         lake = lake_of(table)
         if repair:
             lake.require(LakeCapability.REPAIR, "--repair", table)
         opened = open_lake(table, iceberg_conn, storage_conn)
+        by_key = not repair and is_mirror(opened, table)
+        if (options or landing) and not (repair or by_key):
+            name = next(iter(options), "landing").replace("_", "-")
+            raise InvalidArgument(f"--{name}", "belongs to --repair, or to a table by key: this audit decodes nothing.")
         group = group_of(opened, table, group)
         look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)
         work: Any = _with_kafka(look, kafka_conn)
-        if repair:
+        if by_key:
+            registry = open_registry(decoding, kafka_conn) if full else {}
+            work = MirrorAudit(audit=work, landing={**json_object("--landing", landing), **options, **registry})
+        elif repair:
             options |= open_registry(decoding, kafka_conn)
             work = TableRepair(audit=work, **options)
         result: AuditResult = work.run(opened)

@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow_lakestream.cli.connections import like_the_airflow_command
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.spark.apps import MIRROR_APPS
 
 # Arguments of every landing task.
 _NEEDED = ("topic", "table", "consumer_group")
@@ -25,6 +26,11 @@ class TaskArguments(Mapping[str, Any]):
         self._task = task
         config = getattr(task, "app_config", None)
         self._config: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
+
+    @property
+    def is_mirror(self) -> bool:
+        """Whether the task keeps a mirror, or a table by key."""
+        return hasattr(self._task, "merge_mode") or getattr(self._task, "app", None) in MIRROR_APPS
 
     def __getitem__(self, name: str) -> Any:
         found = self._config.get(name, getattr(self._task, name, None))

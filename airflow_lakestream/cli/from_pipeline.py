@@ -7,12 +7,13 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from airflow_lakestream.config.decoding import DECODING
+from airflow_lakestream.config.decoding import DECODING, OF_ROWS
 from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.core.policies import SqlInput, ValueFormat
 from airflow_lakestream.exceptions import InvalidArgument
@@ -80,10 +81,11 @@ def takes_pipeline(command: Command) -> Command:
 
 def _given_arguments(
     pipeline: Path | None, sink: str | None, dag: str | None, task: str | None, dag_folder: Path | None
-) -> tuple[Mapping[str, Any], Refuse] | None:
+) -> tuple[Mapping[str, Any], bool, Refuse] | None:
     """Return the arguments of a pipeline's landing or of a DAG's task, or None without `--pipeline` and `--dag`.
 
-    The second value is a function that refuses templates in some of the arguments: they are checked only if used.
+    The second value is whether they are a mirror's, or a table's by key. The third is a function that refuses templates
+    in some of the arguments: they are checked only if used.
 
     Raises InvalidArgument for options that do not go together, and for an unknown file, DAG, sink or task.
     """
@@ -97,12 +99,17 @@ def _given_arguments(
         from airflow_lakestream.pipelines.check import refuse_rendered
 
         compiled, landing = _landing(pipeline, sink)
-        return landing.arguments, lambda some: refuse_rendered(compiled, [replace(landing, arguments=some)])
+        return (
+            landing.arguments,
+            landing.is_mirror,
+            lambda some: refuse_rendered(compiled, [replace(landing, arguments=some)]),
+        )
     if dag is None:
         return None
     from airflow_lakestream.cli.from_dag import arguments_of_task
 
-    return arguments_of_task(dag, task, dag_folder), refuse_templates
+    arguments = arguments_of_task(dag, task, dag_folder)
+    return arguments, arguments.is_mirror, refuse_templates
 
 
 def _landing(file: Path, sink: str | None) -> tuple[CompiledPipeline, SinkLanding]:
@@ -116,7 +123,11 @@ def _landing(file: Path, sink: str | None) -> tuple[CompiledPipeline, SinkLandin
 
 
 def _options_of(
-    arguments: Mapping[str, Any], refuse: Refuse, options: Mapping[str, inspect.Parameter], context: typer.Context
+    arguments: Mapping[str, Any],
+    is_mirror: bool,
+    refuse: Refuse,
+    options: Mapping[str, inspect.Parameter],
+    context: typer.Context,
 ) -> dict[str, Any]:
     """Return the arguments as options of the command, without options given on the command line.
 
@@ -124,9 +135,13 @@ def _options_of(
 
     :param options: the parameters of the command.
     """
-    found = {}
+    found: dict[str, Any] = {}
     unread: tuple[str, ...] = ()
-    if "repair" in options:
+    if "repair" in options and is_mirror:
+        of_rows = {name: arguments[name] for name in OF_ROWS if name in arguments and name not in options}
+        refuse(of_rows)
+        found = {} if context.params["landing"] else {"landing": json.dumps(of_rows, default=_seconds)}
+    elif "repair" in options:
         if repairs := bool(context.params["repair"]):
             # The schema is read at once, for its types of times.
             refuse({"schema": arguments.get("schema")})
@@ -146,8 +161,8 @@ def _options_of(
 def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[str, ...]:
     """Return the names of options that an audit leaves out.
 
-    An audit without a repair decodes nothing. A repair takes the columns from the table: it needs a schema only for SQL
-    over decoded columns, for CSV, and for times made from another type.
+    An audit without a repair decodes nothing, except of a table by key. A repair takes the columns from the table: it
+    needs a schema only for SQL over decoded columns, for CSV, and for times made from another type.
     """
     if not repairs:
         return (*DECODING, "tombstones", "on_data_loss")
@@ -157,6 +172,10 @@ def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[st
     has_time_sources = schema is not None and bool(to_timed_schema(schema)[1])
     needs_schema = arguments.get("sql_input") == SqlInput.DECODED or arguments.get("format") == ValueFormat.CSV
     return () if needs_schema or has_time_sources else ("schema",)
+
+
+def _seconds(value: timedelta) -> str:
+    return f"{value.total_seconds()}s"
 
 
 def _unchanged(value: Any) -> Any:

@@ -124,14 +124,10 @@ def resnapshot(
 
 def _landing(text: str | None) -> dict[str, Any]:
     """Return the arguments of `--landing`, except soft_delete. Raises InvalidArgument for an unknown argument."""
+    from airflow_lakestream.config.arguments import json_object
     from airflow_lakestream.config.mirror import MirrorConfig
 
-    try:
-        given = json.loads(text or "{}")
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise InvalidArgument("--landing", f"{text!r} is not a JSON object.", """Write '{"key": ["id"]}'.""")
+    given = json_object("--landing", text)
     known = MirrorConfig.__dataclass_fields__.keys() - {"topic", "table", "consumer_group", "table_format"}
     if unknown := sorted(given.keys() - known):
         raise InvalidArgument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
@@ -35,6 +35,8 @@ class CouldNotLook(LakestreamError, Transient):
 class LakestreamAuditOperator(SqlRendering, BaseOperator):
     """Compare a table with the ledger and with the records in Kafka; only `repair` changes the table.
 
+    A mirror, or a table by key, is compared row by row with its topic folded by key, by `full` alone.
+
     Returns the result: `verdict`, and by partition `missing`, `doubled`, `both`, `rejected_twice`, `unexpected`,
     `lost`, `forgotten`, `not_verifiable` as lists of [from, until]; with `repair` also `repaired`, and all other
     fields are from after the repair. Damage fails the task without retries; the result is in XCom all the same. If a
@@ -49,13 +51,17 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
     :param full: read every row's position and the topic, instead of file statistics alone (templated)
     :param repair: land missing rows and make doubled rows one, in one snapshot, then look again; always `full`
         (templated)
-    :param format: decoding of values, for `repair` only, as the extract operator's; the same holds for the other
-        arguments of decoding: `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `unknown_fields`, `sql`,
-        `sql_input`, `csv_delimiter`, `rename_columns`, `timestamps_finer`,
+    :param format: decoding of values, for `repair` and for a table by key only, as the extract operator's; the same
+        holds for the other arguments of decoding: `key_format`, `envelope`, `schema_registry`, `writer_schemas`,
+        `unknown_fields`, `sql`, `sql_input`, `csv_delimiter`, `rename_columns`, `timestamps_finer`,
         `unavailable_placeholder`, `unavailable_values` (templated)
     :param schema: for `repair` only: the columns that a statement with `sql_input="decoded"` reads, or the columns of
         CSV's fields (templated)
-    :param tombstones: for `repair` only, as the extract operator's (templated)
+    :param tombstones: for `repair`, as the extract operator's, or for a table by key, as the mirror operator's
+        (templated)
+    :param landing: for a table by key only: further arguments of `KafkaMirrorOperator` that decide its rows, also as
+        JSON: `key`, `on_error`, `max_rejected`, `out_of_range`, `source_tables`, `delete_when`, `within`, `merge`, and
+        those of decoding (templated)
     :param on_data_loss: for `repair` only: `"fail"` if rows are missing that Kafka no longer has, or `"record"` to
         write them into the ledger as lost (templated)
     :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
@@ -78,6 +84,7 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         repair: bool | str = False,
         tombstones: str = Tombstones.KEEP,
         on_data_loss: str = OnDataLoss.FAIL,
+        landing: Mapping[str, Any] | str | None = None,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
         storage_conn_id: str | None = None,
@@ -96,9 +103,11 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         """
         with late_imports():
             from airflow_lakestream.audit.result import AuditVerdict
+            from airflow_lakestream.config.arguments import json_object
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.places import open_tables
             from airflow_lakestream.hooks.registry import registry_of
+            from airflow_lakestream.run.mirror_audit import MirrorAudit, is_mirror
             from airflow_lakestream.run.repair import TableRepair
 
         with airflow_errors():
@@ -125,13 +134,25 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
                         "table_format", f"is {wanted}, and {self.table!r} is not the name of such a table."
                     )
             work: Any = lake.part("audit")(**arguments)
-            if repair:
+            opened = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
+            by_key = not repair and is_mirror(opened, self.table)
+            landing = json_object("landing", self.landing)
+            if landing and not by_key:
+                raise InvalidArgument("landing", f"is for a table by key, and {self.table} is none, or is repaired.")
+            if repair or (by_key and full):
                 decoding = {name: getattr(self, name) for name in DECODING}
                 named = decoding["schema_registry"]
                 decoding["schema_registry"] = registry_of(named, hook, decoding["format"], decoding["key_format"])
                 more = {"tombstones": self.tombstones, "on_data_loss": self.on_data_loss}
-                work = TableRepair(audit=work, **decoding, **more)
-            result: AuditResult = work.run(open_tables(lake, self.iceberg_conn_id, self.storage_conn_id))
+                if by_key:
+                    # Its usual outcome of a tombstone is another one than an extract's.
+                    more = {} if self.tombstones == Tombstones.KEEP else {"tombstones": self.tombstones}
+                    work = MirrorAudit(audit=work, landing={**decoding, **more, **landing})
+                else:
+                    work = TableRepair(audit=work, **decoding, **more)
+            elif by_key:
+                work = MirrorAudit(audit=work)
+            result: AuditResult = work.run(opened)
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)
         if result.verdict is AuditVerdict.DAMAGE:

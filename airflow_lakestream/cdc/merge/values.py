@@ -119,6 +119,7 @@ class RowValues:
     :param table: the mirror's name; `key` are its key's columns.
     :param memory: has deleted rows, whose values a row with another key may need.
     :param old: the table's rows that are replaced or deleted.
+    :param borrowed: gets the columns with left-out values, and a value that is nowhere becomes NULL; None to fail then.
     """
 
     batch: NewestEvents
@@ -126,6 +127,7 @@ class RowValues:
     key: tuple[str, ...]
     memory: MirrorMemory
     old: OldRows
+    borrowed: set[str] | None = None
 
     def complete(self, places_: Numbers) -> pa.Table:
         """Return the events' rows with all values. Raises ValueMissing, except for deleted rows.
@@ -144,8 +146,10 @@ class RowValues:
             if place not in number_of:
                 continue
             value = self._value(column, source)
+            if self.borrowed is not None:
+                self.borrowed.add(column)
             # A deleted row may lack a value.
-            if value is None and not gone[number_of[place]]:
+            elif value is None and not gone[number_of[place]]:
                 partition, offset = (batch.rows[name][place].as_py() for name in VERSION[2:])
                 raise ValueMissing(self.table, column, partition, offset)
             by_column.setdefault(column, {})[number_of[place]] = value
