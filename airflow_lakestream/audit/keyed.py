@@ -16,15 +16,24 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 
+from airflow_lakestream.audit.rows import UnreadableRows
 from airflow_lakestream.audit.statistics import LostFile
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, OFFSET, PARTITION, POSITION, VERSION
+from airflow_lakestream.cdc.design import key_noted
+from airflow_lakestream.cdc.iceberg import IcebergEntries, mirror_id
+from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.keys.identity import by_place
 from airflow_lakestream.cdc.merge.entries import EntryFiles
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark, versions
+from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
+from airflow_lakestream.tables.schema.types import arrow_schema
 
 # More rows help nobody, and each takes memory: the others are counted.
 MOST_ROWS = 100_000
@@ -58,6 +67,19 @@ class KeyedTable:
         """Yield the entries: deletions by key, truncations, and marks of snapshots."""
         for file in () if self.entries is None else self.entries.files:
             yield from file.read((*self.key, *VERSION))
+
+
+def keyed_iceberg(catalog: Catalog, table: Table) -> KeyedTable:
+    """Return a table by key as the audit reads it. Raises UnreadableRows."""
+    head, schema = IcebergHead(table.metadata, table.metadata, table.io), table.schema()
+    key = key_noted(table.properties)
+    fields = arrow_schema(Schema(*(schema.find_field(name) for name in key)))
+    name = ".".join(table.name())
+    entries = IcebergEntries(catalog, name, mirror_id(table.metadata), fields).open()
+    try:
+        return KeyedTable(columns=arrow_schema(schema), key=key, head=head, files=head.files(), entries=entries)
+    except (CannotReplace, OSError) as e:
+        raise UnreadableRows(name, e) from e
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.compare import PartitionAudit, PartitionFacts, judge_partition
-from airflow_lakestream.audit.keyed import KeyedTable
+from airflow_lakestream.audit.keyed import KeyedTable, keyed_iceberg
 from airflow_lakestream.audit.log import LogRecords, read_log
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult, CountComparison, UnplacedCounts, rejected_count
@@ -32,11 +31,8 @@ from airflow_lakestream.audit.rows import (
 )
 from airflow_lakestream.audit.statistics import LostFile, SizeOf, TableFiles, table_files, take_out_lost
 from airflow_lakestream.audit.tally import OffsetTally
-from airflow_lakestream.cdc.design import key_noted
-from airflow_lakestream.cdc.iceberg import IcebergEntries, mirror_id
-from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.core.names import BESIDE, check_table_name, check_topic
-from airflow_lakestream.core.ports import CannotReplace
+from airflow_lakestream.core.ports import RecordReader
 from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import refuse_mirror
@@ -51,7 +47,6 @@ from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.positions import PositionColumns, has_adopted
 from airflow_lakestream.tables.rejects.settlement import rejects_of
-from airflow_lakestream.tables.schema.types import arrow_schema
 from airflow_lakestream.tables.transformed import without_positions
 
 
@@ -345,12 +340,15 @@ class Audit:
         for unknown_topic in sorted(unknown_topics - ledgers.known_topics):
             judge_topic(result, ledgers, rows, rejected, adopted, unknown_topic, None)
 
+    def reader(self) -> RecordReader:
+        """Return the reader of the topic's records."""
+        return KafkaReader(self.kafka, self.consumer_group, poll_timeout=self.poll_timeout, where=self.where)
+
     # Returns None if Kafka no longer has the topic. Everything that Kafka does not show goes into `result.blind`.
     def _look_at_topic(self, result: AuditResult, ledgers: TableLedgers, topic: str) -> LogRecords | None:
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
-        reader = KafkaReader(self.kafka, self.consumer_group, poll_timeout=self.poll_timeout, where=self.where)
         try:
-            log = read_log(ledgers.landed, source, reader, self.stop)
+            log = read_log(ledgers.landed, source, self.reader(), self.stop)
         except TopicMissing:
             result.blind.append(f"topic {topic} no longer exists in Kafka: it is unknown which rows are missing.")
             return None
@@ -362,19 +360,6 @@ class Audit:
                 "unknown which rows of the landed topic are missing."
             )
         return log
-
-
-def keyed_iceberg(catalog: Catalog, table: Table) -> KeyedTable:
-    """Return a table by key as the audit reads it. Raises UnreadableRows."""
-    head, schema = IcebergHead(table.metadata, table.metadata, table.io), table.schema()
-    key = key_noted(table.properties)
-    fields = arrow_schema(Schema(*(schema.find_field(name) for name in key)))
-    name = ".".join(table.name())
-    entries = IcebergEntries(catalog, name, mirror_id(table.metadata), fields).open()
-    try:
-        return KeyedTable(columns=arrow_schema(schema), key=key, head=head, files=head.files(), entries=entries)
-    except (CannotReplace, OSError) as e:
-        raise UnreadableRows(name, e) from e
 
 
 def look_for_positions(table: str, columns: Sequence[str], properties: Mapping[str, str]) -> bool:

@@ -137,9 +137,12 @@ def _options_of(
     """
     found: dict[str, Any] = {}
     unread: tuple[str, ...] = ()
-    if "repair" in options and is_mirror:
-        of_rows = {name: arguments[name] for name in OF_ROWS if name in arguments and name not in options}
+    is_fan_out = "{" in str(arguments.get("table")).replace("{{", "")
+    if "repair" in options and (is_mirror or is_fan_out):
+        names = OF_ROWS if is_mirror else ("home_table", "metadata_columns")
+        of_rows = {name: arguments[name] for name in names if name in arguments and name not in options}
         refuse(of_rows)
+        unread = ("on_data_loss",)
         found = {} if context.params["landing"] else {"landing": json.dumps(of_rows, default=_seconds)}
     elif "repair" in options:
         if repairs := bool(context.params["repair"]):

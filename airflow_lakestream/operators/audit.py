@@ -59,9 +59,9 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         CSV's fields (templated)
     :param tombstones: for `repair`, as the extract operator's, or for a table by key, as the mirror operator's
         (templated)
-    :param landing: for a table by key only: further arguments of `KafkaMirrorOperator` that decide its rows, also as
-        JSON: `key`, `on_error`, `max_rejected`, `out_of_range`, `source_tables`, `delete_when`, `within`, `merge`, and
-        those of decoding (templated)
+    :param landing: also as JSON, for the home of a fan-out: `table`, the template of its tables; for a table by key:
+        further arguments of `KafkaMirrorOperator` that decide its rows: `key`, `on_error`, `max_rejected`,
+        `out_of_range`, `source_tables`, `delete_when`, `within`, `merge`; and those of decoding (templated)
     :param on_data_loss: for `repair` only: `"fail"` if rows are missing that Kafka no longer has, or `"record"` to
         write them into the ledger as lost (templated)
     :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
@@ -107,7 +107,7 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.places import open_tables
             from airflow_lakestream.hooks.registry import registry_of
-            from airflow_lakestream.run.mirror_audit import MirrorAudit, is_mirror
+            from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
             from airflow_lakestream.run.repair import TableRepair
 
         with airflow_errors():
@@ -135,23 +135,24 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
                     )
             work: Any = lake.part("audit")(**arguments)
             opened = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
-            by_key = not repair and is_mirror(opened, self.table)
+            decodes = not repair and takes_landing(opened, self.table)
             landing = json_object("landing", self.landing)
-            if landing and not by_key:
-                raise InvalidArgument("landing", f"is for a table by key, and {self.table} is none, or is repaired.")
-            if repair or (by_key and full):
+            if landing and not decodes:
+                problem = f"is for a table by key or a fan-out, and {self.table} is none, or is repaired."
+                raise InvalidArgument("landing", problem)
+            if repair or (decodes and full):
                 decoding = {name: getattr(self, name) for name in DECODING}
                 named = decoding["schema_registry"]
                 decoding["schema_registry"] = registry_of(named, hook, decoding["format"], decoding["key_format"])
                 more = {"tombstones": self.tombstones, "on_data_loss": self.on_data_loss}
-                if by_key:
+                if decodes:
                     # Its usual outcome of a tombstone is another one than an extract's.
                     more = {} if self.tombstones == Tombstones.KEEP else {"tombstones": self.tombstones}
-                    work = MirrorAudit(audit=work, landing={**decoding, **more, **landing})
+                    work = audit_of(work, opened, {**decoding, **more, **landing})
                 else:
                     work = TableRepair(audit=work, **decoding, **more)
-            elif by_key:
-                work = MirrorAudit(audit=work)
+            elif decodes:
+                work = audit_of(work, opened, {})
             result: AuditResult = work.run(opened)
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)

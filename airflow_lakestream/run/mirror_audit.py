@@ -26,10 +26,11 @@ from airflow_lakestream.audit.keyed import (
     KeyedVerdict,
     RowFault,
     WrongRow,
+    keyed_iceberg,
     opened,
 )
 from airflow_lakestream.audit.result import AuditResult
-from airflow_lakestream.audit.run import Audit, keyed_iceberg
+from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.cdc.design import sequence_noted, strategy_noted
 from airflow_lakestream.cdc.iceberg import IcebergMirror
@@ -54,11 +55,6 @@ from airflow_lakestream.tables.schema.columns import to_schema
 
 _FOLD = "audit.rows"
 _TRIES = 10
-
-
-def is_mirror(lake: Lake, table: str) -> bool:
-    """Return whether a table is a mirror, or a table by key; False for a missing table."""
-    return MIRROR in (lake_of(table).part("swap").properties_of(lake, table) or {})
 
 
 @dataclass(frozen=True, kw_only=True)
