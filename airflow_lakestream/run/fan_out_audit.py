@@ -145,8 +145,8 @@ class FanOutAudit(Audit):
             topics = {one.topic for one in ledgers.own.topics}
             if others := sorted(g for g, ledger in held.items() if topics & {one.topic for one in ledger.topics}):
                 result.blind.append(
-                    f"{name} has rows of {', '.join(topics)} by the consumer group {', '.join(others)}, too: they can't "
-                    "be distinguished from those of the fan-out."
+                    f"{name} has rows of {', '.join(topics)} by the consumer group {', '.join(others)}, too: they "
+                    "can't be distinguished from those of the fan-out."
                 )
             # A run commits the home last: what only the table has is not landed yet.
             pending = union(entry.landed for ledger in own for entry in ledger.topics.values())

@@ -116,12 +116,13 @@ class MirrorAudit:
             held |= {"envelope": RecordEnvelope.FLATTENED if note.get("flattened") else None, "key": note["key"]}
             held |= {} if note.get("flattened") else {"sequence_by": sequence_noted(note) or None}
             held |= {"insert_only": bool(note.get("insert_only"))}
-        # One commit for each batch of bytes: how long it took does not matter.
+        # One commit for each batch of bytes, small for bounded memory: how long it took does not matter.
         return MirrorConfig(
             topic=topic,
             table=_FOLD,
             consumer_group=self.audit.consumer_group,
             checkpoint_interval=86_400,
+            max_batch_bytes="64MiB",
             poll_timeout=self.audit.poll_timeout,
             **held | given,
         )
