@@ -90,7 +90,7 @@ class KeyedRules:
     :param is_by_log: whether versions count places of a log, which a fold from its middle counts otherwise.
     :param first_stays: whether the first record of a key stays, and `within` whether only for a time.
     :param keeps_absent: whether a row has values of several records.
-    :param borrowed: columns with values that a record left out.
+    :param borrowed: by column the partitions and offsets of records that left its value out.
     """
 
     landed: RangeSet
@@ -100,7 +100,7 @@ class KeyedRules:
     first_stays: bool = False
     within: bool = False
     keeps_absent: bool = False
-    borrowed: frozenset[str] = frozenset()
+    borrowed: Sequence[tuple[str, pa.Table]] = ()
 
 
 class RowFault(StrEnum):
@@ -265,6 +265,10 @@ class KeyComparison:
             kinds = zip(("part", "start", "until"), columns, strict=True)
             self._execute(f"CREATE TABLE {name} (part INTEGER, start BIGINT, until BIGINT)")
             self._insert(name, pa.table({one: pa.array(values, pa.int64()) for one, values in kinds}))
+        self._execute("CREATE TABLE left_out (col BIGINT, part INTEGER, off BIGINT)")
+        for name, places in self._rules.borrowed:
+            at = pa.repeat(pa.scalar(self._names.index(name), pa.int64()), len(places))
+            self._insert("left_out", places.add_column(0, "col", at))
         holes = {one.partition for one in self._rules.landed - self._rules.seen}
         self._execute("CREATE TABLE hole (part INTEGER)")
         self._insert("hole", pa.table({"part": pa.array(sorted(holes), pa.int64())}))
@@ -297,10 +301,7 @@ class KeyComparison:
         """Return the statement for the columns in which rows differ from the fold's."""
         version = (*VERSION, DELETED)
         payload = [at for at, name in enumerate(self._names) if name not in version]
-        borrowed = [at for at, name in enumerate(self._names) if name in self._rules.borrowed]
-        return _DIFFERING.format(
-            width=len(self._names), borrowed=borrowed, payload=payload, null=_NULL, absent=self._rules.keeps_absent
-        )
+        return _DIFFERING.format(width=len(self._names), payload=payload, null=_NULL, absent=self._rules.keeps_absent)
 
     def _wrong(self) -> Iterable[WrongRow]:
         keys = ", ".join(f"coalesce(f.key_{at}, t.key_{at})" for at in range(len(self._key)))
@@ -400,12 +401,16 @@ _DIFFERING = """
 CREATE TABLE differing AS
 WITH every AS (
     SELECT j.k, j.kind, h.part IS NOT NULL AS has_hole, coalesce(j.f_gone, false) OR {absent} AS is_mixed, f.hs AS f,
+        coalesce(b.columns, []) AS borrowed,
         list_filter(range({width}), lambda i: f.hs[i + 1] <> t.hs[i + 1]) AS differ
     FROM judged j JOIN fold_more f ON f.k = j.k JOIN held_more t ON (t.k, t.part, t.off) = (j.k, j.t_part, j.t_off)
-    LEFT JOIN hole h ON h.part = j.f_part WHERE j.kind IN ('content', 'different')
+    LEFT JOIN hole h ON h.part = j.f_part
+    LEFT JOIN (SELECT part, off, list(DISTINCT col) AS columns FROM left_out GROUP BY part, off) b
+        ON (b.part, b.off) = (j.f_part, j.f_off)
+    WHERE j.kind IN ('content', 'different')
 ), kept AS (
     SELECT *, list_filter(differ, lambda i: NOT (
-        (list_contains({borrowed}::BIGINT[], i) AND (has_hole OR f[i + 1] = {null}::UBIGINT))
+        (list_contains(borrowed, i) AND (has_hole OR f[i + 1] = {null}::UBIGINT))
         OR (has_hole AND is_mixed AND list_contains({payload}::BIGINT[], i))
     )) AS certain FROM every WHERE len(differ) > 0
 )

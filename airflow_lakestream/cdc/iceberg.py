@@ -23,6 +23,7 @@ from airflow_lakestream.cdc.merge.history import HistoryMerger
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, REPLACED, SUFFIX
 from airflow_lakestream.cdc.merge.merge import BatchMerger
 from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.merge.values import Borrowed
 from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
@@ -143,7 +144,7 @@ class IcebergMirror(IcebergSink):
     hands: MergePool = MergeThreads()
     staging: StagedEventFiles = handover
     # Only an audit, which may lack the first events, sets it; see `cdc.merge.values.RowValues`.
-    borrowed: set[str] | None = None
+    borrowed: Borrowed | None = None
     _loaded: Table | None = None
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 
 from airflow_lakestream.audit.books import TableLedgers
@@ -55,6 +56,8 @@ from airflow_lakestream.tables.schema.columns import to_schema
 
 _FOLD = "audit.rows"
 _TRIES = 10
+# Python's numbers take ten times the memory of Arrow's.
+_PART = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +139,7 @@ class MirrorAudit:
             first_stays=bool(note.get("insert_only")),
             within=fold.config.mirror.within is not None,
             keeps_absent=fold.config.mirror.keeps_absent,
-            borrowed=frozenset(fold.borrowed),
+            borrowed=fold.borrowed.parts(),
         )
 
 
@@ -212,7 +215,7 @@ class TopicFold:
     """The records of a topic folded by key, in a mirror of a local folder.
 
     `seen` are the offsets with a record in Kafka, `shown` the offsets that were read, `damaged` those of damaged
-    batches. `borrowed` are the columns whose values a record left out.
+    batches. `borrowed` are the values that a record left out.
 
     :param table: the table to compare with, whose columns the fold gets.
     :param note: the note of that table.
@@ -222,7 +225,7 @@ class TopicFold:
         self, config: MirrorConfig, audit: Audit, table: KeyedTable, note: Mapping[str, Any], folder: Path
     ) -> None:
         self.config, self._audit = config, audit
-        self.shown, self.damaged, self.borrowed = RangeSet(), RangeSet(), set[str]()
+        self.shown, self.damaged, self.borrowed = RangeSet(), RangeSet(), BorrowedValues()
         self._seen: dict[PartitionKey, OffsetTally] = {}
         uri, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}/fold"
         self._catalog = SqlCatalog("audit", uri=uri, warehouse=warehouse)
@@ -251,7 +254,7 @@ class TopicFold:
         inner = getattr(job.sink, "inner", None)
         assert isinstance(inner, Mirror), "a mirror's configuration makes no other"
         assert isinstance(inner.table, IcebergMirror), "its catalog has no other"
-        inner.table.borrowed = self.borrowed
+        inner.table.borrowed = self.borrowed.add
         if (current := job.source.identity()) != identity:
             raise TopicReplaced(identity, current, self._audit.consumer_group, self._audit.table)
         job = replace(job, reader=_NotingReader(job.reader, self._seen))
@@ -267,6 +270,32 @@ class TopicFold:
                 if tries == _TRIES:
                     raise
         self.shown = job.sink.load("audit").ledger.entry(identity).landed
+
+
+class BorrowedValues:
+    """Values that records left out, by column, as the partitions and offsets of the records."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, pa.Table]] = []
+        self._open: dict[str, list[tuple[int, int]]] = {}
+
+    def add(self, column: str, partition: int, offset: int) -> None:
+        """Note a value."""
+        places = self._open.setdefault(column, [])
+        places.append((partition, offset))
+        if len(places) == _PART:
+            self._close(column)
+
+    def parts(self) -> list[tuple[str, pa.Table]]:
+        """Return the columns `part` and `off` by column, in parts."""
+        for column in list(self._open):
+            self._close(column)
+        return self._parts
+
+    def _close(self, column: str) -> None:
+        partitions, offsets = zip(*self._open.pop(column), strict=True)
+        places = {"part": pa.array(partitions, pa.int32()), "off": pa.array(offsets, pa.int64())}
+        self._parts.append((column, pa.table(places)))
 
 
 @dataclass(frozen=True)

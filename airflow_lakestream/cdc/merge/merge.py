@@ -38,7 +38,7 @@ from airflow_lakestream.cdc.merge.lookup import FileChange, KeyLookup, LookupRes
 from airflow_lakestream.cdc.merge.memory import MirrorEntries, MirrorMemory, row_column
 from airflow_lakestream.cdc.merge.newest import NewestEvents, is_before, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
-from airflow_lakestream.cdc.merge.values import OldRows, RowValues
+from airflow_lakestream.cdc.merge.values import Borrowed, OldRows, RowValues
 from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.decode.connect.unavailable import Mask
@@ -116,7 +116,7 @@ class BatchMerger:
     hands: MergePool
     written: list[File]
     look: Look | None = None
-    borrowed: set[str] | None = None
+    borrowed: Borrowed | None = None
     _judged: GuardedRowCheck = field(init=False)
 
     def merge(self, head: MirrorHead | None) -> MergeResult:
