@@ -40,7 +40,6 @@ MOST_ROWS = 100_000
 # DuckDB spills to disk beyond this.
 MEMORY = "384MiB"
 _SIDE = "k UBIGINT, h UBIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT, gone BOOLEAN"
-_NULL = int(RowHashes().of_columns(pa.table({"null": pa.nulls(1)}))[0][0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,8 +299,9 @@ class KeyComparison:
     def _differing(self) -> str:
         """Return the statement for the columns in which rows differ from the fold's."""
         version = (*VERSION, DELETED)
+        null = int(self._hashes.of_columns(pa.table({"null": pa.nulls(1)}))[0][0])
         payload = [at for at, name in enumerate(self._names) if name not in version]
-        return _DIFFERING.format(width=len(self._names), payload=payload, null=_NULL, absent=self._rules.keeps_absent)
+        return _DIFFERING.format(width=len(self._names), payload=payload, null=null, absent=self._rules.keeps_absent)
 
     def _wrong(self) -> Iterable[WrongRow]:
         keys = ", ".join(f"coalesce(f.key_{at}, t.key_{at})" for at in range(len(self._key)))

@@ -82,13 +82,13 @@ def audit(
         if "{" in table:
             table, landing = _home_of(table, topic, group, landing)
         opened = open_lake(table, iceberg_conn, storage_conn)
+        group = group_of(opened, table, group)
+        look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)
         decodes = not repair and takes_landing(opened, table)
         if (options or landing) and not (repair or decodes):
             name = next(iter(options), "landing").replace("_", "-")
             problem = "belongs to --repair, a table by key, or a fan-out: this audit decodes nothing."
             raise InvalidArgument(f"--{name}", problem)
-        group = group_of(opened, table, group)
-        look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)
         work: Any = _with_kafka(look, kafka_conn)
         if decodes:
             registry = open_registry(decoding, kafka_conn) if full else {}

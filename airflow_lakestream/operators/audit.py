@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_lakestream.audit.result import AuditResult
+    from airflow_lakestream.audit.run import Audit
+    from airflow_lakestream.hooks.kafka import KafkaHook
 
 log = logging.getLogger(__name__)
 
@@ -103,12 +105,8 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         """
         with late_imports():
             from airflow_lakestream.audit.result import AuditVerdict
-            from airflow_lakestream.config.arguments import json_object
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.places import open_tables
-            from airflow_lakestream.hooks.registry import registry_of
-            from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
-            from airflow_lakestream.run.repair import TableRepair
 
         with airflow_errors():
             need_extras(*extras_of(self))
@@ -133,27 +131,9 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
                     raise InvalidArgument(
                         "table_format", f"is {wanted}, and {self.table!r} is not the name of such a table."
                     )
-            work: Any = lake.part("audit")(**arguments)
             opened = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
-            decodes = not repair and takes_landing(opened, self.table)
-            landing = json_object("landing", self.landing)
-            if landing and not decodes:
-                problem = f"is for a table by key or a fan-out, and {self.table} is none, or is repaired."
-                raise InvalidArgument("landing", problem)
-            if repair or (decodes and full):
-                decoding = {name: getattr(self, name) for name in DECODING}
-                named = decoding["schema_registry"]
-                decoding["schema_registry"] = registry_of(named, hook, decoding["format"], decoding["key_format"])
-                more = {"tombstones": self.tombstones, "on_data_loss": self.on_data_loss}
-                if decodes:
-                    # Its usual outcome of a tombstone is another one than an extract's.
-                    more = {} if self.tombstones == Tombstones.KEEP else {"tombstones": self.tombstones}
-                    work = audit_of(work, opened, {**decoding, **more, **landing})
-                else:
-                    work = TableRepair(audit=work, **decoding, **more)
-            elif decodes:
-                work = audit_of(work, opened, {})
-            result: AuditResult = work.run(opened)
+            look = lake.part("audit")(**arguments)
+            result: AuditResult = self._work(look, opened, hook, repair=repair).run(opened)
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)
         if result.verdict is AuditVerdict.DAMAGE:
@@ -163,6 +143,30 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         if result.verdict is AuditVerdict.COULD_NOT_LOOK:
             raise CouldNotLook(f"{self.table}: " + " ".join(result.blind))
         return summary
+
+    def _work(self, look: Audit, opened: Any, hook: KafkaHook, *, repair: bool) -> Any:
+        """Return the audit of the table's kind, or the repair. Raises InvalidArgument."""
+        with late_imports():
+            from airflow_lakestream.config.arguments import json_object
+            from airflow_lakestream.hooks.registry import registry_of
+            from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
+            from airflow_lakestream.run.repair import TableRepair
+
+        decodes = not repair and takes_landing(opened, self.table)
+        landing = json_object("landing", self.landing)
+        if landing and not decodes:
+            problem = f"is for a table by key or a fan-out, and {self.table} is none, or is repaired."
+            raise InvalidArgument("landing", problem)
+        decoding: dict[str, Any] = {}
+        if repair or (decodes and look.full):
+            decoding = {name: getattr(self, name) for name in DECODING}
+            named = decoding["schema_registry"]
+            decoding["schema_registry"] = registry_of(named, hook, decoding["format"], decoding["key_format"])
+        if repair:
+            return TableRepair(audit=look, **decoding, tombstones=self.tombstones, on_data_loss=self.on_data_loss)
+        # The usual outcome of a tombstone of a table by key is another one than an extract's.
+        more = {} if self.tombstones == Tombstones.KEEP else {"tombstones": self.tombstones}
+        return audit_of(look, opened, {**decoding, **more, **landing})
 
     def on_kill(self) -> None:
         """Stop reading; uncommitted files leave no trace."""
