@@ -7,7 +7,7 @@ of the tables is known, each record is decoded and routed again, and compared wi
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -27,7 +27,7 @@ from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.policies import OnError
 from airflow_lakestream.core.ports import RecordChunk, RecordReader
-from airflow_lakestream.core.ranges import PartitionKey, RangeSet, shown
+from airflow_lakestream.core.ranges import Interval, PartitionKey, RangeSet, shown
 from airflow_lakestream.core.routing import MIRROR, ROUTE_OFFSET, SEPARATOR
 from airflow_lakestream.decode.metadata import RecordRouter
 from airflow_lakestream.decode.rows import RowDecoderFactory
@@ -81,10 +81,11 @@ class FanOutAudit(Audit):
     """Audit of a fan-out; `table` is its home.
 
     :param config: the landing's configuration, with the template of the tables; None: records are not routed.
+    :param routing: the reader of records that are routed, made by `run`.
     """
 
     config: ExtractConfig | None = None
-    routing: RecordRouting | None = field(default=None, init=False)
+    routing: RecordRouting | None = None
 
     def run(self, catalog: Any) -> AuditResult:
         """Audit all tables of the fan-out, without a change of any table.
@@ -114,9 +115,8 @@ class FanOutAudit(Audit):
         rows = {target.name: target.rows(self.topic) for target in targets}
         rejected = RowPositions() if rejects is None else count_rejected(rejects, home, ledgers.ledgers, self.topic)
         routing = None if self.config is None else RecordRouting.of(self, self.config, home)
-        looking = replace(self)
-        object.__setattr__(looking, "routing", routing)
-        looking.judge(result, ledgers, _together(rows.values()), rejected, topics, AdoptedRows())
+        look = replace(self, routing=routing)
+        look.judge(result, ledgers, _together(rows.values()), rejected, topics, AdoptedRows())
         if routing is None:
             result.notes.append(
                 "rows were not compared with the tables that their values name: give the template of the tables, such "
@@ -188,7 +188,7 @@ class AuditedTarget:
         return found
 
 
-def _without(tally: OffsetTally, intervals: Any) -> OffsetTally:
+def _without(tally: OffsetTally, intervals: Sequence[Interval]) -> OffsetTally:
     """Return a tally without the offsets of the intervals."""
     start: int | None = None
     found = OffsetTally()
@@ -197,7 +197,7 @@ def _without(tally: OffsetTally, intervals: Any) -> OffsetTally:
     return found + tally.window(start, None) if intervals else tally
 
 
-def _together(parts: Any) -> RowPositions:
+def _together(parts: Iterable[RowPositions]) -> RowPositions:
     """Return the rows of several tables as those of one."""
     found = RowPositions()
     for one in parts:
