@@ -189,12 +189,7 @@ def _report(
             )
         )
         if landed - seen:
-            result.made.append(
-                f"{topic}[{partition}]: {(landed - seen).width} of {landed.width} landed offsets have no record in "
-                f"Kafka any more: {(landed - shown).width} expired, {(shown - seen).width} were compacted, or are "
-                f"markers of transactions. {verdict.unseen.get(partition, 0)} rows are of such records, and were not "
-                "compared."
-            )
+            result.made.append(_unseen(f"{topic}[{partition}]", landed, shown, seen, verdict.unseen.get(partition, 0)))
     if verdict.unseen_gone:
         result.made.append(
             f"{verdict.unseen_gone} rows that Kafka shows are deleted, by records that Kafka has no more."
@@ -203,6 +198,15 @@ def _report(
         result.made.append(f"{verdict.unseen_values} rows have values of records that Kafka has no more.")
     if verdict.left_out:
         result.findings.append(f"{verdict.left_out} more rows are wrong: the first {len(verdict.wrong)} are named.")
+
+
+def _unseen(place: str, landed: RangeSet, shown: RangeSet, seen: RangeSet, rows: int) -> str:
+    """Return the landed offsets of a partition without a record in Kafka, and the number of their rows, as text."""
+    return (
+        f"{place}: {(landed - seen).width} of {landed.width} landed offsets have no record in Kafka any more: "
+        f"{(landed - shown).width} expired, {(shown - seen).width} were compacted, or are markers of transactions. "
+        f"{rows} rows are of such records, and were not compared."
+    )
 
 
 def _ranges(topic: str, wrong: list[WrongRow], fault: RowFault) -> RangeSet:
