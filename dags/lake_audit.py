@@ -41,6 +41,13 @@ with DAG(
             title="Every row",
             description="Read every row's position, and the topic; else the statistics of the files alone.",
         ),
+        "landing": Param(
+            None,
+            type=["null", "object"],
+            title="Arguments of a table by key",
+            description="For every row of a mirror: the arguments of its landing that decide its rows, "
+            'such as {"format": "avro", "delete_when": "op = \'D\'"}.',
+        ),
         "kafka_conn_id": Param(
             "kafka_default", type="string", minLength=1, title="Kafka connection", description="For every row only."
         ),
@@ -66,6 +73,7 @@ with DAG(
         consumer_group="{{ params.consumer_group }}",
         topic="{{ params.topic or '' }}",
         full="{{ params.full }}",
+        landing="{{ (params.landing or {}) | tojson }}",
         kafka_conn_id="{{ params.kafka_conn_id }}",
         iceberg_conn_id="{{ params.iceberg_conn_id }}",
         storage_conn_id="{{ params.storage_conn_id or '' }}",

@@ -125,11 +125,16 @@ class PartitionAudit:
     `unexpected`. `readable` counts the landed offsets with a record in Kafka; `rejected` the rejected records;
     `rejected_too_many` the surplus in `both` and `rejected_twice`. `tally` and `rejects` count rows and rejected
     records by offset.
+
+    Only of a table by key: `different` are the records whose row has other values, and `rows_unseen` is the number of
+    rows whose records have left Kafka, so that they were not compared.
     """
 
     topic: str
     partition: int
     missing: RangeSet = RangeSet()
+    different: RangeSet = RangeSet()
+    rows_unseen: int = 0
     doubled: tuple[DoubledRange, ...] = ()
     both: RangeSet = RangeSet()
     rejected_twice: RangeSet = RangeSet()
@@ -152,7 +157,7 @@ class PartitionAudit:
     @property
     def is_damaged(self) -> bool:
         """Whether rows are missing, doubled or of unknown origin, or rejected records are stored too often."""
-        found = self.missing or self.doubled or self.both or self.rejected_twice or self.unexpected
+        found = self.missing or self.different or self.doubled or self.both or self.rejected_twice or self.unexpected
         return bool(found) or self.impossible is not None
 
     def with_rows(self, asked: RangeSet) -> RangeSet:

@@ -14,11 +14,15 @@ import pyarrow.compute as pc
 from obstore.exceptions import BaseError
 
 from airflow_lakestream.audit.books import TableLedgers
+from airflow_lakestream.audit.keyed import KeyedTable
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.rows import RowPositions, UnreadableRows
 from airflow_lakestream.audit.run import Audit, find_lost, load_consistent, look_for_positions
 from airflow_lakestream.audit.statistics import FileFacts, LostFile, TableFiles, partly
+from airflow_lakestream.cdc.delta import DeltaEntries, id_of
+from airflow_lakestream.cdc.delta_head import DeltaHead
+from airflow_lakestream.cdc.design import key_noted
 from airflow_lakestream.core.names import check_location
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.routing import refuse_mirror
@@ -53,11 +57,7 @@ class DeltaAudit(Audit):
         main, rejects = _both(storage, self.table)
         refuse_mirror(self.table, main.properties, "audited by topic, partition and offset")
         has_positions = look_for_positions(self.table, main.schema.names, main.properties)
-        for group in sorted({*ledger_store.groups(main), self.consumer_group}):
-            ledger_store.check_not_taken_away(main, group, storage.store(self.table))
-        groups = sorted({*ledger_store.groups(main), self.consumer_group})
-        by_group = {group: ledger_store.read_ledger(main, group) for group in groups}
-        ledgers = TableLedgers.made(self.table, self.consumer_group, by_group, self.topic)
+        ledgers = self._ledgers(storage, main)
         result = AuditResult(self.table, self.consumer_group, main.version, self.full)
         topics = self.begin(result, ledgers, main.properties)
         files = _statistics(main)
@@ -87,6 +87,30 @@ class DeltaAudit(Audit):
             look_at_files(result, ledgers, files, topics)
             look_at_rejects(result, ledgers, None if rejects is None else reject_files)
         return result
+
+    def by_key(self, storage: Any) -> tuple[KeyedTable, TableLedgers, int | None]:
+        """Open a table by key at its head; return it with the ledgers, and the head's version.
+
+        Raises InvalidArgument if the Delta table does not exist, NoLedger, LedgerTakenAway and UnreadableRows.
+        """
+        main = storage.open_existing(self.table)
+        ledgers = self._ledgers(storage, main)
+        lost = _find_lost(storage, main, _statistics(main), ledgers)
+        gone, key = {one.path for one in lost}, key_noted(main.properties)
+        fields = pa.schema([main.schema.field(name) for name in key])
+        entries = DeltaEntries(storage, self.table, id_of(main), fields).open()
+        there = [one for one in _files(main) if one["path"] not in gone]
+        head = DeltaHead(storage, main, main.schema)
+        keyed = KeyedTable(columns=main.schema, key=key, head=head, files=there, entries=entries, lost=lost)
+        return keyed, ledgers, main.version
+
+    def _ledgers(self, storage: DeltaStorage, main: DeltaTableHead) -> TableLedgers:
+        """Read the ledgers of all groups. Raises NoLedger and LedgerTakenAway."""
+        groups = sorted({*ledger_store.groups(main), self.consumer_group})
+        for group in groups:
+            ledger_store.check_not_taken_away(main, group, storage.store(self.table))
+        by_group = {group: ledger_store.read_ledger(main, group) for group in groups}
+        return TableLedgers.made(self.table, self.consumer_group, by_group, self.topic)
 
 
 def _both(storage: DeltaStorage, table: str) -> tuple[DeltaTableHead, DeltaTableHead | None]:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_lakestream.audit.compare import ImpossibleRows, PartitionAudit
+from airflow_lakestream.audit.keyed import WrongRow
 from airflow_lakestream.audit.statistics import LostFile
 from airflow_lakestream.core.ranges import RangeSet, shown
 from airflow_lakestream.iceberg.upkeep.narrow_bounds import WrongBounds
@@ -23,6 +24,12 @@ SEES = {
         "another size than in the metadata, bounds that leave values out. Not seen: which offsets "
         "are missing, as many rows missing as doubled, and which rejected records count. --full shows these."
     ),
+}
+
+# The same of a table by key.
+SEES_BY_KEY = {
+    True: "full: every row against the topic, folded by key from the records that Kafka still shows.",
+    False: "quick: files that are gone or have another size than in the metadata; no row was read. --full reads rows.",
 }
 
 
@@ -180,6 +187,8 @@ class AuditResult:
     blind: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
+    by_key: bool = False
+    wrong: list[WrongRow] = field(default_factory=list)
     repaired: RepairResult | None = None
 
     @property
@@ -240,7 +249,10 @@ class AuditResult:
             # As text: browsers would round 64-bit numbers.
             "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
             "mode": "full" if self.is_full else "quick",
-            "partitions": [_partition_to_dict(audit, most_ranges, self.is_full) for audit in self.partitions],
+            "partitions": [
+                _partition_to_dict(audit, most_ranges, self.is_full, self.by_key) for audit in self.partitions
+            ],
+            **({"wrong_rows": [one.to_dict() for one in self.wrong[:most_ranges]]} if self.by_key else {}),
             "counts": [{"of": c.what, "expected": c.expected, "found": c.found} for c in self.counts],
             "not_verifiable_by_count": [
                 {"topic": c.topic, "skipped": c.skipped, "filtered": c.filtered} for c in self.by_count
@@ -260,13 +272,15 @@ class AuditResult:
 
     def _lines(self) -> Iterator[str]:
         yield f"{self.table}, consumer group {self.consumer_group}: {self.verdict.value.upper()}"
-        yield f"  {SEES[self.is_full]}"
+        yield f"  {(SEES_BY_KEY if self.by_key else SEES)[self.is_full]}"
         yield f"  snapshot {self.snapshot_id or '(none)'}"
         if self.repaired is not None:
             yield from (f"  {line}" for line in self.repaired.lines())
         for audit in self.partitions:
             yield f"  {audit.topic}[{audit.partition}]: {_summary(audit, self.is_full)}"
             yield from (f"    {line}" for line in _damages(audit, with_place=False))
+            wrong = [one.text for one in self.wrong if one.partition == audit.partition]
+            yield from (f"    {line}" for line in wrong[:_SHOWN])
             yield from (f"    {line}" for line in _receipts(audit, self.is_full))
         for title, lines in (
             ("damage", [one.text for one in self.lost_files]),
@@ -284,7 +298,8 @@ def _summary(audit: PartitionAudit, is_full: bool) -> str:
     if not is_full:
         return state
     rejected = f", {audit.rejected} rejected" if audit.rejected else ""
-    return f"{state}, {audit.rows} rows{rejected}, {audit.readable} records in Kafka"
+    unseen = f", {audit.rows_unseen} not compared" if audit.rows_unseen else ""
+    return f"{state}, {audit.rows} rows{unseen}{rejected}, {audit.readable} records in Kafka"
 
 
 def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
@@ -292,6 +307,8 @@ def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
     lines = []
     if audit.missing:
         lines.append(f"{place}missing: {_text(audit.missing)} ({audit.rows_missing} rows)")
+    if audit.different:
+        lines.append(f"{place}different: {_text(audit.different)}")
     if audit.doubled:
         texts = [f"[{d.from_offset},{d.until_offset}) x{d.times}" for d in audit.doubled]
         lines.append(f"{place}doubled: {shown(texts, _SHOWN)}")
@@ -325,7 +342,7 @@ def _text(ranges: RangeSet) -> str:
     return shown([f"[{r.from_offset},{r.until_offset})" for r in ranges], _SHOWN)
 
 
-def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool) -> dict[str, Any]:
+def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool, by_key: bool) -> dict[str, Any]:
     ranges: dict[str, list[list[int]]] = {
         "doubled": [[d.from_offset, d.until_offset, d.times] for d in audit.doubled],
         "unexpected": [*_pairs(audit.unexpected), *_impossible_pairs(audit)],
@@ -339,11 +356,14 @@ def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool) -
             "rejected_twice": _pairs(audit.rejected_twice),
             "not_verifiable": _pairs(audit.not_verifiable),
         }
+    if by_key:
+        ranges["different"] = _pairs(audit.different)
     cut = {name: len(found) - most for name, found in ranges.items() if most is not None and len(found) > most}
     return {
         "topic": audit.topic,
         "partition": audit.partition,
         **(_numbers(audit) if is_full else {}),
+        **({"rows_unseen": audit.rows_unseen} if by_key and is_full else {}),
         **{name: found[:most] for name, found in ranges.items()},
         **({"ranges_left_out": cut} if cut else {}),
     }

@@ -106,11 +106,13 @@ class RowPositions:
         rows = pa.table({name: batch.column(name).cast(kind) for name, kind in columns})
         by_key = rows.group_by([TOPIC, PARTITION]).aggregate([(OFFSET, "min"), (OFFSET, "max"), ([], "count_all")])
         for one in by_key.to_pylist():
-            found = ImpossibleRows(
-                one[TOPIC], one[PARTITION], one[f"{OFFSET}_min"], one[f"{OFFSET}_max"], one["count_all"]
-            )
-            before = self._impossible.get(found.key)
-            self._impossible[found.key] = found if before is None else before + found
+            low, high = one[f"{OFFSET}_min"], one[f"{OFFSET}_max"]
+            self.add_impossible(ImpossibleRows(one[TOPIC], one[PARTITION], low, high, one["count_all"]))
+
+    def add_impossible(self, found: ImpossibleRows) -> None:
+        """Count rows with an impossible position."""
+        before = self._impossible.get(found.key)
+        self._impossible[found.key] = found if before is None else before + found
 
 
 def check_positions(table: Table, columns: PositionColumns = OWN_COLUMNS) -> None:

@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.compare import PartitionAudit, PartitionFacts, judge_partition
+from airflow_lakestream.audit.keyed import KeyedTable, keyed_iceberg
 from airflow_lakestream.audit.log import LogRecords, read_log
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult, CountComparison, UnplacedCounts, rejected_count
@@ -31,6 +32,7 @@ from airflow_lakestream.audit.rows import (
 from airflow_lakestream.audit.statistics import LostFile, SizeOf, TableFiles, table_files, take_out_lost
 from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.names import BESIDE, check_table_name, check_topic
+from airflow_lakestream.core.ports import RecordReader
 from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import refuse_mirror
@@ -249,6 +251,21 @@ class Audit:
             look_at_rejects(result, ledgers, None if rejects is None else reject_files)
         return result
 
+    def by_key(self, catalog: Any) -> tuple[KeyedTable, TableLedgers, int | None]:
+        """Open a table by key at its head; return it with the ledgers, and the head's snapshot or version.
+
+        Raises TableMissing, UnreadableTable, NoLedger, UndecidedLedger and UnreadableRows.
+        """
+        table = load(catalog, self.table)
+        ledgers = TableLedgers.of(table, self.consumer_group, self.topic)
+        snapshot_id = ledger_store.facts_of(table.metadata).head_id
+        files = table_files(table, snapshot_id)
+        lost = find_lost(self.table, files, lambda path: len(table.io.new_input(path)), ledgers)
+        keyed = keyed_iceberg(catalog, table)
+        gone = {one.path for one in lost}
+        there = [one for one in keyed.files if one.file.file_path not in gone]
+        return replace(keyed, files=there, lost=lost), ledgers, snapshot_id
+
     def begin(self, result: AuditResult, ledgers: TableLedgers, properties: Mapping[str, str]) -> tuple[str, ...]:
         """Add everything that the audit can't verify to the result; return the topics to audit.
 
@@ -323,12 +340,15 @@ class Audit:
         for unknown_topic in sorted(unknown_topics - ledgers.known_topics):
             judge_topic(result, ledgers, rows, rejected, adopted, unknown_topic, None)
 
+    def reader(self) -> RecordReader:
+        """Return the reader of the topic's records."""
+        return KafkaReader(self.kafka, self.consumer_group, poll_timeout=self.poll_timeout, where=self.where)
+
     # Returns None if Kafka no longer has the topic. Everything that Kafka does not show goes into `result.blind`.
     def _look_at_topic(self, result: AuditResult, ledgers: TableLedgers, topic: str) -> LogRecords | None:
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
-        reader = KafkaReader(self.kafka, self.consumer_group, poll_timeout=self.poll_timeout, where=self.where)
         try:
-            log = read_log(ledgers.landed, source, reader, self.stop)
+            log = read_log(ledgers.landed, source, self.reader(), self.stop)
         except TopicMissing:
             result.blind.append(f"topic {topic} no longer exists in Kafka: it is unknown which rows are missing.")
             return None

@@ -184,6 +184,11 @@ def strategy_noted(note: Mapping[str, Any]) -> RowStrategy:
     return RowStrategy.of(soft_delete=bool(note["soft_delete"]), history=bool(note.get("history")))
 
 
+def key_noted(properties: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the columns of a mirror's key, by the table's properties."""
+    return tuple(json.loads(properties[MIRROR])["key"])
+
+
 def sequence_noted(note: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Return the columns that order a mirror's records, by the mirror's note; None if it is not of plain records."""
     return tuple(note["sequence_by"]) if is_of_records(note) else None

@@ -23,6 +23,7 @@ from airflow_lakestream.cdc.merge.history import HistoryMerger
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, REPLACED, SUFFIX
 from airflow_lakestream.cdc.merge.merge import BatchMerger
 from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.merge.values import Borrowed
 from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
@@ -142,6 +143,8 @@ class IcebergMirror(IcebergSink):
     refounds = False
     hands: MergePool = MergeThreads()
     staging: StagedEventFiles = handover
+    # Only an audit, which may lack the first events, sets it; see `cdc.merge.values.RowValues`.
+    borrowed: Borrowed | None = None
     _loaded: Table | None = None
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
@@ -218,6 +221,7 @@ class IcebergMirror(IcebergSink):
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=target.schema()))
         make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
         merger = make_merger(batch, self._name, key, mirror.rows, entries, mirror.merge_mode, self.hands, written, look)
+        merger.borrowed = self.borrowed
         if not self.is_there:
             # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)

@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from airflow_lakestream.cli.connections import like_the_airflow_command
-from airflow_lakestream.config.decoding import DECODING, DecodingSettings
+from airflow_lakestream.config.decoding import DECODING, OF_ROWS, DecodingSettings
 from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.config.setting import Setting
 from airflow_lakestream.config.settings import SETTINGS
@@ -155,10 +156,11 @@ def takes_pipeline(command: Command) -> Command:
 
 def _given_arguments(
     pipeline: Path | None, sink: str | None, dag: str | None, task: str | None, dag_folder: Path | None
-) -> tuple[Mapping[str, Any], Refuse] | None:
+) -> tuple[Mapping[str, Any], bool, Refuse] | None:
     """Return the arguments of a pipeline's landing or of a DAG's task, or None without `--pipeline` and `--dag`.
 
-    The second value is a function that refuses templates in some of the arguments: they are checked only if used.
+    The second value is whether they are a mirror's, or a table's by key. The third is a function that refuses templates
+    in some of the arguments: they are checked only if used.
 
     Raises InvalidArgument for options that do not go together, and for an unknown file, DAG, sink or task.
     """
@@ -172,11 +174,16 @@ def _given_arguments(
         from airflow_lakestream.pipelines.check import refuse_rendered
 
         compiled, landing = _landing(pipeline, sink)
-        return landing.arguments, lambda some: refuse_rendered(compiled, [replace(landing, arguments=some)])
+        return (
+            landing.arguments,
+            landing.is_mirror,
+            lambda some: refuse_rendered(compiled, [replace(landing, arguments=some)]),
+        )
     if dag is None:
         return None
 
-    return arguments_of_task(dag, task, dag_folder), refuse_templates
+    arguments = arguments_of_task(dag, task, dag_folder)
+    return arguments, arguments.is_mirror, refuse_templates
 
 
 def _landing(file: Path, sink: str | None) -> tuple[CompiledPipeline, SinkLanding]:
@@ -190,7 +197,11 @@ def _landing(file: Path, sink: str | None) -> tuple[CompiledPipeline, SinkLandin
 
 
 def _options_of(
-    arguments: Mapping[str, Any], refuse: Refuse, options: Mapping[str, inspect.Parameter], context: typer.Context
+    arguments: Mapping[str, Any],
+    is_mirror: bool,
+    refuse: Refuse,
+    options: Mapping[str, inspect.Parameter],
+    context: typer.Context,
 ) -> dict[str, Any]:
     """Return the arguments as options of the command, without options given on the command line.
 
@@ -198,9 +209,16 @@ def _options_of(
 
     :param options: the parameters of the command.
     """
-    found = {}
+    found: dict[str, Any] = {}
     unread: tuple[str, ...] = ()
-    if "repair" in options:
+    is_fan_out = "{" in str(arguments.get("table")).replace("{{", "")
+    if "repair" in options and (is_mirror or is_fan_out):
+        names = OF_ROWS if is_mirror else ("home_table", "metadata_columns")
+        of_rows = {name: arguments[name] for name in names if name in arguments and name not in options}
+        refuse(of_rows)
+        unread = ("on_data_loss",)
+        found = {} if context.params["landing"] else {"landing": json.dumps(of_rows, default=_seconds)}
+    elif "repair" in options:
         if repairs := bool(context.params["repair"]):
             # The schema is read at once, for its types of times.
             refuse({"schema": arguments.get("schema")})
@@ -220,8 +238,8 @@ def _options_of(
 def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[str, ...]:
     """Return the names of options that an audit leaves out.
 
-    An audit without a repair decodes nothing. A repair takes the columns from the table: it needs a schema only for SQL
-    over decoded columns, for CSV, and for times made from another type.
+    An audit without a repair decodes nothing, except of a table by key. A repair takes the columns from the table: it
+    needs a schema only for SQL over decoded columns, for CSV, and for times made from another type.
     """
     if not repairs:
         return (*DECODING, "tombstones", "on_data_loss")
@@ -231,6 +249,10 @@ def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[st
     has_time_sources = schema is not None and bool(to_timed_schema(schema)[1])
     needs_schema = arguments.get("sql_input") == SqlInput.DECODED or arguments.get("format") == ValueFormat.CSV
     return () if needs_schema or has_time_sources else ("schema",)
+
+
+def _seconds(value: timedelta) -> str:
+    return f"{value.total_seconds()}s"
 
 
 def _unchanged(value: Any) -> Any:
@@ -273,6 +295,13 @@ class TaskArguments(Mapping[str, Any]):
         self._task = task
         config = getattr(task, "app_config", None)
         self._config: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
+
+    @property
+    def is_mirror(self) -> bool:
+        """Whether the task keeps a mirror, or a table by key."""
+        from airflow_lakestream.spark.apps import MIRROR_APPS
+
+        return hasattr(self._task, "merge_mode") or getattr(self._task, "app", None) in MIRROR_APPS
 
     def __getitem__(self, name: str) -> Any:
         found = self._config.get(name, getattr(self._task, name, None))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @takes_pipeline
-@takes_decoding("with --repair: ")
+@takes_decoding("with --repair, or of a table by key: ")
 def audit(
     table: AnyTable,
     group: GroupIfSeveral = None,
@@ -54,6 +54,10 @@ def audit(
     tombstones: Annotated[
         str | None, typer.Option("--tombstones", help="with --repair: keep (default), skip or reject")
     ] = None,
+    landing: Annotated[
+        str | None,
+        typer.Option("--landing", help="of a table by key or a fan-out: more arguments of its landing, as JSON"),
+    ] = None,
     on_data_loss: Annotated[
         str | None,
         typer.Option("--on-data-loss", help="with --repair, if Kafka no longer has rows: fail (default) or record"),
@@ -64,29 +68,59 @@ def audit(
 ) -> None:
     """Compare a table with the ledger and with Kafka. Exit codes: 0 clean, 1 damage, 2 could not look.
 
-    With --repair the exit code is about the table after the repair; 2 means that nothing was changed.
+    A table by key is compared with its topic, folded by key; a fan-out by its home, or by the template of its tables:
+    --full then decodes with the arguments of the landing. With --repair the exit code is about the table after the
+    repair; 2 means that nothing was changed.
     """
     with aside():
+        from airflow_lakestream.config.arguments import json_object
+        from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
         from airflow_lakestream.run.repair import TableRepair
 
         more = {"tombstones": tombstones, "on_data_loss": on_data_loss}
         options = {**decoding, **{name: value for name, value in more.items() if value is not None}}
-        if options and not repair:
-            name = next(iter(options)).replace("_", "-")
-            raise InvalidArgument(f"--{name}", "belongs to --repair: an audit decodes nothing.")
         lake = lake_of(table)
         if repair:
             lake.require(LakeCapability.REPAIR, "--repair", table)
+        if "{" in table:
+            table, landing = _home_of(table, topic, group, landing)
         opened = open_lake(table, iceberg_conn, storage_conn)
         group = group_of(opened, table, group)
         look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)
+        decodes = not repair and takes_landing(opened, table)
+        if (options or landing) and not (repair or decodes):
+            name = next(iter(options), "landing").replace("_", "-")
+            problem = "belongs to --repair, a table by key, or a fan-out: this audit decodes nothing."
+            raise InvalidArgument(f"--{name}", problem)
         work: Any = _with_kafka(look, kafka_conn)
-        if repair:
+        if decodes:
+            registry = open_registry(decoding, kafka_conn) if full else {}
+            work = audit_of(work, opened, {**json_object("--landing", landing), **options, **registry})
+        elif repair:
             options |= open_registry(decoding, kafka_conn)
             work = TableRepair(audit=work, **options)
         result: AuditResult = work.run(opened)
     typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
     raise typer.Exit(result.verdict.exit_code)
+
+
+def _home_of(table: str, topic: str | None, group: str | None, landing: str | None) -> tuple[str, str | None]:
+    """Return the home of a fan-out, and its landing with the template of its tables; or the table of a topic.
+
+    Raises InvalidArgument if the topic or the group is missing.
+    """
+    from airflow_lakestream.config.arguments import json_object
+    from airflow_lakestream.core.routing import TableTemplate
+
+    if topic is None or group is None:
+        missing = "--topic" if topic is None else "--group"
+        raise InvalidArgument(missing, f"is missing: with {table!r} it names the home of the fan-out.")
+    template, given = TableTemplate.parse(table).of_topic(topic), json_object("--landing", landing)
+    if not template.by_record:
+        return template.text, landing
+    home = given.pop("home_table", None)
+    home = template.home(topic, group) if home is None else TableTemplate.parse(home).of_topic(topic).text
+    return home, json.dumps({**given, "table": table})
 
 
 def _with_kafka(look: Audit, conn_id: str) -> Audit:
@@ -359,14 +393,10 @@ def resnapshot(
 
 def _landing(text: str | None) -> dict[str, Any]:
     """Return the arguments of `--landing`, except soft_delete. Raises InvalidArgument for an unknown argument."""
+    from airflow_lakestream.config.arguments import json_object
     from airflow_lakestream.config.mirror import MirrorConfig
 
-    try:
-        given = json.loads(text or "{}")
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise InvalidArgument("--landing", f"{text!r} is not a JSON object.", """Write '{"key": ["id"]}'.""")
+    given = json_object("--landing", text)
     known = MirrorConfig.__dataclass_fields__.keys() - {"topic", "table", "consumer_group", "table_format"}
     if unknown := sorted(given.keys() - known):
         raise InvalidArgument(

@@ -207,6 +207,17 @@ def names(argument: str, value: object) -> Mapping[str, str]:
     return dict(mapping)
 
 
+def json_object(argument: str, value: object) -> dict[str, Any]:
+    """Return a mapping, or the JSON object of a text; empty if not given. Raises InvalidArgument."""
+    try:
+        found = json.loads(value) if isinstance(value, str) and is_given(value) else value
+    except ValueError:
+        found = None
+    if is_given(value) and not isinstance(found, Mapping):
+        raise InvalidArgument(argument, f"{value!r} is not a JSON object.", """Write '{"key": ["id"]}'.""")
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
 def output_mode(argument: str, value: object) -> None:
     """Refuse any output mode of a streaming query except "append". Raises InvalidArgument."""
     if value != "append":

@@ -77,3 +77,15 @@ class DecodingSettings:
 
 
 DECODING = tuple(one.name for one in fields(DecodingSettings))
+# Arguments of a mirror that decide its rows, next to those of decoding. The table's note has the others.
+OF_ROWS = (
+    "key",
+    "tombstones",
+    "on_error",
+    "max_rejected",
+    "out_of_range",
+    "source_tables",
+    "delete_when",
+    "within",
+    "merge",
+)

@@ -34,7 +34,7 @@ ENGINES = {
 }
 _ROWS = "no: it has the rows of the database's table"
 _FAILS = "no: the connector fails, and the record is named"
-_BY_RECORD = "tables that records choose"
+_CURRENT = "except [histories](upsert.md#history)"
 # A cell for each engine: limits, or "no" with the reason.
 _CELLS = {
     EngineCapability.FORMATS: (
@@ -56,8 +56,8 @@ _CELLS = {
     EngineCapability.DELTA: ("yes", "yes", "yes", "yes", "no", "no"),
     EngineCapability.MIRROR: ("no", "within one worker", "no", "`cdc_to_iceberg`, `cdc_to_delta`", "no", "no"),
     EngineCapability.AUDIT: (
-        *(f"except {_BY_RECORD}", f"{_ROWS}, one for each key, and an audit counts records"),
-        *("yes", f"except mirrors, and {_BY_RECORD}", "yes", "yes"),
+        *("yes", f"[row by row](cli.md#tables-by-key), {_CURRENT}", "yes"),
+        *(f"yes; mirrors {_CURRENT}", "yes", "yes"),
     ),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_lakestream.audit.result import AuditResult
+    from airflow_lakestream.audit.run import Audit
+    from airflow_lakestream.hooks.kafka import KafkaHook
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ class CouldNotLook(LakestreamError, Transient):
 
 class LakestreamAuditOperator(SqlRendering, BaseOperator):
     """Compare a table with the ledger and with the records in Kafka; only `repair` changes the table.
+
+    A mirror, or a table by key, is compared row by row with its topic folded by key, by `full` alone.
 
     Returns the result: `verdict`, and by partition `missing`, `doubled`, `both`, `rejected_twice`, `unexpected`,
     `lost`, `forgotten`, `not_verifiable` as lists of [from, until]; with `repair` also `repaired`, and all other
@@ -49,13 +53,17 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
     :param full: read every row's position and the topic, instead of file statistics alone (templated)
     :param repair: land missing rows and make doubled rows one, in one snapshot, then look again; always `full`
         (templated)
-    :param format: decoding of values, for `repair` only, as the extract operator's; the same holds for the other
-        arguments of decoding: `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `unknown_fields`, `sql`,
-        `sql_input`, `csv_delimiter`, `rename_columns`, `timestamps_finer`,
+    :param format: decoding of values, for `repair` and for a table by key only, as the extract operator's; the same
+        holds for the other arguments of decoding: `key_format`, `envelope`, `schema_registry`, `writer_schemas`,
+        `unknown_fields`, `sql`, `sql_input`, `csv_delimiter`, `rename_columns`, `timestamps_finer`,
         `unavailable_placeholder`, `unavailable_values` (templated)
     :param schema: for `repair` only: the columns that a statement with `sql_input="decoded"` reads, or the columns of
         CSV's fields (templated)
-    :param tombstones: for `repair` only, as the extract operator's (templated)
+    :param tombstones: for `repair`, as the extract operator's, or for a table by key, as the mirror operator's
+        (templated)
+    :param landing: also as JSON, for the home of a fan-out: `table`, the template of its tables; for a table by key:
+        further arguments of `KafkaMirrorOperator` that decide its rows: `key`, `on_error`, `max_rejected`,
+        `out_of_range`, `source_tables`, `delete_when`, `within`, `merge`; and those of decoding (templated)
     :param on_data_loss: for `repair` only: `"fail"` if rows are missing that Kafka no longer has, or `"record"` to
         write them into the ledger as lost (templated)
     :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
@@ -78,6 +86,7 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         repair: bool | str = False,
         tombstones: str = Tombstones.KEEP,
         on_data_loss: str = OnDataLoss.FAIL,
+        landing: Mapping[str, Any] | str | None = None,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
         storage_conn_id: str | None = None,
@@ -98,8 +107,6 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
             from airflow_lakestream.audit.result import AuditVerdict
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.places import open_tables
-            from airflow_lakestream.hooks.registry import registry_of
-            from airflow_lakestream.run.repair import TableRepair
 
         with airflow_errors():
             need_extras(*extras_of(self))
@@ -124,14 +131,9 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
                     raise InvalidArgument(
                         "table_format", f"is {wanted}, and {self.table!r} is not the name of such a table."
                     )
-            work: Any = lake.part("audit")(**arguments)
-            if repair:
-                decoding = {name: getattr(self, name) for name in DECODING}
-                named = decoding["schema_registry"]
-                decoding["schema_registry"] = registry_of(named, hook, decoding["format"], decoding["key_format"])
-                more = {"tombstones": self.tombstones, "on_data_loss": self.on_data_loss}
-                work = TableRepair(audit=work, **decoding, **more)
-            result: AuditResult = work.run(open_tables(lake, self.iceberg_conn_id, self.storage_conn_id))
+            opened = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
+            look = lake.part("audit")(**arguments)
+            result: AuditResult = self._work(look, opened, hook, repair=repair).run(opened)
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)
         if result.verdict is AuditVerdict.DAMAGE:
@@ -141,6 +143,30 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         if result.verdict is AuditVerdict.COULD_NOT_LOOK:
             raise CouldNotLook(f"{self.table}: " + " ".join(result.blind))
         return summary
+
+    def _work(self, look: Audit, opened: Any, hook: KafkaHook, *, repair: bool) -> Any:
+        """Return the audit of the table's kind, or the repair. Raises InvalidArgument."""
+        with late_imports():
+            from airflow_lakestream.config.arguments import json_object
+            from airflow_lakestream.hooks.registry import registry_of
+            from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
+            from airflow_lakestream.run.repair import TableRepair
+
+        decodes = not repair and takes_landing(opened, self.table)
+        landing = json_object("landing", self.landing)
+        if landing and not decodes:
+            problem = f"is for a table by key or a fan-out, and {self.table} is none, or is repaired."
+            raise InvalidArgument("landing", problem)
+        decoding: dict[str, Any] = {}
+        if repair or (decodes and look.full):
+            decoding = {name: getattr(self, name) for name in DECODING}
+            named = decoding["schema_registry"]
+            decoding["schema_registry"] = registry_of(named, hook, decoding["format"], decoding["key_format"])
+        if repair:
+            return TableRepair(audit=look, **decoding, tombstones=self.tombstones, on_data_loss=self.on_data_loss)
+        # The usual outcome of a tombstone of a table by key is another one than an extract's.
+        more = {} if self.tombstones == Tombstones.KEEP else {"tombstones": self.tombstones}
+        return audit_of(look, opened, {**decoding, **more, **landing})
 
     def on_kill(self) -> None:
         """Stop reading; uncommitted files leave no trace."""

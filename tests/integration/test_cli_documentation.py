@@ -10,6 +10,7 @@ import pytest
 
 from airflow_lakestream.cli.app import app, run
 from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.run.job import build_job
 from dev.services.kafka import Kafka
@@ -50,6 +51,12 @@ metadata: {{name: orders-lake}}
 sources: {{orders: {{type: kafka, topic: {topic}}}}}
 sinks: {{lake: {{type: iceberg, table: lake.orders}}}}
 """
+BY_KEY = """\
+metadata: {{name: customers}}
+sources: {{customers: {{type: kafka, topic: {topic}}}}}
+sinks: {{lake: {{type: iceberg, table: lake.customers, mode: upsert, key: [id]}}}}
+orchestration: {{engine: extract}}
+"""
 
 
 @pytest.mark.parametrize("page", ["cli.md", "runbook.md", "migrate.md"])
@@ -68,6 +75,11 @@ def test_every_documented_command_exits_as_documented(
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "orders.yaml").write_text(PIPELINE.format(topic=name))
     config = ExtractConfig(topic=name, table="lake.orders", consumer_group="orders-lake")
+    land(build_job(config, kafka.client_config(), connections.catalog, run_id="r"))
+    customers = topic_of(['{"id": 1, "name": "a"}', '{"id": 1, "name": "b"}'])
+    (tmp_path / "pipelines" / "customers.yaml").write_text(BY_KEY.format(topic=customers))
+    by_key = {"topic": customers, "table": "lake.customers", "consumer_group": "customers"}
+    config = MirrorConfig(**by_key, envelope=None, key=["id"])
     land(build_job(config, kafka.client_config(), connections.catalog, run_id="r"))
     text = GOES_ON.sub(" ", (DOCS / page).read_text())
     commands = [(shlex.split(line), int(code or 0)) for line, code in COMMAND.findall(text)]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from airflow_lakestream.audit.run import Audit
@@ -15,6 +19,14 @@ from tests.support.airflow_home import Connections
 from tests.support.broker import TopicOf
 
 pytestmark = pytest.mark.integration
+
+
+PIPELINE = """\
+metadata: {{name: g}}
+sources: {{events: {{type: kafka, topic: {topic}}}}}
+sinks: {{lake: {{type: iceberg, table: "lake.{{event}}"}}}}
+orchestration: {{engine: extract}}
+"""
 
 
 @pytest.fixture
@@ -32,6 +44,43 @@ def test_an_audit_of_a_target_or_a_home_is_refused_by_name(connections: Connecti
         Audit(table="lake.a", consumer_group="g").run(connections.catalog)
     with pytest.raises(PartOfFanOut, match=r"lake\.a, lake\.b"):
         Audit(table=home, consumer_group="g").run(connections.catalog)
+
+
+def test_an_audit_of_the_home_is_one_of_all_its_tables(
+    connections: Connections, kafka: Kafka, topic_of: TopicOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [json.dumps({"event": event, "n": n}) for n, event in enumerate(["a", "b", "a", "!", "b", "a"])]
+    name = topic_of(values)
+    config = ExtractConfig(topic=name, table="lake.{event}", consumer_group="g", new_tables="create")
+    job = build_job(config, kafka.client_config(), connections.catalog, run_id="r")
+    land(job)
+
+    def told(code: int, *options: str, table: str = "lake.{event}") -> dict[str, Any]:
+        command = ["audit", "--table", table, "--topic", name, "--group", "g", "--json", *options]
+        capsys.readouterr()
+        ended, printed = run(command), capsys.readouterr()
+        assert ended == code, printed
+        return dict(json.loads(printed.out or "{}"))
+
+    assert told(0)["table"] == job.table
+    clean = told(0, "--full")
+    assert (clean["findings"], clean["notes"]) == ([], [])
+    assert [(one["rows"], one["rejected"], one["readable"]) for one in clean["partitions"]] == [(5, 1, 6)]
+    assert "were not compared with the tables" in told(0, "--full", table=job.table)["notes"][0]
+    file = tmp_path / "events.yaml"
+    file.write_text(PIPELINE.format(topic=name))
+    assert run(["audit", "--full", "--pipeline", str(file)]) == 0, capsys.readouterr()
+
+    a, b = (connections.catalog.load_table(table) for table in ("lake.a", "lake.b"))
+    moved = a.scan("_kafka_offset = 2").to_arrow()
+    a.delete("_kafka_offset in (0, 2)")
+    b.append(moved)
+    found = told(1, "--full")
+    assert [one["missing"] for one in found["partitions"]] == [[[0, 1]]]
+    assert found["findings"] == [f"misplaced: lake.b has rows of {name}[0] [2,3), whose values name lake.a"]
+    [lacking] = [one for one in told(1)["counts"] if one["expected"] != one["found"]]
+    assert lacking["expected"] - lacking["found"] == 1
+    assert told(2, "--repair", table=job.table) == {}
 
 
 def test_ledger_show_says_what_the_table_is(home: str, capsys: pytest.CaptureFixture[str]) -> None:

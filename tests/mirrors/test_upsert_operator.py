@@ -91,7 +91,9 @@ def test_tables_by_key_in_both_formats_follow_a_topic_and_stop_where_the_order_i
         assert "the same key (id=6): records of two partitions have no order" in str(error)
     assert connections.catalog.load_table(TABLE).metadata_location == before
     consumer_group = ("--group", "by_key")
-    assert lakestream(["audit", "--table", TABLE, *consumer_group]) == 2
+    audit = ["audit", "--table", TABLE, *consumer_group, "--full"]
+    assert lakestream([*audit, "--landing", """{"delete_when": "name = 'gone'"}"""]) == 0, capsys.readouterr()
+    assert lakestream([*audit, "--repair"]) == 2
     assert f"{TABLE} is a table by key" in capsys.readouterr().err
     assert lakestream(["mirror", "resnapshot", "--table", TABLE, "--topic", name, *consumer_group]) == 2
     assert "which no database can send again" in capsys.readouterr().err

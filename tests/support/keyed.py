@@ -63,11 +63,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Record:
-    """One record of the topic."""
+    """One record of the topic; without an offset it is at the next one."""
 
     key: bytes | None
     value: bytes | None
     partition: int = 0
+    offset: int | None = None
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Follower:
             own = [one for one in records if one.partition == partition]
             first = self.offsets.get(partition, 0)
             values, keys = (pa.array([getattr(one, name) for one in own], pa.binary()) for name in ("value", "key"))
-            offsets = range(first, first + len(own))
+            offsets = [first + at if one.offset is None else one.offset for at, one in enumerate(own)]
             raw = RawBatch(IDENTITY.topic, partition, offsets, [-1] * len(own), values, keys)
             decoder = decoders(state.schema, raw)
             assert decoder is not None or all(one.value is None for one in own), "tombstones alone show no columns"

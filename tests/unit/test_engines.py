@@ -80,8 +80,7 @@ def test_a_setting_is_refused_for_an_engine_that_lacks_it(capability: EngineCapa
             assert lack_of(engine, capability) is not None
 
 
-def test_the_audit_refuses_mirrors_as_the_page_shows() -> None:
-    assert lack_of("mirror", EngineCapability.AUDIT) is not None
+def test_an_audit_by_positions_refuses_mirrors() -> None:
     with pytest.raises(IsMirror, match="audited"):
         refuse_mirror("lake.t", {MIRROR: "{}"}, "audited")
 

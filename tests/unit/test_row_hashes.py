@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.run.comparing import RowHashes
+from airflow_lakestream.tables.row_hashes import RowHashes
 
 POINT = pa.struct([("a", pa.int64()), ("b", pa.string())])
 # By the type: some of its values, all of them different.

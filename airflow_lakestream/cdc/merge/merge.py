@@ -38,7 +38,7 @@ from airflow_lakestream.cdc.merge.lookup import FileChange, KeyLookup, LookupRes
 from airflow_lakestream.cdc.merge.memory import MirrorEntries, MirrorMemory, row_column
 from airflow_lakestream.cdc.merge.newest import NewestEvents, is_before, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
-from airflow_lakestream.cdc.merge.values import OldRows, RowValues
+from airflow_lakestream.cdc.merge.values import Borrowed, OldRows, RowValues
 from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.decode.connect.unavailable import Mask
@@ -104,6 +104,7 @@ class BatchMerger:
     :param hands: does the work on files.
     :param written: takes all files that were written, for any head.
     :param look: checks the incoming rows before anything is written, and raises ChecksFailed.
+    :param borrowed: see `cdc.merge.values.RowValues`.
     """
 
     batch: NewestEvents
@@ -115,6 +116,7 @@ class BatchMerger:
     hands: MergePool
     written: list[File]
     look: Look | None = None
+    borrowed: Borrowed | None = None
     _judged: GuardedRowCheck = field(init=False)
 
     def merge(self, head: MirrorHead | None) -> MergeResult:
@@ -149,7 +151,7 @@ class BatchMerger:
         late[new[memory.is_dead(of_new, self.batch.ties)]] = True
         # 3. Complete the incoming rows with left-out values, and check them.
         old = self._old_rows(head, changes, self._needed(is_delete, late))
-        values = RowValues(self.batch, self.table, self.key, memory, old)
+        values = RowValues(self.batch, self.table, self.key, memory, old, self.borrowed)
         deletes = np.flatnonzero(~late & is_delete)
         incoming = self._incoming(values, np.flatnonzero(~late & ~is_delete), deletes)
         if self.look is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,8 @@ from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.tables.rising import Numbers
 from airflow_lakestream.tables.row_buffer import one_array
+
+Borrowed = Callable[[str, int, int], None]
 
 
 class OldRows:
@@ -119,6 +121,8 @@ class RowValues:
     :param table: the mirror's name; `key` are its key's columns.
     :param memory: has deleted rows, whose values a row with another key may need.
     :param old: the table's rows that are replaced or deleted.
+    :param borrowed: called with the column, partition and offset of each left-out value, and a value that is nowhere
+        becomes NULL; None to fail then.
     """
 
     batch: NewestEvents
@@ -126,6 +130,7 @@ class RowValues:
     key: tuple[str, ...]
     memory: MirrorMemory
     old: OldRows
+    borrowed: Borrowed | None = None
 
     def complete(self, places_: Numbers) -> pa.Table:
         """Return the events' rows with all values. Raises ValueMissing, except for deleted rows.
@@ -144,9 +149,11 @@ class RowValues:
             if place not in number_of:
                 continue
             value = self._value(column, source)
+            partition, offset = (batch.rows[name][place].as_py() for name in VERSION[2:])
+            if self.borrowed is not None:
+                self.borrowed(column, partition, offset)
             # A deleted row may lack a value.
-            if value is None and not gone[number_of[place]]:
-                partition, offset = (batch.rows[name][place].as_py() for name in VERSION[2:])
+            elif value is None and not gone[number_of[place]]:
                 raise ValueMissing(self.table, column, partition, offset)
             by_column.setdefault(column, {})[number_of[place]] = value
         for column, values in by_column.items():

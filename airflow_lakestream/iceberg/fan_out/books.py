@@ -141,8 +141,8 @@ class PartOfFanOut(LakestreamError, Terminal):
 
     def __init__(self, table: str, note: str) -> None:
         super().__init__(
-            f"{table}: {note} So records that are elsewhere would look as if they were missing here: fan-out can't be "
-            "audited or repaired yet. Nothing was looked at."
+            f"{table}: {note} So records that are elsewhere would look as if they were missing here. Audit the home, "
+            "which is an audit of all its tables; a fan-out can't be repaired or adopted. Nothing was looked at."
         )
 
 

@@ -6,7 +6,7 @@ The browser starts the run by Airflow's own API, which checks the user's permiss
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from airflow.models.renderedtifields import RenderedTaskInstanceFields
 from sqlalchemy import select
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.engines import EngineCapability, lack_of
 from airflow_lakestream.core.policies import is_template
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of
@@ -125,12 +124,9 @@ def _obstacle(press: ButtonAction, stream: ButtonStream, bundled: Collection[str
         return "No run has reported the table's name yet."
     if "{" in table:
         return f"It lands in several tables: start {press.dag_id} by its form, for each of them."
-    return _OBSTACLE_OF[press](stream, LakeCapability.CATALOG in lake_of(table).can)
-
-
-def _no_audit(stream: ButtonStream, has_catalog: bool) -> str | None:
-    lack = lack_of("mirror", EngineCapability.AUDIT)
-    return f"An audit {lack[0]}" if stream.task.is_mirror and lack else None
+    if press is ButtonAction.AUDIT:
+        return None
+    return _no_replay(stream, LakeCapability.CATALOG in lake_of(table).can)
 
 
 def _no_replay(stream: ButtonStream, has_catalog: bool) -> str | None:
@@ -139,12 +135,6 @@ def _no_replay(stream: ButtonStream, has_catalog: bool) -> str | None:
     if stream.task.engine not in ("extract", "group"):
         return "Its task does not specify how the records are decoded: start lake_replay by its form."
     return None
-
-
-_OBSTACLE_OF: dict[ButtonAction, Callable[[ButtonStream, bool], str | None]] = {
-    ButtonAction.AUDIT: _no_audit,
-    ButtonAction.REPLAY: _no_replay,
-}
 
 
 class _RenderedArguments:

@@ -1,0 +1,340 @@
+"""Audit of a table by key: its topic is folded once more, by the mirror's own merge, into a table of a local folder.
+
+The fold reads the offsets of the table's ledgers that Kafka still has, decodes and merges them as the mirror does, and
+is compared with the table row by row. Neither Kafka nor the table is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+
+from airflow_lakestream.audit.books import TableLedgers
+from airflow_lakestream.audit.compare import DoubledRange, PartitionAudit
+from airflow_lakestream.audit.keyed import (
+    KeyComparison,
+    KeyedRules,
+    KeyedTable,
+    KeyedVerdict,
+    RowFault,
+    WrongRow,
+    keyed_iceberg,
+    opened,
+)
+from airflow_lakestream.audit.result import AuditResult
+from airflow_lakestream.audit.run import Audit
+from airflow_lakestream.audit.tally import OffsetTally
+from airflow_lakestream.cdc.design import sequence_noted, strategy_noted
+from airflow_lakestream.cdc.iceberg import IcebergMirror
+from airflow_lakestream.cdc.mirror import Mirror
+from airflow_lakestream.cdc.stops import MirrorStopped
+from airflow_lakestream.config.decoding import DECODING, OF_ROWS
+from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.config.setting import RecordEnvelope
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.modes import PlanningLook, reading_plan
+from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicReplaced
+from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.policies import ValueEnvelope
+from airflow_lakestream.core.ports import OffsetsGone, RecordChunk, RecordReader
+from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet
+from airflow_lakestream.core.routing import MIRROR, is_of_records
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.kafka.errors import TopicMissing
+from airflow_lakestream.lakes import lake_of
+from airflow_lakestream.run.job import Lake, build_job
+from airflow_lakestream.tables.schema.columns import to_schema
+
+_FOLD = "audit.rows"
+_TRIES = 10
+# Python's numbers take ten times the memory of Arrow's.
+_PART = 50_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorAudit:
+    """Audit of a mirror, or of a table by key.
+
+    :param audit: the table, the group and the connection.
+    :param landing: the arguments of the mirror that decide its rows: of decoding, and `OF_ROWS`.
+    """
+
+    audit: Audit
+    landing: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.landing.keys() - {*DECODING, *OF_ROWS}):
+            problem = f"has {', '.join(unknown)}, which decides no row, or which the table itself knows."
+            raise InvalidArgument("landing", problem, f"It takes {', '.join((*DECODING, *OF_ROWS))}.")
+
+    def run(self, lake: Lake) -> AuditResult:
+        """Audit the table, and return the result.
+
+        Raises the errors of the audit, of Kafka and of decoding, and InvalidArgument for a history of rows and for
+        arguments that contradict the table.
+        """
+        properties: Mapping[str, str] = lake_of(self.audit.table).part("swap").properties_of(lake, self.audit.table)
+        note = json.loads(properties[MIRROR])
+        if strategy_noted(note).keeps_versions:
+            problem = f"{self.audit.table} keeps the history of rows, and the audit compares current rows only."
+            raise InvalidArgument("table", problem, "Audit a table by key of the same topic without history.")
+        table, ledgers, snapshot_id = self.audit.by_key(lake)
+        result = AuditResult(self.audit.table, self.audit.consumer_group, snapshot_id, self.audit.full, by_key=True)
+        identity = _identity(result, ledgers)
+        if not result.take_lost(table.lost, ()) or not self.audit.full or identity is None:
+            return result
+        with TemporaryDirectory(prefix="lakestream-audit-") as folder:
+            fold = TopicFold(self._config(identity.topic, note), self.audit, table, note, Path(folder))
+            landed = union(entry.landed for _, _, entry in ledgers.entries())
+            try:
+                fold.read(identity, landed)
+            except (TopicMissing, TopicReplaced) as e:
+                result.blind.append(f"no row was compared: {e}")
+                return result
+            except MirrorStopped as e:
+                result.blind.append(f"the topic can't be folded from the records that Kafka still has: {e}")
+                return result
+            if fold.damaged:
+                result.blind.append(f"{fold.damaged}: damaged in Kafka, so that their rows can't be compared with it.")
+            rules = self._rules(note, ledgers.own_entry(identity.topic), landed, fold)
+            with opened(Path(folder)) as database:
+                verdict = KeyComparison(database, table, fold.table(), rules).run()
+        _report(result, identity.topic, verdict, rules, ledgers, fold)
+        return result
+
+    def _config(self, topic: str, note: Mapping[str, Any]) -> MirrorConfig:
+        """Return the configuration of the fold: the given arguments, and those that the table's note knows."""
+        given = {name: value for name, value in self.landing.items() if value is not None}
+        held: dict[str, Any] = {"envelope": ValueEnvelope.DEBEZIUM, "soft_delete": bool(note["soft_delete"])}
+        if is_of_records(note):
+            held |= {"envelope": RecordEnvelope.FLATTENED if note.get("flattened") else None, "key": note["key"]}
+            held |= {} if note.get("flattened") else {"sequence_by": sequence_noted(note) or None}
+            held |= {"insert_only": bool(note.get("insert_only"))}
+        # One commit for each batch of bytes, small for bounded memory: how long it took does not matter.
+        return MirrorConfig(
+            topic=topic,
+            table=_FOLD,
+            consumer_group=self.audit.consumer_group,
+            checkpoint_interval=86_400,
+            max_batch_bytes="64MiB",
+            poll_timeout=self.audit.poll_timeout,
+            **held | given,
+        )
+
+    def _rules(self, note: Mapping[str, Any], own: TopicEntry, landed: RangeSet, fold: TopicFold) -> KeyedRules:
+        return KeyedRules(
+            landed=landed,
+            seen=fold.seen & landed,
+            lost=own.lost | fold.damaged,
+            is_by_log=not is_of_records(note),
+            first_stays=bool(note.get("insert_only")),
+            within=fold.config.mirror.within is not None,
+            keeps_absent=fold.config.mirror.keeps_absent,
+            borrowed=fold.borrowed.parts(),
+        )
+
+
+def _identity(result: AuditResult, ledgers: TableLedgers) -> TopicIdentity | None:
+    """Return the topic of all rows, or None, with the reason in the result, if rows do not show their topic."""
+    found = sorted({identity for _, identity, _ in ledgers.entries()})
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(dict.fromkeys(one.topic for one in found))
+    result.blind.append(
+        f"the table has records of {len(found)} topics, or of a topic that was created again ({names}), and its rows "
+        "do not show of which: they can't be compared with records."
+    )
+    return None
+
+
+def _report(
+    result: AuditResult, topic: str, verdict: KeyedVerdict, rules: KeyedRules, ledgers: TableLedgers, fold: TopicFold
+) -> None:
+    """Add the wrong rows, and everything that could not be seen, to the result."""
+    own, result.wrong = ledgers.own_entry(topic), verdict.wrong
+    partitions = {*(p for _, p in rules.landed.partitions), *verdict.rows, *(one.partition for one in verdict.wrong)}
+    for partition in sorted(partitions):
+        wrong = [one for one in verdict.wrong if one.partition == partition]
+        landed = rules.landed.of_partition(topic, partition)
+        seen = rules.seen.of_partition(topic, partition)
+        shown = fold.shown.of_partition(topic, partition)
+        at = {fault: _ranges(topic, wrong, fault) for fault in RowFault}
+        result.partitions.append(
+            PartitionAudit(
+                topic,
+                partition,
+                missing=at[RowFault.MISSING],
+                different=at[RowFault.DIFFERENT],
+                unexpected=at[RowFault.EXTRA],
+                doubled=tuple(
+                    DoubledRange(one.offset, one.offset + 1, one.times)
+                    for one in wrong
+                    if one.fault is RowFault.DOUBLED
+                ),
+                lost=own.lost.of_partition(topic, partition),
+                not_verifiable=landed - shown,
+                rows=verdict.rows.get(partition, 0),
+                rows_unseen=verdict.unseen.get(partition, 0),
+                rows_missing=sum(one.fault is RowFault.MISSING for one in wrong),
+                readable=seen.width,
+            )
+        )
+        if landed - seen:
+            result.made.append(_unseen(f"{topic}[{partition}]", landed, shown, seen, verdict.unseen.get(partition, 0)))
+    if verdict.unseen_gone:
+        result.made.append(
+            f"{verdict.unseen_gone} rows that Kafka shows are deleted, by records that Kafka has no more."
+        )
+    if verdict.unseen_values:
+        result.made.append(f"{verdict.unseen_values} rows have values of records that Kafka has no more.")
+    if verdict.left_out:
+        result.findings.append(f"{verdict.left_out} more rows are wrong: the first {len(verdict.wrong)} are named.")
+
+
+def _unseen(place: str, landed: RangeSet, shown: RangeSet, seen: RangeSet, rows: int) -> str:
+    """Return the landed offsets of a partition without a record in Kafka, and the number of their rows, as text."""
+    return (
+        f"{place}: {(landed - seen).width} of {landed.width} landed offsets have no record in Kafka any more: "
+        f"{(landed - shown).width} expired, {(shown - seen).width} were compacted, or are markers of transactions. "
+        f"{rows} rows are of such records, and were not compared."
+    )
+
+
+def _ranges(topic: str, wrong: list[WrongRow], fault: RowFault) -> RangeSet:
+    return RangeSet(
+        OffsetRange(topic, one.partition, one.offset, one.offset + 1) for one in wrong if one.fault is fault
+    )
+
+
+class TopicFold:
+    """The records of a topic folded by key, in a mirror of a local folder.
+
+    `seen` are the offsets with a record in Kafka, `shown` the offsets that were read, `damaged` those of damaged
+    batches. `borrowed` are the values that a record left out.
+
+    :param table: the table to compare with, whose columns the fold gets.
+    :param note: the note of that table.
+    """
+
+    def __init__(
+        self, config: MirrorConfig, audit: Audit, table: KeyedTable, note: Mapping[str, Any], folder: Path
+    ) -> None:
+        self.config, self._audit = config, audit
+        self.shown, self.damaged, self.borrowed = RangeSet(), RangeSet(), BorrowedValues()
+        self._seen: dict[PartitionKey, OffsetTally] = {}
+        uri, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}/fold"
+        self._catalog = SqlCatalog("audit", uri=uri, warehouse=warehouse)
+        self._catalog.create_namespace(_FOLD.partition(".")[0])
+        # The fold begins before all logs that the mirror has followed.
+        properties = {MIRROR: json.dumps({name: value for name, value in note.items() if name != "logs"})}
+        self._catalog.create_table(_FOLD, to_schema(table.columns), properties=properties)
+
+    @property
+    def seen(self) -> RangeSet:
+        """The offsets with a record in Kafka."""
+        return RangeSet(OffsetRange(*key, *ends) for key, tally in self._seen.items() for ends in tally.intervals())
+
+    def table(self) -> KeyedTable:
+        """Return the folded rows."""
+        return keyed_iceberg(self._catalog, self._catalog.load_table(_FOLD))
+
+    def read(self, identity: TopicIdentity, landed: RangeSet) -> None:
+        """Fold the landed offsets that Kafka still has.
+
+        If retention removes offsets meanwhile, the rest is read; after ten tries OffsetsGone is raised. Raises the
+        errors of Kafka, of decoding and of the merge.
+        """
+        kafka, where = self._audit.kafka, self._audit.where
+        job = build_job(self.config, kafka, self._catalog, run_id="audit", where=where, stop=self._audit.stop, dry=True)
+        inner = getattr(job.sink, "inner", None)
+        assert isinstance(inner, Mirror), "a mirror's configuration makes no other"
+        assert isinstance(inner.table, IcebergMirror), "its catalog has no other"
+        inner.table.borrowed = self.borrowed.add
+        if (current := job.source.identity()) != identity:
+            raise TopicReplaced(identity, current, self._audit.consumer_group, self._audit.table)
+        job = replace(job, reader=_NotingReader(job.reader, self._seen))
+        tries = 0
+        while True:
+            try:
+                land(replace(job, mode=_FoldMode(landed - self.damaged)))
+                break
+            except DamagedBatch as e:
+                self.damaged |= e.ranges
+            except OffsetsGone:
+                tries += 1
+                if tries == _TRIES:
+                    raise
+        self.shown = job.sink.load("audit").ledger.entry(identity).landed
+
+
+class BorrowedValues:
+    """Values that records left out, by column, as the partitions and offsets of the records."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, pa.Table]] = []
+        self._open: dict[str, list[tuple[int, int]]] = {}
+
+    def add(self, column: str, partition: int, offset: int) -> None:
+        """Note a value."""
+        places = self._open.setdefault(column, [])
+        places.append((partition, offset))
+        if len(places) == _PART:
+            self._close(column)
+
+    def parts(self) -> list[tuple[str, pa.Table]]:
+        """Return the columns `part` and `off` by column, in parts."""
+        for column in list(self._open):
+            self._close(column)
+        return self._parts
+
+    def _close(self, column: str) -> None:
+        partitions, offsets = zip(*self._open.pop(column), strict=True)
+        places = {"part": pa.array(partitions, pa.int32()), "off": pa.array(offsets, pa.int64())}
+        self._parts.append((column, pa.table(places)))
+
+
+@dataclass(frozen=True)
+class _FoldMode:
+    """`core.landing.modes.RunMode` of the offsets of a fold that Kafka still has."""
+
+    landed: RangeSet
+    interval: Interval | None = None
+
+    def ends_are_fixed(self, entry: TopicEntry) -> bool:
+        """Return True: the ledgers fix the ends."""
+        return True
+
+    def plan(self, look: PlanningLook) -> Plan:
+        """Return the plan of the offsets that are not folded yet."""
+        marks = look.state.marks.items()
+        there = union(RangeSet.of(look.state.identity.topic, p, one.low, one.end) for p, one in marks)
+        return reading_plan(look, (self.landed & there) - look.entry.landed)
+
+    def own(self, look: PlanningLook) -> RangeSet:
+        """Return an empty set: a fold replaces nothing."""
+        return RangeSet()
+
+
+@dataclass(frozen=True)
+class _NotingReader:
+    """`core.ports.RecordReader` that notes the offsets with a record."""
+
+    inner: RecordReader
+    seen: dict[PartitionKey, OffsetTally]
+
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
+        """Yield the plan's records; see `core.ports.RecordReader`."""
+        with closing(self.inner.read(plan, cancelled)) as chunks:
+            for chunk in chunks:
+                key = plan.state.identity.topic, chunk.covers.partition
+                self.seen.setdefault(key, OffsetTally()).add_offsets(chunk.batch.offsets)
+                yield chunk
