@@ -23,7 +23,7 @@ class RunRecord:
     began: float
     seconds: float
     suites: Mapping[str, Mapping[str, int]]
-    failed: Sequence[str] = ()
+    failed: Sequence[str] = field(default_factory=list)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from dev.service import CHECKOUT
 from dev.suites import running, table
 from dev.suites.choice import BASE, Choice, base_of, changed_since, report
 from dev.suites.graph import UsesGraph, matching
-from dev.suites.running import RUNS, PytestRun, SuiteResult, paths_of, run_suites
+from dev.suites.running import RUNS, PlayedRun, PytestRun, SuiteResult, paths_of, run_suites
 from dev.suites.table import BRANCHES, EVERYTHING, LOADING, NIGHTLY, READ, SUITES, USES, Suite
 from dev.suites.tools import known
 from tests.support.durations import places_in_turns
@@ -381,9 +381,9 @@ def test_nightly_suites_and_tests_are_left_to_all_with_a_line(
     monkeypatch.setattr(running, "_make", lambda targets: True)
     monkeypatch.setattr(running, "choice_of", lambda root: None)
 
-    def play(run: PytestRun, suites: list[Suite], choice: object, options: list[str], kept: bool) -> tuple[bool, list]:
+    def play(run: PytestRun, suites: list[Suite], paths: list[str], options: list[str], kept: bool) -> PlayedRun:
         played.append([*(suite.name for suite in suites), *options])
-        return True, []
+        return PlayedRun(run, 0, [])
 
     monkeypatch.setattr(running, "_play", play)
     assert run_suites(["reached"], jobs=1)
