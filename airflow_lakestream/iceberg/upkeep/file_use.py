@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.snapshots import Snapshot
 
+from airflow_lakestream.core import codec
+from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionRule
 from airflow_lakestream.iceberg.write.files import target_size
 
@@ -44,7 +46,7 @@ class FileUse:
         limit, known = _limit(metadata), {one.snapshot_id: one for one in metadata.snapshots}
         total = _number(head, _FILES)
         small, partitions, at, is_cut = 0, 1, known.get(head.snapshot_id), False
-        while at is not None and not _is_compaction(at):
+        while at is not None and not _compacts(at):
             small += _small(at, limit) - (_number(at, _REMOVED) or 0)
             partitions = max(partitions, _number(at, _PARTITIONS) or 1)
             is_cut = at.parent_snapshot_id is not None and at.parent_snapshot_id not in known
@@ -86,10 +88,26 @@ def _small(snapshot: Snapshot, limit: float) -> int:
     return added if added and (_number(snapshot, _ADDED_BYTES) or 0) / added < limit else 0
 
 
-def _is_compaction(snapshot: Snapshot) -> bool:
-    # A rewrite of manifests is a `replace`, too, and removes no file.
-    summary = snapshot.summary
-    return summary is not None and summary.operation is Operation.REPLACE and bool(_number(snapshot, _REMOVED))
+def is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
+    """Return whether the snapshot only rewrote files with the same rows, by the numbers in the summary.
+
+    Rows that were deleted in place are in the old files, and not in the new ones.
+    """
+    if operation != "overwrite":
+        return operation == "replace"
+    old, new, position_deletes, more_deletes = (
+        int(summary.get(name, 0))
+        for name in ("deleted-records", "added-records", "removed-position-deletes", "added-delete-files")
+    )
+    return old > 0 and new == old - position_deletes and not more_deletes
+
+
+def _compacts(snapshot: Snapshot) -> bool:
+    summary = ledger_store.summary_of(snapshot)
+    # A rewrite of manifests is a `replace`, too; a merge or a replaced range may have as many rows as before.
+    if snapshot.summary is None or codec.SUMMARY_GROUP in summary or not _number(snapshot, _REMOVED):
+        return False
+    return is_compaction(snapshot.summary.operation.value, summary)
 
 
 def _number(snapshot: Snapshot, key: str) -> int | None:

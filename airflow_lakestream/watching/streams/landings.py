@@ -27,7 +27,7 @@ from airflow_lakestream.core.ledger import Landing, LandingEngine, Ledger
 from airflow_lakestream.core.lineage import UndecidedLedger, decode_restated
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.upkeep.file_use import FileUse
+from airflow_lakestream.iceberg.upkeep.file_use import FileUse, is_compaction
 from airflow_lakestream.tables.rejects.settlement import names_of
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
 from airflow_lakestream.watching.streams.landing_events import NewLandings, landings_after
@@ -240,7 +240,7 @@ def _record_of(snapshot: Snapshot, metadata: TableMetadata, names: Collection[st
         landing = codec.decode_summary(summary, group, f"snapshot {snapshot.snapshot_id}")
     rows = landing.rows if landing is not None else int(summary.get("added-records", 0))
     operation = snapshot.summary.operation.value if snapshot.summary is not None else ""
-    compaction = landing is None and _is_compaction(operation, summary)
+    compaction = landing is None and is_compaction(operation, summary)
     return SnapshotRecord(snapshot.snapshot_id, snapshot.timestamp_ms, operation, rows, group, landing, compaction)
 
 
@@ -273,20 +273,6 @@ def _rolled_back(
             record = _record_of(snapshot, metadata, names)
             if record.landing is not None:
                 yield record
-
-
-def _is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
-    """Return whether the snapshot only rewrote files with the same rows, by the numbers in the summary.
-
-    Rows that were deleted in place are in the old files, and not in the new ones.
-    """
-    if operation != "overwrite":
-        return operation == "replace"
-    old, new, position_deletes, more_deletes = (
-        int(summary.get(name, 0))
-        for name in ("deleted-records", "added-records", "removed-position-deletes", "added-delete-files")
-    )
-    return old > 0 and new == old - position_deletes and not more_deletes
 
 
 class TableStreams(Protocol):
