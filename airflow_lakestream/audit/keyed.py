@@ -16,12 +16,14 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from airflow_lakestream.audit.rows import UnreadableRows
 from airflow_lakestream.audit.statistics import LostFile
+from airflow_lakestream.audit.tally import OffsetTally, TallySegments
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, OFFSET, PARTITION, POSITION, VERSION
 from airflow_lakestream.cdc.design import key_noted
 from airflow_lakestream.cdc.iceberg import IcebergEntries, mirror_id
@@ -31,7 +33,7 @@ from airflow_lakestream.cdc.merge.entries import EntryFiles
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark, versions
 from airflow_lakestream.core.ports import CannotReplace
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
 from airflow_lakestream.tables.schema.types import arrow_schema
 
@@ -93,7 +95,7 @@ class KeyedRules:
     """
 
     landed: RangeSet
-    seen: RangeSet
+    seen: Mapping[PartitionKey, OffsetTally]
     lost: RangeSet = RangeSet()
     is_by_log: bool = False
     first_stays: bool = False
@@ -258,7 +260,7 @@ class KeyComparison:
         return last[0], last[1]
 
     def _load_ranges(self) -> None:
-        for name, ranges in (("landed", self._rules.landed), ("seen", self._rules.seen), ("lost", self._rules.lost)):
+        for name, ranges in (("landed", self._rules.landed), ("lost", self._rules.lost)):
             every = [(one.partition, one.from_offset, one.until_offset) for one in ranges]
             columns = zip(*every, strict=True) if every else ((), (), ())
             kinds = zip(("part", "start", "until"), columns, strict=True)
@@ -268,9 +270,16 @@ class KeyComparison:
         for name, places in self._rules.borrowed:
             at = pa.repeat(pa.scalar(self._names.index(name), pa.int64()), len(places))
             self._insert("left_out", places.add_column(0, "col", at))
-        holes = {one.partition for one in self._rules.landed - self._rules.seen}
-        self._execute("CREATE TABLE hole (part INTEGER)")
-        self._insert("hole", pa.table({"part": pa.array(sorted(holes), pa.int64())}))
+        self._execute(
+            "CREATE TABLE seen (part INTEGER, start BIGINT, until BIGINT)", "CREATE TABLE hole (part INTEGER)"
+        )
+        for key in self._rules.landed.partitions:
+            segments = TallySegments({"seen": self._rules.seen.get(key, OffsetTally())})
+            mask = pc.greater(segments.counts["seen"], 0)
+            starts, ends = (column.filter(mask) for column in (segments.starts, segments.ends))
+            self._insert("seen", pa.table([pa.repeat(key[1], len(starts)), starts, ends], ["part", "start", "until"]))
+            if segments.width(mask) < self._rules.landed.of_partition(*key).width:
+                self._insert("hole", pa.table({"part": [key[1]]}))
 
     def _load_details(self, side: str, wanted: Hashes) -> None:
         """Load the wanted rows with a hash of each value, and with the values of the key as text."""
