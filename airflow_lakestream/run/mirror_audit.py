@@ -22,14 +22,12 @@ from pyiceberg.catalog.sql import SqlCatalog
 from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.compare import DoubledRange, PartitionAudit
 from airflow_lakestream.audit.keyed import (
-    KeyComparison,
     KeyedRules,
     KeyedTable,
     KeyedVerdict,
     RowFault,
     WrongRow,
     keyed_iceberg,
-    opened,
 )
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.run import Audit
@@ -84,6 +82,9 @@ class MirrorAudit:
         arguments that contradict the table.
         """
         properties: Mapping[str, str] = lake_of(self.audit.table).part("swap").properties_of(lake, self.audit.table)
+        # DuckDB is loaded for this audit alone.
+        from airflow_lakestream.audit.key_comparison import KeyComparison, opened
+
         note = json.loads(properties[MIRROR])
         if strategy_noted(note).keeps_versions:
             problem = f"{self.audit.table} keeps the history of rows, and the audit compares current rows only."

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.audit.delta import DeltaAudit
-from airflow_lakestream.audit.keyed import KeyComparison, KeyedRules, KeyedTable, KeyedVerdict, opened
+from airflow_lakestream.audit.key_comparison import KeyComparison, opened
+from airflow_lakestream.audit.keyed import KeyedRules, KeyedTable, KeyedVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.cdc.merge.head import File
