@@ -1,20 +1,12 @@
-"""Comparison of a table by key with the fold of its topic, row by row, in a database on disk: memory stays bounded.
-
-A row is wrong only if the fold has seen enough to know better. Everything else is unseen: its record, or the record
-that deleted it, has left Kafka.
-"""
+"""Tables by key as the audit reads them, the rules of their comparison, and its result."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-import duckdb
-import numpy as np
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
@@ -22,24 +14,16 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.audit.rows import UnreadableRows
 from airflow_lakestream.audit.statistics import LostFile
-from airflow_lakestream.cdc.columns import COMMIT, DELETED, OFFSET, PARTITION, POSITION, VERSION
+from airflow_lakestream.audit.tally import OffsetTally
+from airflow_lakestream.cdc.columns import VERSION
 from airflow_lakestream.cdc.design import key_noted
 from airflow_lakestream.cdc.iceberg import IcebergEntries, mirror_id
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
-from airflow_lakestream.cdc.keys.identity import by_place
 from airflow_lakestream.cdc.merge.entries import EntryFiles
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
-from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark, versions
 from airflow_lakestream.core.ports import CannotReplace
-from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.tables.schema.types import arrow_schema
-
-# More rows help nobody, and each takes memory: the others are counted.
-MOST_ROWS = 100_000
-# DuckDB spills to disk beyond this.
-MEMORY = "384MiB"
-_SIDE = "k UBIGINT, h UBIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT, gone BOOLEAN"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +77,7 @@ class KeyedRules:
     """
 
     landed: RangeSet
-    seen: RangeSet
+    seen: Mapping[PartitionKey, OffsetTally]
     lost: RangeSet = RangeSet()
     is_by_log: bool = False
     first_stays: bool = False
@@ -164,270 +148,3 @@ class KeyedVerdict:
     unseen: Mapping[int, int] = field(default_factory=dict)
     unseen_gone: int = 0
     unseen_values: int = 0
-
-
-@contextmanager
-def opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a database that keeps its rows in a folder."""
-    config: dict[str, Any] = {
-        "memory_limit": MEMORY,
-        "temp_directory": str(folder / "spilled"),
-        "threads": 2,
-        "preserve_insertion_order": "false",
-        "autoinstall_known_extensions": "false",
-        "autoload_known_extensions": "false",
-    }
-    with closing(duckdb.connect(str(folder / "rows.duckdb"), config=config)) as database:
-        yield database
-
-
-class KeyComparison:
-    """Comparison of the rows of `table` with those of `fold`, the same topic folded by key."""
-
-    def __init__(
-        self, database: duckdb.DuckDBPyConnection, table: KeyedTable, fold: KeyedTable, rules: KeyedRules
-    ) -> None:
-        self._sql, self._rules, self._hashes = database, rules, RowHashes()
-        self._sides = {"held": table, "fold": fold}
-        self._key = table.key
-        # The order of the version's columns in a log depends on where reading begins; the record's offset does not.
-        left_out = (COMMIT, POSITION) if rules.is_by_log else ()
-        self._names = [one for one in table.columns.names if one not in left_out]
-
-    def run(self) -> KeyedVerdict:
-        """Load both sides, compare them, and return the wrong rows."""
-        for side in self._sides:
-            self._load(side)
-        cuts = self._load_deletions()
-        self._load_ranges()
-        self._execute(_ONCE, _SUSPECTS)
-        self._execute(_judging(self._rules, *cuts))
-        wanted = self._fetch(_WANTED, MOST_ROWS)
-        for side in self._sides:
-            self._load_details(side, np.sort(np.array([one for (one,) in wanted], np.uint64)))
-        self._execute(self._differing(), _FAULTS)
-        wrong = sorted(self._wrong())
-        ((count,),) = self._fetch("SELECT count(*) FROM faults")
-        return KeyedVerdict(
-            wrong,
-            count - len(wrong),
-            dict(self._fetch("SELECT part, count(*) FROM held GROUP BY part")),
-            dict(self._fetch("SELECT t_part, count(*) FROM judged WHERE kind = 'unseen' GROUP BY t_part")),
-            self._fetch("SELECT count(*) FROM judged WHERE kind = 'unseen gone'")[0][0],
-            self._fetch("SELECT count(*) FROM differing WHERE NOT is_wrong")[0][0],
-        )
-
-    def _execute(self, *statements: str) -> None:
-        for statement in statements:
-            self._sql.execute(statement)
-
-    def _fetch(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._sql.execute(query, values).fetchall()
-
-    def _insert(self, table: str, rows: pa.Table) -> None:
-        self._sql.register("part_of_it", rows)
-        self._sql.execute(f"INSERT INTO {table} SELECT * FROM part_of_it")  # noqa: S608  # names of this module
-        self._sql.unregister("part_of_it")
-
-    def _keys(self, rows: pa.Table) -> Hashes:
-        return self._hashes.of_rows(self._hashes.of_columns(by_place(rows, self._key)))
-
-    def _load(self, side: str) -> None:
-        self._execute(f"CREATE TABLE {side} ({_SIDE})")
-        for rows in self._sides[side].rows():
-            content = self._hashes.of_rows(self._hashes.of_columns(rows.select(self._names)))
-            gone = rows[DELETED] if DELETED in rows.column_names else pa.repeat(pa.scalar(False), len(rows))
-            columns = [self._keys(rows), content, *(rows[name] for name in VERSION), gone]
-            self._insert(side, pa.table(dict(zip(("k", "h", *VERSION, "gone"), columns, strict=True))))
-
-    def _load_deletions(self) -> tuple[Version | None, Version | None]:
-        """Load the deletions by key; return the last truncation of the fold, and the last that only the table knows."""
-        cuts: dict[str, set[Version]] = {}
-        for side, of in self._sides.items():
-            self._execute(f"CREATE TABLE dead_{side} (k UBIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT)")
-            cuts[side] = set()
-            for entries in of.deletions():
-                cuts[side] |= set(versions(entries.filter(entries[self._key[0]].is_null())))
-                own = entries.filter(entries[self._key[0]].is_valid())
-                columns = [self._keys(own), *(own[name] for name in VERSION)]
-                self._insert(f"dead_{side}", pa.table(dict(zip(("k", *VERSION), columns, strict=True))))
-        last = [
-            max((cut_of(one) if is_mark(one) else one for one in some), default=None)
-            for some in (cuts["fold"], cuts["held"] - cuts["fold"])
-        ]
-        return last[0], last[1]
-
-    def _load_ranges(self) -> None:
-        for name, ranges in (("landed", self._rules.landed), ("seen", self._rules.seen), ("lost", self._rules.lost)):
-            every = [(one.partition, one.from_offset, one.until_offset) for one in ranges]
-            columns = zip(*every, strict=True) if every else ((), (), ())
-            kinds = zip(("part", "start", "until"), columns, strict=True)
-            self._execute(f"CREATE TABLE {name} (part INTEGER, start BIGINT, until BIGINT)")
-            self._insert(name, pa.table({one: pa.array(values, pa.int64()) for one, values in kinds}))
-        self._execute("CREATE TABLE left_out (col BIGINT, part INTEGER, off BIGINT)")
-        for name, places in self._rules.borrowed:
-            at = pa.repeat(pa.scalar(self._names.index(name), pa.int64()), len(places))
-            self._insert("left_out", places.add_column(0, "col", at))
-        holes = {one.partition for one in self._rules.landed - self._rules.seen}
-        self._execute("CREATE TABLE hole (part INTEGER)")
-        self._insert("hole", pa.table({"part": pa.array(sorted(holes), pa.int64())}))
-
-    def _load_details(self, side: str, wanted: Hashes) -> None:
-        """Load the wanted rows with a hash of each value, and with the values of the key as text."""
-        keys = ", ".join(f"key_{number} VARCHAR" for number in range(len(self._key)))
-        self._execute(f"CREATE TABLE {side}_more (k UBIGINT, part INTEGER, off BIGINT, hs UBIGINT[], {keys})")
-        if not len(wanted):
-            return
-        for rows in self._sides[side].rows():
-            hashes = self._keys(rows)
-            at = np.searchsorted(wanted, hashes)
-            own = np.flatnonzero(wanted[np.minimum(at, len(wanted) - 1)] == hashes)
-            some = rows.take(pa.array(own))
-            values = self._hashes.of_columns(some.select(self._names)).T.ravel()
-            width = len(self._names)
-            lists = pa.ListArray.from_arrays(np.arange(len(own) + 1, dtype=np.int32) * width, pa.array(values))
-            columns = [
-                hashes[own],
-                some[PARTITION],
-                some[OFFSET],
-                lists,
-                *map(_storage, some.select(self._key).columns),
-            ]
-            names = [f"column_{number}" for number in range(len(columns))]
-            self._insert(f"{side}_more", pa.table(dict(zip(names, columns, strict=True))))
-
-    def _differing(self) -> str:
-        """Return the statement for the columns in which rows differ from the fold's."""
-        version = (*VERSION, DELETED)
-        null = int(self._hashes.of_columns(pa.table({"null": pa.nulls(1)}))[0][0])
-        payload = [at for at, name in enumerate(self._names) if name not in version]
-        return _DIFFERING.format(width=len(self._names), payload=payload, null=null, absent=self._rules.keeps_absent)
-
-    def _wrong(self) -> Iterable[WrongRow]:
-        keys = ", ".join(f"coalesce(f.key_{at}, t.key_{at})" for at in range(len(self._key)))
-        few = _FEW.format(keys=keys)
-        for kind, part, off, t_part, t_off, times, differ, *values in self._fetch(few, MOST_ROWS):
-            fault, other = RowFault(kind), (t_part, t_off)
-            yield WrongRow(
-                -1 if part is None else part,
-                -1 if off is None else off,
-                fault,
-                tuple(zip(self._key, (str(one) for one in values), strict=True)),
-                tuple(self._names[at] for at in differ or ()),
-                times,
-                other if fault is RowFault.DIFFERENT and other != (part, off) else None,
-            )
-
-
-def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(column.type.storage_type) if isinstance(column.type, pa.BaseExtensionType) else column
-
-
-# The rows that the table has for a key: one, if possible the right one.
-_ONCE = """
-CREATE TABLE doubled AS SELECT k, count(*) AS times FROM held GROUP BY k HAVING count(*) > 1;
-CREATE VIEW once AS
-SELECT * FROM held WHERE k NOT IN (FROM doubled SELECT k) UNION ALL
-(SELECT DISTINCT ON (t.k) t.* FROM held t JOIN doubled d ON d.k = t.k LEFT JOIN fold f ON f.k = t.k
-ORDER BY t.k, coalesce(t.h = f.h, false) DESC, t.c DESC, t.p DESC, t.part DESC, t.off DESC)
-"""
-_SUSPECTS = """
-CREATE TABLE suspect AS
-SELECT coalesce(t.k, f.k) AS k, t.k IS NOT NULL AS in_table, f.k IS NOT NULL AS in_fold, f.gone AS f_gone,
-    t.c AS t_c, t.p AS t_p, t.part AS t_part, t.off AS t_off, f.c AS f_c, f.p AS f_p, f.part AS f_part, f.off AS f_off
-FROM once t FULL JOIN fold f ON t.k = f.k WHERE t.h IS DISTINCT FROM f.h
-"""
-_T, _F = (f"row({one}_c, {one}_p, {one}_part, {one}_off)" for one in "tf")
-
-
-def _later(version: Version | None, than: str) -> str:
-    return "false" if version is None else f"row{tuple(version)} > {than}"
-
-
-def _judging(rules: KeyedRules, cut: Version | None, unseen_cut: Version | None) -> str:
-    """Return the statement that judges each suspect.
-
-    :param cut: the last truncation that the fold has seen, and `unseen_cut` the last one that only the table knows.
-    """
-    order = "<" if rules.first_stays else ">"
-    by_version = "false" if rules.within else f"{_F} {order} {_T}"
-    # `unordered`: the first of several partitions depends on how the records were cut into batches.
-    return _JUDGED.format(
-        fold=_F,
-        table=_T,
-        cut=_later(cut, _T),
-        unseen_cut=_later(unseen_cut, _F),
-        unordered="t_part <> f_part" if rules.first_stays else "false",
-        by_version=by_version,
-    )
-
-
-_JUDGED = """
-CREATE TABLE known_dead AS SELECT k, max(row(c, p, part, off)) AS v FROM dead_fold GROUP BY k;
-CREATE TABLE unseen_dead AS SELECT d.k, max(row(d.c, d.p, d.part, d.off)) AS v FROM dead_held d
-    ASOF LEFT JOIN landed l ON d.part = l.part AND d.off >= l.start
-    ASOF LEFT JOIN seen s ON d.part = s.part AND d.off >= s.start
-    WHERE d.off < l.until AND NOT coalesce(d.off < s.until, false) GROUP BY d.k;
-CREATE TABLE judged AS
-WITH placed AS (
-    SELECT o.*, coalesce(o.t_off < l.until, false) AS is_landed, coalesce(o.t_off < s.until, false) AS is_seen,
-        d.v AS dead, u.v AS unseen_dead, coalesce(o.f_off < b.until, false) AS is_below_lost
-    FROM suspect o
-    ASOF LEFT JOIN landed l ON o.t_part = l.part AND o.t_off >= l.start
-    ASOF LEFT JOIN seen s ON o.t_part = s.part AND o.t_off >= s.start
-    LEFT JOIN known_dead d ON d.k = o.k LEFT JOIN unseen_dead u ON u.k = o.k
-    LEFT JOIN (SELECT part, max(until) AS until FROM lost GROUP BY part) b ON b.part = o.f_part
-)
-SELECT *, CASE
-    WHEN NOT in_table AND (coalesce(unseen_dead > {fold}, false) OR is_below_lost OR {unseen_cut}) THEN 'unseen gone'
-    WHEN NOT in_table THEN 'missing'
-    WHEN NOT is_landed THEN if(in_fold, 'different', 'extra')
-    WHEN NOT in_fold AND (is_seen OR coalesce(dead > {table}, false) OR {cut}) THEN 'extra'
-    WHEN NOT in_fold THEN 'unseen'
-    WHEN (t_part, t_off) = (f_part, f_off) THEN 'content'
-    WHEN {unordered} THEN 'unseen'
-    WHEN is_seen OR {by_version} THEN 'different'
-    ELSE 'unseen' END AS kind
-FROM placed
-"""
-_WANTED = """
-SELECT k FROM judged WHERE kind IN ('content', 'different') UNION
-(SELECT k FROM judged WHERE kind IN ('missing', 'extra')
-    ORDER BY coalesce(f_part, t_part), coalesce(f_off, t_off) LIMIT ?1) UNION
-(SELECT k FROM doubled LIMIT ?1)
-"""
-# A value that the fold can't know for certain is no difference: what a record left out, or what was deleted since.
-_DIFFERING = """
-CREATE TABLE differing AS
-WITH every AS (
-    SELECT j.k, j.kind, h.part IS NOT NULL AS has_hole, coalesce(j.f_gone, false) OR {absent} AS is_mixed, f.hs AS f,
-        coalesce(b.columns, []) AS borrowed,
-        list_filter(range({width}), lambda i: f.hs[i + 1] <> t.hs[i + 1]) AS differ
-    FROM judged j JOIN fold_more f ON f.k = j.k JOIN held_more t ON (t.k, t.part, t.off) = (j.k, j.t_part, j.t_off)
-    LEFT JOIN hole h ON h.part = j.f_part
-    LEFT JOIN (SELECT part, off, list(DISTINCT col) AS columns FROM left_out GROUP BY part, off) b
-        ON (b.part, b.off) = (j.f_part, j.f_off)
-    WHERE j.kind IN ('content', 'different')
-), kept AS (
-    SELECT *, list_filter(differ, lambda i: NOT (
-        (list_contains(borrowed, i) AND (has_hole OR f[i + 1] = {null}::UBIGINT))
-        OR (has_hole AND is_mixed AND list_contains({payload}::BIGINT[], i))
-    )) AS certain FROM every WHERE len(differ) > 0
-)
-SELECT k, any_value(if(kind = 'content', certain, differ)) AS columns,
-    bool_and(kind = 'different' OR len(certain) > 0) AS is_wrong
-FROM kept GROUP BY k
-"""
-_FAULTS = """
-CREATE VIEW faults AS SELECT k, if(kind = 'content', 'different', kind) AS kind, coalesce(f_part, t_part) AS part,
-    coalesce(f_off, t_off) AS off, t_part, t_off, 1 AS times
-FROM judged WHERE kind IN ('missing', 'extra', 'different')
-    OR (kind = 'content' AND k IN (SELECT k FROM differing WHERE is_wrong))
-UNION ALL SELECT d.k, 'doubled', o.part, o.off, o.part, o.off, d.times FROM doubled d JOIN once o ON o.k = d.k
-"""
-_FEW = """
-SELECT j.kind, j.part, j.off, j.t_part, j.t_off, j.times, if(j.kind = 'different', d.columns, NULL), {keys}
-FROM (SELECT * FROM faults ORDER BY part, off LIMIT ?1) j
-LEFT JOIN differing d ON d.k = j.k LEFT JOIN (SELECT DISTINCT ON (k) * FROM fold_more) f ON f.k = j.k
-LEFT JOIN (SELECT DISTINCT ON (k) * FROM held_more) t ON t.k = j.k
-"""

@@ -16,23 +16,22 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.catalog.sql import SqlCatalog
 
 from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.compare import DoubledRange, PartitionAudit
 from airflow_lakestream.audit.keyed import (
-    KeyComparison,
     KeyedRules,
     KeyedTable,
     KeyedVerdict,
     RowFault,
     WrongRow,
     keyed_iceberg,
-    opened,
 )
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.run import Audit
-from airflow_lakestream.audit.tally import OffsetTally
+from airflow_lakestream.audit.tally import OffsetTally, TallySegments
 from airflow_lakestream.cdc.design import sequence_noted, strategy_noted
 from airflow_lakestream.cdc.iceberg import IcebergMirror
 from airflow_lakestream.cdc.mirror import Mirror
@@ -83,6 +82,9 @@ class MirrorAudit:
         arguments that contradict the table.
         """
         properties: Mapping[str, str] = lake_of(self.audit.table).part("swap").properties_of(lake, self.audit.table)
+        # DuckDB is loaded for this audit alone.
+        from airflow_lakestream.audit.key_comparison import KeyComparison, opened
+
         note = json.loads(properties[MIRROR])
         if strategy_noted(note).keeps_versions:
             problem = f"{self.audit.table} keeps the history of rows, and the audit compares current rows only."
@@ -133,7 +135,7 @@ class MirrorAudit:
     def _rules(self, note: Mapping[str, Any], own: TopicEntry, landed: RangeSet, fold: TopicFold) -> KeyedRules:
         return KeyedRules(
             landed=landed,
-            seen=fold.seen & landed,
+            seen=fold.seen,
             lost=own.lost | fold.damaged,
             is_by_log=not is_of_records(note),
             first_stays=bool(note.get("insert_only")),
@@ -165,7 +167,7 @@ def _report(
     for partition in sorted(partitions):
         wrong = [one for one in verdict.wrong if one.partition == partition]
         landed = rules.landed.of_partition(topic, partition)
-        seen = rules.seen.of_partition(topic, partition)
+        seen = fold.seen_in(topic, partition)
         shown = fold.shown.of_partition(topic, partition)
         at = {fault: _ranges(topic, wrong, fault) for fault in RowFault}
         result.partitions.append(
@@ -185,10 +187,10 @@ def _report(
                 rows=verdict.rows.get(partition, 0),
                 rows_unseen=verdict.unseen.get(partition, 0),
                 rows_missing=sum(one.fault is RowFault.MISSING for one in wrong),
-                readable=seen.width,
+                readable=seen,
             )
         )
-        if landed - seen:
+        if seen < landed.width:
             result.made.append(_unseen(f"{topic}[{partition}]", landed, shown, seen, verdict.unseen.get(partition, 0)))
     if verdict.unseen_gone:
         result.made.append(
@@ -200,11 +202,11 @@ def _report(
         result.findings.append(f"{verdict.left_out} more rows are wrong: the first {len(verdict.wrong)} are named.")
 
 
-def _unseen(place: str, landed: RangeSet, shown: RangeSet, seen: RangeSet, rows: int) -> str:
+def _unseen(place: str, landed: RangeSet, shown: RangeSet, seen: int, rows: int) -> str:
     """Return the landed offsets of a partition without a record in Kafka, and the number of their rows, as text."""
     return (
-        f"{place}: {(landed - seen).width} of {landed.width} landed offsets have no record in Kafka any more: "
-        f"{(landed - shown).width} expired, {(shown - seen).width} were compacted, or are markers of transactions. "
+        f"{place}: {landed.width - seen} of {landed.width} landed offsets have no record in Kafka any more: "
+        f"{(landed - shown).width} expired, {shown.width - seen} were compacted, or are markers of transactions. "
         f"{rows} rows are of such records, and were not compared."
     )
 
@@ -218,7 +220,7 @@ def _ranges(topic: str, wrong: list[WrongRow], fault: RowFault) -> RangeSet:
 class TopicFold:
     """The records of a topic folded by key, in a mirror of a local folder.
 
-    `seen` are the offsets with a record in Kafka, `shown` the offsets that were read, `damaged` those of damaged
+    `seen` counts the offsets with a record in Kafka, `shown` the offsets that were read, `damaged` those of damaged
     batches. `borrowed` are the values that a record left out.
 
     :param table: the table to compare with, whose columns the fold gets.
@@ -230,7 +232,7 @@ class TopicFold:
     ) -> None:
         self.config, self._audit = config, audit
         self.shown, self.damaged, self.borrowed = RangeSet(), RangeSet(), BorrowedValues()
-        self._seen: dict[PartitionKey, OffsetTally] = {}
+        self.seen: dict[PartitionKey, OffsetTally] = {}
         uri, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}/fold"
         self._catalog = SqlCatalog("audit", uri=uri, warehouse=warehouse)
         self._catalog.create_namespace(_FOLD.partition(".")[0])
@@ -238,10 +240,10 @@ class TopicFold:
         properties = {MIRROR: json.dumps({name: value for name, value in note.items() if name != "logs"})}
         self._catalog.create_table(_FOLD, to_schema(table.columns), properties=properties)
 
-    @property
-    def seen(self) -> RangeSet:
-        """The offsets with a record in Kafka."""
-        return RangeSet(OffsetRange(*key, *ends) for key, tally in self._seen.items() for ends in tally.intervals())
+    def seen_in(self, topic: str, partition: int) -> int:
+        """Return the number of offsets of a partition with a record in Kafka."""
+        segments = TallySegments({"seen": self.seen.get((topic, partition), OffsetTally())})
+        return segments.width(pc.greater(segments.counts["seen"], 0))
 
     def table(self) -> KeyedTable:
         """Return the folded rows."""
@@ -261,7 +263,7 @@ class TopicFold:
         inner.table.borrowed = self.borrowed.add
         if (current := job.source.identity()) != identity:
             raise TopicReplaced(identity, current, self._audit.consumer_group, self._audit.table)
-        job = replace(job, reader=_NotingReader(job.reader, self._seen))
+        job = replace(job, reader=_NotingReader(job.reader, self.seen))
         tries = 0
         while True:
             try:

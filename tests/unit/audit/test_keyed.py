@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.audit.delta import DeltaAudit
-from airflow_lakestream.audit.keyed import KeyComparison, KeyedRules, KeyedTable, KeyedVerdict, opened
+from airflow_lakestream.audit.key_comparison import KeyComparison, opened
+from airflow_lakestream.audit.keyed import KeyedRules, KeyedTable, KeyedVerdict
 from airflow_lakestream.audit.run import Audit
+from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.cdc.merge.head import File
-from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.delta.storage import DeltaStorage
 from tests.support.keyed import Follower, Record
 from tests.support.mirroring import IDENTITY, TABLE, HandDeltaMirror, HandMirror
@@ -69,6 +71,11 @@ def ranges(records: Sequence[Record]) -> RangeSet:
     )
 
 
+def tallies(records: Sequence[Record]) -> dict[PartitionKey, OffsetTally]:
+    seen = ranges(records)
+    return {key: OffsetTally(seen.intervals(*key)) for key in seen.partitions}
+
+
 def compared(table: KeyedTable, fold: KeyedTable, rules: KeyedRules) -> KeyedVerdict:
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder)) as database:
         return KeyComparison(database, table, fold, rules).run()
@@ -103,7 +110,7 @@ def test_each_of_thirty_faults_is_found_and_no_other(kind: str, soft_delete: boo
     follower.land(records)
     whole = keyed(follower.mirror)
     seen = ranges(records)
-    rules = KeyedRules(landed=seen, seen=seen)
+    rules = KeyedRules(landed=seen, seen=tallies(records))
     assert compared(whole, keyed(follower.mirror), rules) == KeyedVerdict(
         rows={0: 20, 1: 20} if soft_delete else {0: 18, 1: 18}
     )
@@ -180,7 +187,7 @@ def test_no_row_is_called_wrong_whose_records_kafka_shows_no_more(
         fold.land(shown)
         rules = KeyedRules(
             landed=ranges(landed_records),
-            seen=ranges(shown),
+            seen=tallies(shown),
             first_stays=variant == "first",
             keeps_absent=variant == "given",
         )
