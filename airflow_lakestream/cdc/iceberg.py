@@ -51,7 +51,7 @@ class IcebergEntries(IcebergSink):
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has. Older entries are left out when files are
         compacted.
-    :param every: whether all entries of a key are needed.
+    :param every: whether all entries of a key are needed, and `timed` whether they have times.
     """
 
     def __init__(
@@ -63,9 +63,10 @@ class IcebergEntries(IcebergSink):
         lows: Mapping[int, int] | None = None,
         *,
         every: bool = False,
+        timed: bool = False,
     ) -> None:
         # The key's types may become wider, as in the mirror's table.
-        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN)
+        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN, timed=timed)
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key, self._lows, self._every = mirror_id, key.names, lows or {}, every
         self._loaded: Table | None = None
@@ -211,9 +212,8 @@ class IcebergMirror(IcebergSink):
         ChecksFailed, and the errors of a commit.
         """
         target, key = self._target(None), mirror.key or ()
-        entries = self._entries(
-            self._name, mirror_id(target.metadata), target.schema(), key, landing.lows, every=mirror.rows.keeps_versions
-        )
+        kinds = {"every": mirror.rows.keeps_versions, "timed": mirror.is_timed}
+        entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key, landing.lows, **kinds)
         written = list[DataFile]()
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=target.schema()))
         make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
@@ -255,6 +255,7 @@ class IcebergMirror(IcebergSink):
         lows: Mapping[int, int] | None = None,
         *,
         every: bool = False,
+        timed: bool = False,
     ) -> IcebergEntries:
         fields = Schema(*(columns.find_field(name) for name in key))
-        return IcebergEntries(self._catalog, mirror, mirror_id, arrow_schema(fields), lows, every=every)
+        return IcebergEntries(self._catalog, mirror, mirror_id, arrow_schema(fields), lows, every=every, timed=timed)

@@ -27,6 +27,7 @@ from airflow_lakestream.cdc.columns import (
     PARTITION,
     RECORD_KEY,
     TABLE,
+    TIME,
     TRANSACTION,
 )
 from airflow_lakestream.cdc.design import MirrorDesign
@@ -38,7 +39,7 @@ from airflow_lakestream.cdc.events.record_keys import as_list
 from airflow_lakestream.cdc.events.taken import CommitEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.merge.hands import MergePool
-from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, newest
+from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, every_event, newest
 from airflow_lakestream.cdc.merge.plain import plain_records
 from airflow_lakestream.cdc.merge.snapshots import without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
@@ -69,6 +70,8 @@ def follow(
     if design.sequence_by is not None:
         # Without the columns of an origin, no step takes plain records for one transaction of a database.
         events = events.drop_columns([name for name in events.column_names if name in {TRANSACTION, *_OF_ORIGIN}])
+        # Files of executors have the column in any case.
+        events = events if design.is_timed or TIME not in events.column_names else events.drop_columns([TIME])
         return design.noted(), plain_records(design, events, mirror, topics_of(landing), staged)
     design = checked(design, events, mirror, landing)
     events, logs = order_by_log(events, design.logs, _other_log(events, mirror, landing))
@@ -78,6 +81,9 @@ def follow(
         events = without_ends(events)
     # These columns are not needed any more; sorting would copy them with the rest.
     events = events.drop_columns([name for name in events.column_names if name in _OF_ORIGIN])
+    if design.rows.keeps_versions:
+        key, by = design.key or (), design.history_columns
+        return design, every_event(events, key, mirror, topics_of(landing), design.record_key or (), by)
     found = newest(
         events,
         design.key or (),
@@ -355,9 +361,10 @@ class Mirror(WrappedSharedSink):
         self.table.take(self.design)
         self._grow(columns)
         own_topics = {identity.topic for identity in landing.topics}
-        if self.design.sequence_by or self.design.is_flattened or {one.topic for one in self._topics} - own_topics:
+        is_by_offset = not (self.design.sequence_by or self.design.is_flattened or self.design.rows.keeps_versions)
+        if not is_by_offset or {one.topic for one in self._topics} - own_topics:
             # Entries do not contain their topic: which of them are older than the lows of one topic is unknown. And by
-            # a sequence, a record may be late at any offset.
+            # a sequence, a record may be late at any offset; in a history each deletion ends a version.
             landing = replace(landing, lows={})
         done = self.table.merge(batch, self.design, landing)
         self._forget()

@@ -70,7 +70,8 @@ class MirrorConfig(ExtractConfig):
     :param insert_only: of plain records, whether the first record of a key stays, and all later ones change nothing.
     :param within: with `insert_only`, how near to a row's time a later record changes nothing; None for any time.
     :param merge: of plain records, "replace" if a record is the whole row, "given" if absent fields keep their values.
-    :param history: of plain records, whether each version of a row stays, with the time in which it was valid.
+    :param history: whether each version of a row stays, with the time in which it was valid.
+    :param history_columns: with `history`, the columns whose changes begin versions; None for all records.
     """
 
     envelope: str | None = ValueEnvelope.DEBEZIUM
@@ -89,9 +90,11 @@ class MirrorConfig(ExtractConfig):
     within: str | int | float | timedelta | None = None
     merge: str = RecordMerge.REPLACE
     history: bool | str = False
+    history_columns: Sequence[str] | str | None = None
 
     def __post_init__(self) -> None:
         self._check_taken()
+        check_history({one.name: getattr(self, one.name) for one in fields(self)})
         if self.is_of_records:
             self._check_records()
         elif (
@@ -150,7 +153,6 @@ class MirrorConfig(ExtractConfig):
         arguments.condition("delete_when", self.delete_when)
         check_insert_only(given := {one.name: getattr(self, one.name) for one in fields(self)})
         check_merge(given)
-        check_history(given)
         check_flattened(given)
         if self._within is not None and len(by) > 1:
             problem = f"{', '.join(by)}: within goes by one column, the time of a record."
@@ -213,7 +215,11 @@ class MirrorConfig(ExtractConfig):
     @property
     def _strategy(self) -> RowStrategy:
         flags = {name: arguments.flag(name, getattr(self, name)) for name in ("soft_delete", "history")}
-        return RowStrategy.of(**flags)
+        return RowStrategy.of(**flags, by_columns=bool(self._history_columns))
+
+    @property
+    def _history_columns(self) -> tuple[str, ...]:
+        return arguments.items("history_columns", self.history_columns) or ()
 
     @property
     def _keeps_absent(self) -> bool:
@@ -273,7 +279,7 @@ class MirrorConfig(ExtractConfig):
             sequence_by=self._sequence,
             statement=None if statement is None else RecordStatement(statement.transform, self._metadata),
             delete_when=arguments.condition("delete_when", self.delete_when) or "",
-            is_timed=self._within is not None or self._strategy.keeps_versions,
+            is_timed=self._within is not None or (self._strategy.keeps_versions and not self.is_flattened),
             keeps_absent=self._keeps_absent,
         )
 
@@ -312,6 +318,7 @@ class MirrorConfig(ExtractConfig):
             within=self._within,
             keeps_absent=self._keeps_absent,
             is_flattened=self.is_flattened,
+            history_columns=self._history_columns,
         )
 
     @property

@@ -256,12 +256,15 @@ _OF_MIRRORS: Rows = (
     ),
     Setting(
         "history",
-        "Whether each version of a row is a row, with `_valid_from`, `_valid_to` and `_is_current` (SCD type 2), with `envelope=None`: [history](upsert.md#history). The table keeps it.",
+        "Whether each version of a row is a row, with `_valid_from`, `_valid_to` and `_is_current` (SCD type 2): [history](upsert.md#history). The table keeps it.",
         SettingKind.FLAG,
-        not_for={
-            SettingTaker.MIRROR: "a mirror has the current rows",
-            SettingTaker.LANDING: _BY_KEY,
-        },
+        not_for={SettingTaker.LANDING: _BY_KEY},
+    ),
+    Setting(
+        "history_columns",
+        "Columns whose changes begin a version, with `history`; other columns have the values of the version's newest record: [history](upsert.md#versions-by-some-columns). The table keeps them.",
+        SettingKind.NAMES,
+        not_for={SettingTaker.LANDING: _BY_KEY},
     ),
     Setting(
         "merge",

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, GIVEN, MARK, OP, POSITION
+from airflow_lakestream.cdc.columns import COMMIT, GIVEN, MARK, OP, POSITION, TIME
 from airflow_lakestream.cdc.events.deletions import DeletionCondition
-from airflow_lakestream.cdc.events.flattened import FlattenedRecords, place_columns
+from airflow_lakestream.cdc.events.flattened import TIME_FIELD, FlattenedRecords, place_columns
 from airflow_lakestream.cdc.events.kafka_keys import KafkaKeyReader
 from airflow_lakestream.cdc.events.notes import with_notes_of_records
 from airflow_lakestream.cdc.events.presence import given_fields
@@ -36,6 +36,7 @@ _LEFT_OUT = (
     f"{UNAVAILABLE} is Debezium's mark of a value that it left out, and a plain record does not show which value: let "
     'the connector send whole events, and use envelope="debezium"'
 )
+_REWRITE = "set delete.tombstone.handling.mode=rewrite in the connector"
 
 
 class UpsertDecoder:
@@ -79,6 +80,8 @@ class UpsertDecoder:
         self._place(decoded)
         if flattened is not None:
             self._place_by_log(batch, decoded, flattened)
+            if self._payload.names.rows.keeps_versions:
+                self._add_times(decoded, flattened)
         for name in self._payload.own_columns(decoded.rows.column_names):
             if may_be_left_out(decoded.rows.schema.field(name).type):
                 decoded.refuse(left_out(decoded.rows[name]), f"{name}: {_LEFT_OUT}")
@@ -172,10 +175,21 @@ class UpsertDecoder:
             # The deletion itself came as a record.
             decoded.leave_out(decoded.is_tombstone)
         else:
-            reason = f"a tombstone has no {columns}: set delete.tombstone.handling.mode=rewrite in the connector"
+            reason = f"a tombstone has no {columns}: {_REWRITE}"
             decoded.refuse(decoded.is_tombstone, reason)
         for name, column in ((COMMIT, commit), (POSITION, position)):
             decoded.set(name, pc.coalesce(column, pa.scalar(0, pa.int64())))
+
+    def _add_times(self, decoded: _BatchRows, flattened: FlattenedRecords) -> None:
+        """Add the time of each event; an event without one is bad."""
+        times = flattened.times()
+        if flattened.has_deletions:
+            # The deletion itself came as a record.
+            decoded.leave_out(decoded.is_tombstone)
+        lacks = times.is_null().to_numpy(zero_copy_only=False)
+        decoded.refuse(lacks & decoded.is_tombstone, f"a tombstone has no {TIME_FIELD}: {_REWRITE}")
+        decoded.refuse(lacks, f"no {TIME_FIELD}, the time from which a version is valid: set add.fields=source.ts_ms")
+        decoded.rows = decoded.rows.append_column(TIME, times.fill_null(0))
 
     def _complete_keys(self, batch: RawBatch, decoded: _BatchRows) -> None:
         """Fill key columns without a value from the Kafka keys; a record without any value of the key is bad."""

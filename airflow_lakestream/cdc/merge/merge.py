@@ -203,7 +203,7 @@ class BatchMerger:
         opened = self.entries.open()
         works, reached = list[MergeWork](), list[File]()
         if head is not None:
-            lookup = KeyLookup(head, search, self.key, self.strategy, batch.truncated, self._since())
+            lookup = KeyLookup(head, search, self.key, self.strategy, batch.truncated, self._since(), batch.history)
             reached = lookup.reached(held if batch.repeats is None else batch.repeats.reached(head, held, batch.rows))
             works.append(MergeWork(lookup, reached, sum(map(head.bytes_in, reached))))
         if opened is not None:

@@ -13,6 +13,7 @@ from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, every_record, first_records, newest_records
 from airflow_lakestream.cdc.merge.partial import PartialRecords, without_late
 from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
+from airflow_lakestream.cdc.rows import HistoryRules
 
 if TYPE_CHECKING:
     from airflow_lakestream.cdc.design import MirrorDesign
@@ -34,7 +35,7 @@ def plain_records(
         return first_records(events, RepeatedRecords(key, design.within), topic, staged)
     ties = PartitionTies(mirror, topic, key, design.sequence_by or ())
     if design.rows.keeps_versions:
-        return every_record(events, ties)
+        return every_record(events, ties, HistoryRules(design.history_columns, of_log=design.is_flattened))
     found = newest_records(events, ties, strategy=design.rows, staged=staged)
     if not design.keeps_absent:
         return found
