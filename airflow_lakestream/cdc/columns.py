@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 
@@ -25,6 +25,10 @@ VALID_FROM, VALID_TO, IS_CURRENT = "_valid_from", "_valid_to", "_is_current"
 # `BEGIN` the first record's, and TIME the last record's time in microseconds. TIME is also the time of an event.
 BEGIN = ("_cdc_begin_commit", "_cdc_begin_position", "_cdc_begin_partition", "_cdc_begin_offset")
 TIME = "_cdc_time"
+
+# If a column that orders plain records has no numbers: bytes in the order of these records. `COMMIT` is then their rank
+# in a merge, and 0 in the table.
+SEQUENCE = "_cdc_sequence"
 
 OP, SOURCE, RECORD_KEY = "_op", "_source", "_kafka_key"
 # An event's origin: its transaction, its table, and the columns of its record's key.
@@ -58,6 +62,11 @@ _VERSION_TYPES = {COMMIT: pa.int64(), POSITION: pa.int64(), PARTITION: pa.int32(
 def is_kept(name: str) -> bool:
     """Return whether a name is reserved for a mirror's own columns, since the name begins with `_cdc_`, in any case."""
     return name.lower().startswith("_cdc_")
+
+
+def order_columns(names: Collection[str]) -> tuple[str, ...]:
+    """Return the columns that decide about the order of records, among a table's columns."""
+    return (*VERSION, SEQUENCE) if SEQUENCE in names else VERSION
 
 
 def version_schema(names: Sequence[str] = VERSION) -> pa.Schema:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, FloatType
 
-from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, VERSION
+from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, SEQUENCE, TIME, VERSION
 from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.keys.identity import check_key
 from airflow_lakestream.cdc.rows import RowStrategy
@@ -50,6 +50,7 @@ class MirrorDesign:
         nothing; None for any time.
     :param is_flattened: whether plain records are Debezium's flattened events.
     :param keeps_absent: for a mirror of plain records, whether fields that a record lacks keep their values.
+    :param has_sequence: whether plain records are in the order of bytes: a column of `sequence_by` has no numbers.
     :param history_columns: for a history, the columns whose changes begin versions; empty if each record begins one.
     """
 
@@ -71,6 +72,22 @@ class MirrorDesign:
     keeps_absent: bool = False
     is_flattened: bool = False
     history_columns: tuple[str, ...] = ()
+    has_sequence: bool = False
+
+    @property
+    def entry_columns(self) -> pa.Schema:
+        """The columns of the entries of deleted rows, next to key and version."""
+        times = [pa.field(TIME, pa.int64())] if self.is_timed else []
+        return pa.schema([*times, *self._sequence_column])
+
+    @property
+    def needs_all_entries(self) -> bool:
+        """Whether all entries of a key are needed, not only the last one."""
+        return self.rows.keeps_versions or self.has_sequence
+
+    @property
+    def _sequence_column(self) -> list[pa.Field]:
+        return [pa.field(SEQUENCE, pa.binary())] if self.has_sequence else []
 
     @property
     def is_timed(self) -> bool:
@@ -119,6 +136,7 @@ class MirrorDesign:
             raise InvalidArgument("key", problem, f"Give key={list(key)}.")
         logs = BinaryLogs.of_note(held.get("logs"))
         found = replace(self, record_key=record_key, source_table=held.get("source_table"), logs=logs)
+        found = replace(found, has_sequence=SEQUENCE in columns.names)
         given = self.table.schema
         if given is None:
             return found.with_key(key)
@@ -153,7 +171,7 @@ class MirrorDesign:
         key = self.key or tuple(self.renamed.get(column, column) for column in key_of(rows, name))
         # Given columns keep their types; all others have the events' types.
         given = pa.schema([]) if self.table.schema is None else arrow_schema(self.table.schema)
-        row_columns = [one for one in rows.schema if one.name not in (*VERSION, *OF_EVENTS, *given.names)]
+        row_columns = [one for one in rows.schema if one.name not in (*VERSION, SEQUENCE, *OF_EVENTS, *given.names)]
         schema = to_schema(pa.schema([*given, *row_columns]))
         for argument, wanted in (("key", key), ("history_columns", self.history_columns)):
             if missing := [column for column in wanted if column not in schema.column_names]:
@@ -161,7 +179,8 @@ class MirrorDesign:
                 problem = f"{name} would have no column {', '.join(missing)}; there are {there}."
                 raise InvalidArgument(argument, problem)
         self.check_key(key, arrow_schema(schema))
-        return replace(self, table=replace(self.table, schema=schema)).with_key(key)
+        found = replace(self, has_sequence=SEQUENCE in rows.column_names)
+        return replace(found, table=replace(self.table, schema=schema)).with_key(key)
 
     def check_key(self, key: tuple[str, ...], columns: pa.Schema) -> None:
         """Refuse a key with columns of unfit types. Raises InvalidArgument."""
@@ -180,7 +199,8 @@ class MirrorDesign:
         optional |= {"history_columns": list(self.history_columns) or None}
         text = json.dumps(note | {name: value for name, value in optional.items() if value is not None})
         schema = None if self.table.schema is None else _with_required(self.table.schema, key)
-        metadata_columns, notes = self.rows.columns, {**self.table.notes, MIRROR: text}
+        metadata_columns = pa.schema([*self.rows.columns, *self._sequence_column])
+        notes = {**self.table.notes, MIRROR: text}
         return replace(self, key=key, table=replace(self.table, schema=schema, metadata=metadata_columns, notes=notes))
 
     def noted(self) -> MirrorDesign:

@@ -69,9 +69,8 @@ def follow(
     design.check_key(design.key, events.schema)
     if design.sequence_by is not None:
         # Without the columns of an origin, no step takes plain records for one transaction of a database.
-        events = events.drop_columns([name for name in events.column_names if name in {TRANSACTION, *_OF_ORIGIN}])
-        # Files of executors have the column in any case.
-        events = events if design.is_timed or TIME not in events.column_names else events.drop_columns([TIME])
+        origins = {TRANSACTION, *_OF_ORIGIN, *(() if design.is_timed else (TIME,))}
+        events = events.drop_columns([name for name in events.column_names if name in origins])
         return design.noted(), plain_records(design, events, mirror, topics_of(landing), staged)
     design = checked(design, events, mirror, landing)
     events, logs = order_by_log(events, design.logs, _other_log(events, mirror, landing))
@@ -81,18 +80,10 @@ def follow(
         events = without_ends(events)
     # These columns are not needed any more; sorting would copy them with the rest.
     events = events.drop_columns([name for name in events.column_names if name in _OF_ORIGIN])
+    key, topic, record_key = design.key or (), topics_of(landing), design.record_key or ()
     if design.rows.keeps_versions:
-        key, by = design.key or (), design.history_columns
-        return design, every_event(events, key, mirror, topics_of(landing), design.record_key or (), by)
-    found = newest(
-        events,
-        design.key or (),
-        mirror,
-        strategy=design.rows,
-        topic=topics_of(landing),
-        record_key=design.record_key or (),
-        staged=staged,
-    )
+        return design, every_event(events, key, mirror, topic, record_key, design.history_columns)
+    found = newest(events, key, mirror, strategy=design.rows, topic=topic, record_key=record_key, staged=staged)
     return design, found
 
 
@@ -421,14 +412,15 @@ class Mirror(WrappedSharedSink):
         """
         design = self.design
         assert design.key is not None, "the table is there"
-        if design.rows.keeps_deleted:
-            raise ValuesApart("deleted rows stay")
-        if design.auditor is not None:
-            raise ValuesApart("checks look at the rows")
-        if design.keeps_absent:
-            raise ValuesApart("records have only some of the fields")
-        if design.rows.keeps_versions:
-            raise ValuesApart("each version of a row is kept")
+        for needs_values, reason in (
+            (design.rows.keeps_deleted, "deleted rows stay"),
+            (design.auditor is not None, "checks look at the rows"),
+            (design.keeps_absent, "records have only some of the fields"),
+            (design.has_sequence, "records are in the order of texts"),
+            (design.rows.keeps_versions, "each version of a row is kept"),
+        ):
+            if needs_values:
+                raise ValuesApart(reason)
         return read_bare(self.table.staging.open_file, self.outline(), self._taken.files, design.key)
 
     def _forget(self) -> None:

@@ -229,7 +229,7 @@ _OF_MIRRORS: Rows = (
     ),
     Setting(
         "sequence_by",
-        "One or two columns that rise with each change of a row, with `envelope=None`: integers, dates, times, timestamps or booleans; the table keeps them. Without it, offsets decide which record is newer: [order](upsert.md#order).",
+        "One or two columns that rise with each change of a row, with `envelope=None`, of any type that compares; the table keeps them. Without it, offsets decide which record is newer: [order](upsert.md#order).",
         SettingKind.NAMES,
         not_for={
             SettingTaker.MIRROR: "events have their order in the database's log",

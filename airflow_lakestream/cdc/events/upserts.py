@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, GIVEN, MARK, OP, POSITION, TIME
+from airflow_lakestream.cdc.columns import COMMIT, GIVEN, MARK, OP, POSITION, SEQUENCE, TIME
 from airflow_lakestream.cdc.events.deletions import DeletionCondition
 from airflow_lakestream.cdc.events.flattened import TIME_FIELD, FlattenedRecords, place_columns
-from airflow_lakestream.cdc.events.kafka_keys import KafkaKeyReader
+from airflow_lakestream.cdc.events.kafka_keys import KafkaKeyReader, type_at
 from airflow_lakestream.cdc.events.notes import with_notes_of_records
 from airflow_lakestream.cdc.events.presence import given_fields
-from airflow_lakestream.cdc.events.sequence import check_type, place_numbers
+from airflow_lakestream.cdc.events.sequence import check_type, has_numbers, place_bytes, place_numbers
 from airflow_lakestream.cdc.events.statement import RecordRows
 from airflow_lakestream.cdc.events.widening import grown, joined_type
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
@@ -186,8 +186,9 @@ class UpsertDecoder:
         if flattened.has_deletions:
             # The deletion itself came as a record.
             decoded.leave_out(decoded.is_tombstone)
-        lacks = times.is_null().to_numpy(zero_copy_only=False)
-        decoded.refuse(lacks & decoded.is_tombstone, f"a tombstone has no {TIME_FIELD}: {_REWRITE}")
+        else:
+            decoded.refuse(decoded.is_tombstone, f"a tombstone has no {TIME_FIELD}: {_REWRITE}")
+        lacks = times.is_null().to_numpy(zero_copy_only=False) & ~decoded.is_tombstone
         decoded.refuse(lacks, f"no {TIME_FIELD}, the time from which a version is valid: set add.fields=source.ts_ms")
         decoded.rows = decoded.rows.append_column(TIME, times.fill_null(0))
 
@@ -239,16 +240,25 @@ class UpsertDecoder:
         if names:
             reason = f'a tombstone has no {names[0]}: tombstones="skip" leaves tombstones out'
             decoded.refuse(decoded.is_tombstone, reason)
-        numbers = [pa.repeat(zero, count), pa.repeat(zero, count)]
+        numbers, every = [pa.repeat(zero, count), pa.repeat(zero, count)], list[pa.Array]()
+        keeps_versions = self._payload.names.rows.keeps_versions
         for number, name in enumerate(names):
-            if name not in rows.column_names:
+            column = _column_at(rows, name)
+            if column is None:
                 decoded.refuse(~decoded.is_tombstone, _no_order(name))
                 continue
-            check_type(rows.schema.field(name), is_timed=self._payload.is_timed and not number)
-            values, beyond = place_numbers(one_array(rows[name]))
-            decoded.refuse(values.is_null().to_numpy(zero_copy_only=False), _no_order(name))
-            decoded.refuse(beyond, f"{name}: it is outside of the range that orders records")
-            numbers[number] = pc.coalesce(values, zero)
+            field = pa.field(name, column.type)
+            check_type(field, is_timed=self._payload.is_timed and not number, is_number=keeps_versions)
+            every.append(column)
+            decoded.refuse(column.is_null().to_numpy(zero_copy_only=False), _no_order(name))
+            if has_numbers(column.type):
+                values, beyond = place_numbers(column)
+                decoded.refuse(beyond, f"{name}: it is outside of the range that orders records, or no number")
+                numbers[number] = pc.coalesce(values, zero)
+        if len(every) == len(names) and not all(has_numbers(one.type) for one in every):
+            numbers = [pa.repeat(zero, count), pa.repeat(zero, count)]
+            sequence = pc.coalesce(place_bytes(every), pa.scalar(b""))
+            decoded.rows = decoded.rows.append_column(SEQUENCE, sequence)
         by_values = pc.if_else(
             pa.array(decoded.is_deleted), MARK if self._payload.names.rows.keeps_deleted else "d", "u"
         )
@@ -312,6 +322,17 @@ def _with_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _no_value(name: str) -> str:
     return f"{name}: null in value and key; the mirror's key needs a value"
+
+
+def _column_at(rows: pa.Table, name: str) -> pa.Array | None:
+    """Return a column, or the nested field of a path; None if the rows lack it."""
+    first, *rest = (name,) if name in rows.column_names else name.split(".")
+    if first not in rows.column_names:
+        return None
+    column = one_array(rows[first])
+    if rest and type_at(column.type, tuple(rest)) is None:
+        return None
+    return pc.struct_field(column, rest) if rest else column
 
 
 def _no_order(name: str) -> str:

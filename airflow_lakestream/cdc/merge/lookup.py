@@ -62,6 +62,7 @@ class KeyLookup:
     :param truncated: the batch's last truncation.
     :param since: first commit of the batch's events: `LookupResult.rows` is None if all rows are older; None keeps all.
     :param history: the rules of a history of rows; then hits are also the rows that a truncation ends.
+    :param beside: further columns that order records.
     """
 
     head: MirrorHead
@@ -71,6 +72,7 @@ class KeyLookup:
     truncated: Version | None
     since: int | None
     history: HistoryRules | None = None
+    beside: tuple[str, ...] = ()
 
     def reached(self, files: Sequence[File]) -> list[File]:
         """Return the files with possible rows of these keys; for a truncation all files."""
@@ -106,7 +108,7 @@ class KeyLookup:
         if self.history is not None:
             further = [name for name in self.strategy.further.names if name != IS_CURRENT]
             return list(dict.fromkeys([*VERSION, *further, *self.history.columns]))
-        return [*VERSION, *([DELETED] if self.strategy.keeps_deleted else [])]
+        return [*VERSION, *self.beside, *([DELETED] if self.strategy.keeps_deleted else [])]
 
     def _in(self, rows: pa.Table) -> LookupResult:
         hits, at = self.search(rows)

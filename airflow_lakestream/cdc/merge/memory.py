@@ -8,7 +8,7 @@ writing it twice does no harm. A truncation is an entry without a key, and so is
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -148,26 +148,25 @@ def row_column(key: Sequence[str]) -> str:
     return name
 
 
-def entry_schema(key: pa.Schema, *, timed: bool = False) -> pa.Schema:
+def entry_schema(key: pa.Schema, further: Iterable[pa.Field] = ()) -> pa.Schema:
     """Return the entries' columns for these key columns.
 
-    :param timed: whether entries have the time, since the version is a position in a log.
+    :param further: columns next to the version, see `MirrorDesign.entry_columns`.
     """
     own = [field.with_nullable(True) for field in key]
-    times = [pa.field(TIME, pa.int64())] if timed else []
-    return pa.schema([*own, *version_schema(), *times, pa.field(row_column(key.names), pa.binary())])
+    return pa.schema([*own, *version_schema(), *further, pa.field(row_column(key.names), pa.binary())])
 
 
 def design_of_entries(
-    key: pa.Schema, mirror_id: str, evolution: SchemaEvolution, *, timed: bool = False
+    key: pa.Schema, mirror_id: str, evolution: SchemaEvolution, further: Iterable[pa.Field] = ()
 ) -> TableDesign:
     """Return the design of the entries' table.
 
-    :param key: the columns of the mirror's key; see `entry_schema` for `timed`.
+    :param key: the columns of the mirror's key; see `entry_schema` for `further`.
     :param mirror_id: the mirror's own id.
     :param evolution: whether the columns of the key may become wider.
     """
-    payload = pa.schema([column for column in entry_schema(key, timed=timed) if column.name not in VERSION])
+    payload = pa.schema([column for column in entry_schema(key, further) if column.name not in VERSION])
     notes = {MIRROR_ID: mirror_id}
     return TableDesign(version_schema(), to_schema(payload), evolution=evolution, argument="key", notes=notes)
 

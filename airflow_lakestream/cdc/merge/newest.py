@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import GIVEN, OF_EVENTS, OFFSET, OP, PARTITION, TIME, VERSION
+from airflow_lakestream.cdc.columns import GIVEN, OF_EVENTS, OFFSET, OP, PARTITION, TIME, VERSION, order_columns
 from airflow_lakestream.cdc.events.apart import StagedEvents
 from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind
 from airflow_lakestream.cdc.keys.identity import Key, by_place, find_keys, greatest_of_each
@@ -156,7 +156,8 @@ def newest_records(
     last, contents = _last_of_each(rows, ties.key)
     if not strategy.keeps_deleted:
         contents = last
-    at, found = rows.select(VERSION).take(pa.array(contents)), _with_contents(rows, last, contents)
+    found = _with_contents(rows, last, contents)
+    at = rows.select(order_columns(rows.column_names)).take(pa.array(contents))
     found = found.drop_columns([GIVEN] if GIVEN in found.column_names else [])
     return NewestEvents(found, at, topic=ties.topic, staged=staged, ties=ties)
 
@@ -347,7 +348,7 @@ def _with_contents(rows: pa.Table, last: Numbers, contents: Numbers) -> pa.Table
     """
     found = rows.take(pa.array(contents))
     if (contents != last).any():
-        for name in (OP, *VERSION):
+        for name in (OP, *order_columns(rows.column_names)):
             column = rows[name].take(pa.array(last))
             found = found.set_column(found.column_names.index(name), rows.schema.field(name), column)
     return found
