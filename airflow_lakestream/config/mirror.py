@@ -28,6 +28,7 @@ from airflow_lakestream.config.setting import RecordEnvelope, RecordMerge, Setti
 from airflow_lakestream.config.settings import mirror_taker, refusal_of
 from airflow_lakestream.config.sql import SqlStatement
 from airflow_lakestream.core.policies import (
+    UNAVAILABLE,
     KeyFormat,
     MergeMode,
     OnError,
@@ -179,6 +180,11 @@ class MirrorConfig(ExtractConfig):
         return super().value_envelope
 
     @property
+    def event_placeholder(self) -> str:
+        """The placeholder in whole events; a plain record with one is bad."""
+        return UNAVAILABLE if self.is_of_records else super().event_placeholder
+
+    @property
     def statement(self) -> SqlStatement | None:
         """SQL statement for plain records, or None. Kafka keys are decoded without it."""
         names = metadata_schema(self.metadata_columns)
@@ -270,6 +276,7 @@ class MirrorConfig(ExtractConfig):
             unknown_fields=UnknownFields.EVOLVE if keeps_unknown and statement is None else UnknownFields.IGNORE,
             envelope=self.value_envelope,
             is_flattened=self.is_flattened,
+            placeholder=self.unavailable_placeholder,
             csv_delimiter=held.csv_delimiter,
             renamed=held.renamed,
             refused_characters=held.refused_characters,

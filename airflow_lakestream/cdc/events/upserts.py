@@ -20,9 +20,9 @@ from airflow_lakestream.cdc.events.sequence import check_type, has_numbers, plac
 from airflow_lakestream.cdc.events.statement import RecordRows
 from airflow_lakestream.cdc.events.widening import grown, joined_type
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
-from airflow_lakestream.core.policies import UNAVAILABLE, ValueFormat
+from airflow_lakestream.core.policies import ValueFormat
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.connect.unavailable import Mask, left_out, may_be_left_out
+from airflow_lakestream.decode.connect.unavailable import Mask, ValuePlaceholder, left_out, may_be_left_out
 from airflow_lakestream.decode.json.decoder import WithoutColumn
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Indices, all_but, pick
 from airflow_lakestream.exceptions import InvalidArgument
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.cdc.events.records import RecordPayload
 
 _LEFT_OUT = (
-    f"{UNAVAILABLE} is Debezium's mark of a value that it left out, and a plain record does not show which value: let "
+    "is Debezium's mark of a value that it left out, and a plain record does not show which value: let "
     'the connector send whole events, and use envelope="debezium"'
 )
 _REWRITE = "set delete.tombstone.handling.mode=rewrite in the connector"
@@ -84,7 +84,8 @@ class UpsertDecoder:
                 self._add_times(decoded, flattened)
         for name in self._payload.own_columns(decoded.rows.column_names):
             if may_be_left_out(decoded.rows.schema.field(name).type):
-                decoded.refuse(left_out(decoded.rows[name]), f"{name}: {_LEFT_OUT}")
+                mask = left_out(decoded.rows[name], ValuePlaceholder(self._payload.placeholder))
+                decoded.refuse(mask, f"{name}: {self._payload.placeholder} {_LEFT_OUT}")
         return decoded.result()
 
     def _with_values(self, batch: RawBatch) -> _BatchRows:

@@ -44,7 +44,7 @@ def record(value: Any) -> Record:
         ({"format": "csv"}, "schema: is missing: fields of CSV have no names"),
         ({"source_tables": "a.*"}, "source_tables: is not for a table by key: it is for Debezium's events"),
         ({"out_of_range": "clamp"}, "out_of_range: is not for a table by key"),
-        ({"unavailable_placeholder": "x"}, "unavailable_placeholder: is not for a table by key"),
+        ({"unavailable_placeholder": "hex:x"}, "unavailable_placeholder: "),
         ({"unavailable_values": "null"}, "unavailable_values: is not for a table by key"),
         ({"unknown_fields": "rescue"}, "unknown_fields: is not for a table by key: each field"),
         ({"schema_evolution": "add"}, "schema_evolution: is not for a table by key"),
