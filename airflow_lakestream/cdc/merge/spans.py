@@ -189,7 +189,7 @@ class SpanFold:
         extra = len(self.known.keys) - self.known.batch - self.known.hits
         found = []
         for name in self.rules.columns:
-            gap = pa.table({name: pa.nulls(extra, self.rows.schema.field(name).type)})
+            gap = pa.table({name: pa.nulls(extra)})
             parts = [self.rows, *([] if self.held is None else [self.held]), gap, *self.moved_rows]
             found.append(value_numbers(joined([column_of(one, name) for one in parts])))
         return found
