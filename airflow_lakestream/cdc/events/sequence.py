@@ -44,7 +44,8 @@ def check_type(column: pa.Field, *, is_timed: bool = False, is_number: bool = Fa
 def has_numbers(kind: pa.DataType) -> bool:
     """Return whether 64-bit integers have the order of a type's values."""
     is_time = t.is_date(kind) or t.is_time(kind) or t.is_timestamp(kind)
-    return kind != pa.uint64() and (t.is_integer(kind) or is_time or t.is_boolean(kind) or t.is_floating(kind))
+    is_number = t.is_integer(kind) or t.is_boolean(kind) or t.is_floating(kind)
+    return bool(kind != pa.uint64() and (is_number or is_time))
 
 
 def place_numbers(column: pa.Array) -> tuple[pa.Array, np.ndarray]:

@@ -186,10 +186,10 @@ def every_event(
     """
     events, snapshots = with_ends(events)
     rows = by_version(events.combine_chunks())
-    at = np.flatnonzero(_is(rows, "t"))
-    cut_rows = rows.select([*VERSION, TIME]).take(pa.array(at))
+    ends = np.flatnonzero(_is(rows, "t"))
+    cut_rows = rows.select([*VERSION, TIME]).take(pa.array(ends))
     cuts = tuple(map(VersionCut, versions(cut_rows), cut_rows[TIME].to_pylist()))
-    rows = _with_truncated(rows, at.tolist(), key) if cuts else rows
+    rows = _with_truncated(rows, ends.tolist(), key) if cuts else rows
     _check_keys(rows, key, table, topic)
     judge = GuardCheck(table, topic, key)
     in_order = settled(rows, key, record_key)

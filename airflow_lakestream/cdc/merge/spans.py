@@ -130,13 +130,15 @@ class SpanFold:
         """
         known, count = self.known, self.known.batch
         times, lasts = known.times.tolist(), known.last_times.tolist()
-        for at in np.flatnonzero(~self.repeated[count:] & (known.keys[count:] >= 0)) + count:
-            own = self._keys.setdefault(int(known.keys[at]), _KeySpans(list(cuts)))
-            if known.gone[at]:
-                insort(own.ends, self._firsts[at])
+        for number in (np.flatnonzero(~self.repeated[count:] & (known.keys[count:] >= 0)) + count).tolist():
+            own = self._keys.setdefault(int(known.keys[number]), _KeySpans(list(cuts)))
+            if known.gone[number]:
+                insort(own.ends, self._firsts[number])
                 continue
-            values = tuple(int(one[at]) for one in self._codes)
-            span = _RowSpan(self._firsts[at], self._lasts[at], times[at], lasts[at], values, int(at), int(at))
+            values = tuple(int(one[number]) for one in self._codes)
+            span = _RowSpan(
+                self._firsts[number], self._lasts[number], times[number], lasts[number], values, number, number
+            )
             own.insert(bisect_left(own.firsts, span.first), span)
         for at in self._as_they_came():
             self._take(at, self._keys.setdefault(int(known.keys[at]), _KeySpans(list(cuts))), times[at])

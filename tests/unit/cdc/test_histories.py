@@ -194,7 +194,7 @@ def found_in(mirror: HandMirror) -> list[Change]:
     found = [
         (row["id"], (row["name"], row["big"]), millis(row["_valid_from"]), millis(row["_valid_to"])) for row in rows
     ]
-    return sorted(found, key=lambda one: one[:3])  # type: ignore[arg-type]  # begins are there
+    return sorted(found, key=lambda one: one[:3])
 
 
 @settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
