@@ -30,6 +30,8 @@ _MORE = {
     "clickstream_spark_micro_batch": "Spark lands what is there, and ends",
     "clickstream_enriched": "the same, joined with a table of sites by a function of DataFrames",
     "clickstream_windows": "windows of five minutes and sessions, whose state Spark keeps",
+    "customers_by_id": "the newest record of each customer, from a topic of plain records",
+    "prices_history": "each price with the time in which it was valid (SCD type 2)",
     "flights_to_lake": "20,000 flights of 2013 into a table designed by hand",
     "clickstream_streaming": "a supervised Spark query without an end; pause the DAG, then mark its task failed",
     "supervise_lakestream": "whether the stream is fresh, keeps up and loses nothing",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import pyarrow as pa
 
 from airflow_lakestream.core.policies import UNAVAILABLE as UNAVAILABLE
@@ -19,6 +21,14 @@ DELETED = "_is_deleted"
 
 # Only with the history of rows: from which time to which a version was valid, and whether it has no end.
 VALID_FROM, VALID_TO, IS_CURRENT = "_valid_from", "_valid_to", "_is_current"
+# In a history of some columns a row is of all records that leave these columns alone: `VERSION` is the last record's,
+# `BEGIN` the first record's, and TIME the last record's time in microseconds. TIME is also the time of an event.
+BEGIN = ("_cdc_begin_commit", "_cdc_begin_position", "_cdc_begin_partition", "_cdc_begin_offset")
+TIME = "_cdc_time"
+
+# If a column that orders plain records has no numbers: bytes in the order of these records. `COMMIT` is then their rank
+# in a merge, and 0 in the table.
+SEQUENCE = "_cdc_sequence"
 
 OP, SOURCE, RECORD_KEY = "_op", "_source", "_kafka_key"
 # An event's origin: its transaction, its table, and the columns of its record's key.
@@ -39,7 +49,7 @@ NOTES = (LEAVES_OUT, DELETES_HAVE_VALUES, ROW_BYTES)
 PLACE = "_cdc_place"
 # Of a plain record with only some of the fields: the columns that it gives; see `cdc.events.presence`.
 GIVEN = "_cdc_given"
-OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, GIVEN, *NOTES)
+OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, GIVEN, TIME, *NOTES)
 
 # Operations: a row read by a snapshot, and the last row of the table that it read.
 READ, READ_LAST = "r", "r: last"
@@ -54,6 +64,11 @@ def is_kept(name: str) -> bool:
     return name.lower().startswith("_cdc_")
 
 
-def version_schema() -> pa.Schema:
-    """Return the columns of an event's version, `VERSION`, with types."""
-    return pa.schema(list(_VERSION_TYPES.items()))
+def order_columns(names: Collection[str]) -> tuple[str, ...]:
+    """Return the columns that decide about the order of records, among a table's columns."""
+    return (*VERSION, SEQUENCE) if SEQUENCE in names else VERSION
+
+
+def version_schema(names: Sequence[str] = VERSION) -> pa.Schema:
+    """Return the columns of an event's version, `VERSION` or other names for them, with types."""
+    return pa.schema(list(zip(names, _VERSION_TYPES.values(), strict=True)))

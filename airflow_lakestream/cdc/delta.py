@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -50,7 +50,7 @@ class DeltaEntries(DeltaSink):
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has. Older entries are left out when files are
         compacted.
-    :param every: whether all entries of a key are needed.
+    :param every: whether all entries of a key are needed, and `further` their columns next to key and version.
     """
 
     def __init__(
@@ -62,8 +62,9 @@ class DeltaEntries(DeltaSink):
         lows: Mapping[int, int] | None = None,
         *,
         every: bool = False,
+        further: Iterable[pa.Field] = (),
     ) -> None:
-        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.NONE)
+        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.NONE, further)
         name = f"{mirror.rstrip('/')}{SUFFIX}"
         super().__init__(tables, name, ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key, self._lows, self._every = mirror_id, key.names, lows or {}, every
@@ -208,9 +209,10 @@ class DeltaMirror(DeltaSink):
         lows: Mapping[int, int] | None = None,
         *,
         every: bool = False,
+        further: Iterable[pa.Field] = (),
     ) -> DeltaEntries:
         fields = pa.schema([columns.field(name) for name in key])
-        return DeltaEntries(self._tables, mirror, mirror_id, fields, lows, every=every)
+        return DeltaEntries(self._tables, mirror, mirror_id, fields, lows, every=every, further=further)
 
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in a single version with the ledger; return the version.
@@ -220,7 +222,8 @@ class DeltaMirror(DeltaSink):
         """
         target, (columns, _, order), key = self._target(), self._layout(), mirror.key or ()
         committed, written = list[Add](), list[Add]()
-        entries = self._entries(self._name, self._id, columns, key, landing.lows, every=mirror.rows.keeps_versions)
+        every, further = mirror.needs_all_entries, mirror.entry_columns
+        entries = self._entries(self._name, self._id, columns, key, landing.lows, every=every, further=further)
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=columns))
         make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
         merger = make_merger(batch, self._name, key, mirror.rows, entries, mirror.merge_mode, self.hands, written, look)

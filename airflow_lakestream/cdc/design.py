@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, FloatType
 
-from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, VERSION
+from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, SEQUENCE, TIME, VERSION
 from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.keys.identity import check_key
 from airflow_lakestream.cdc.rows import RowStrategy
@@ -50,6 +50,8 @@ class MirrorDesign:
         nothing; None for any time.
     :param is_flattened: whether plain records are Debezium's flattened events.
     :param keeps_absent: for a mirror of plain records, whether fields that a record lacks keep their values.
+    :param has_sequence: whether plain records are in the order of bytes: a column of `sequence_by` has no numbers.
+    :param history_columns: for a history, the columns whose changes begin versions; empty if each record begins one.
     """
 
     table: TableDesign
@@ -69,6 +71,28 @@ class MirrorDesign:
     within: int | None = None
     keeps_absent: bool = False
     is_flattened: bool = False
+    history_columns: tuple[str, ...] = ()
+    has_sequence: bool = False
+
+    @property
+    def entry_columns(self) -> pa.Schema:
+        """The columns of the entries of deleted rows, next to key and version."""
+        times = [pa.field(TIME, pa.int64())] if self.is_timed else []
+        return pa.schema([*times, *self._sequence_column])
+
+    @property
+    def needs_all_entries(self) -> bool:
+        """Whether all entries of a key are needed, not only the last one."""
+        return self.rows.keeps_versions or self.has_sequence
+
+    @property
+    def _sequence_column(self) -> list[pa.Field]:
+        return [pa.field(SEQUENCE, pa.binary())] if self.has_sequence else []
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether events have times of their own, for a history: their versions are positions in a log, or offsets."""
+        return self.rows.keeps_versions and (self.is_flattened or not self.is_of_records)
 
     @property
     def is_of_records(self) -> bool:
@@ -94,9 +118,12 @@ class MirrorDesign:
         key, rows = tuple(held["key"]), strategy_noted(held)
         if self.key is not None and self.key != key:
             raise InvalidArgument("key", f"{name} is mirrored by {', '.join(key)}, not by {', '.join(self.key)}.")
-        for argument, kind in (("soft_delete", RowStrategy.MARKED), ("history", RowStrategy.HISTORY)):
-            if (rows is kind) != (self.rows is kind):
-                raise InvalidArgument(argument, f"{name} was made with {rows is kind}.", "A mirror keeps its setting.")
+        for argument, property_ in (("soft_delete", "keeps_deleted"), ("history", "keeps_versions")):
+            if (was := getattr(rows, property_)) != getattr(self.rows, property_):
+                raise InvalidArgument(argument, f"{name} was made with {was}.", "A mirror keeps its setting.")
+        if (columns_then := tuple(held.get("history_columns") or ())) != self.history_columns:
+            problem = f"{name} was made with {', '.join(columns_then) or 'none'}."
+            raise InvalidArgument("history_columns", problem, "A mirror keeps its setting.")
         if (insert_only := bool(held.get("insert_only"))) != self.insert_only:
             problem = f"{name} was made with {insert_only}, so its rows are the {_ROWS[insert_only]} of their keys."
             raise InvalidArgument("insert_only", problem, "A table keeps its setting: make a new one for another.")
@@ -109,6 +136,7 @@ class MirrorDesign:
             raise InvalidArgument("key", problem, f"Give key={list(key)}.")
         logs = BinaryLogs.of_note(held.get("logs"))
         found = replace(self, record_key=record_key, source_table=held.get("source_table"), logs=logs)
+        found = replace(found, has_sequence=SEQUENCE in columns.names)
         given = self.table.schema
         if given is None:
             return found.with_key(key)
@@ -143,14 +171,16 @@ class MirrorDesign:
         key = self.key or tuple(self.renamed.get(column, column) for column in key_of(rows, name))
         # Given columns keep their types; all others have the events' types.
         given = pa.schema([]) if self.table.schema is None else arrow_schema(self.table.schema)
-        row_columns = [one for one in rows.schema if one.name not in (*VERSION, *OF_EVENTS, *given.names)]
+        row_columns = [one for one in rows.schema if one.name not in (*VERSION, SEQUENCE, *OF_EVENTS, *given.names)]
         schema = to_schema(pa.schema([*given, *row_columns]))
-        missing = [column for column in key if column not in schema.column_names]
-        if missing:
-            problem = f"{name} would have no column {', '.join(missing)}; there are {', '.join(schema.column_names)}."
-            raise InvalidArgument("key", problem)
+        for argument, wanted in (("key", key), ("history_columns", self.history_columns)):
+            if missing := [column for column in wanted if column not in schema.column_names]:
+                there = ", ".join(schema.column_names)
+                problem = f"{name} would have no column {', '.join(missing)}; there are {there}."
+                raise InvalidArgument(argument, problem)
         self.check_key(key, arrow_schema(schema))
-        return replace(self, table=replace(self.table, schema=schema)).with_key(key)
+        found = replace(self, has_sequence=SEQUENCE in rows.column_names)
+        return replace(found, table=replace(self.table, schema=schema)).with_key(key)
 
     def check_key(self, key: tuple[str, ...], columns: pa.Schema) -> None:
         """Refuse a key with columns of unfit types. Raises InvalidArgument."""
@@ -166,9 +196,11 @@ class MirrorDesign:
         optional: dict[str, Any] = {"record_key": self.record_key, "source_table": self.source_table, "logs": logs}
         optional |= {"sequence_by": self.sequence_by, "insert_only": self.insert_only or None}
         optional |= {"history": self.rows.keeps_versions or None, "flattened": self.is_flattened or None}
+        optional |= {"history_columns": list(self.history_columns) or None}
         text = json.dumps(note | {name: value for name, value in optional.items() if value is not None})
         schema = None if self.table.schema is None else _with_required(self.table.schema, key)
-        metadata_columns, notes = self.rows.columns, {**self.table.notes, MIRROR: text}
+        metadata_columns = pa.schema([*self.rows.columns, *self._sequence_column])
+        notes = {**self.table.notes, MIRROR: text}
         return replace(self, key=key, table=replace(self.table, schema=schema, metadata=metadata_columns, notes=notes))
 
     def noted(self) -> MirrorDesign:
@@ -181,7 +213,8 @@ class MirrorDesign:
 
 def strategy_noted(note: Mapping[str, Any]) -> RowStrategy:
     """Return the rows of a key, by the mirror's note."""
-    return RowStrategy.of(soft_delete=bool(note["soft_delete"]), history=bool(note.get("history")))
+    flags = {name: bool(note.get(name)) for name in ("soft_delete", "history")}
+    return RowStrategy.of(**flags, by_columns=bool(note.get("history_columns")))
 
 
 def key_noted(properties: Mapping[str, str]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -52,7 +52,7 @@ class IcebergEntries(IcebergSink):
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has. Older entries are left out when files are
         compacted.
-    :param every: whether all entries of a key are needed.
+    :param every: whether all entries of a key are needed, and `further` their columns next to key and version.
     """
 
     def __init__(
@@ -64,9 +64,10 @@ class IcebergEntries(IcebergSink):
         lows: Mapping[int, int] | None = None,
         *,
         every: bool = False,
+        further: Iterable[pa.Field] = (),
     ) -> None:
         # The key's types may become wider, as in the mirror's table.
-        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN)
+        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN, further)
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key, self._lows, self._every = mirror_id, key.names, lows or {}, every
         self._loaded: Table | None = None
@@ -214,9 +215,9 @@ class IcebergMirror(IcebergSink):
         ChecksFailed, and the errors of a commit.
         """
         target, key = self._target(None), mirror.key or ()
-        entries = self._entries(
-            self._name, mirror_id(target.metadata), target.schema(), key, landing.lows, every=mirror.rows.keeps_versions
-        )
+        every, further = mirror.needs_all_entries, mirror.entry_columns
+        name, own = self._name, mirror_id(target.metadata)
+        entries = self._entries(name, own, target.schema(), key, landing.lows, every=every, further=further)
         written = list[DataFile]()
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=target.schema()))
         make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
@@ -259,6 +260,7 @@ class IcebergMirror(IcebergSink):
         lows: Mapping[int, int] | None = None,
         *,
         every: bool = False,
+        further: Iterable[pa.Field] = (),
     ) -> IcebergEntries:
-        fields = Schema(*(columns.find_field(name) for name in key))
-        return IcebergEntries(self._catalog, mirror, mirror_id, arrow_schema(fields), lows, every=every)
+        fields = arrow_schema(Schema(*(columns.find_field(name) for name in key)))
+        return IcebergEntries(self._catalog, mirror, mirror_id, fields, lows, every=every, further=further)

@@ -27,6 +27,7 @@ from airflow_lakestream.cdc.columns import (
     PARTITION,
     RECORD_KEY,
     TABLE,
+    TIME,
     TRANSACTION,
 )
 from airflow_lakestream.cdc.design import MirrorDesign
@@ -38,7 +39,7 @@ from airflow_lakestream.cdc.events.record_keys import as_list
 from airflow_lakestream.cdc.events.taken import CommitEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.merge.hands import MergePool
-from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, newest
+from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, every_event, newest
 from airflow_lakestream.cdc.merge.plain import plain_records
 from airflow_lakestream.cdc.merge.snapshots import without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
@@ -68,7 +69,8 @@ def follow(
     design.check_key(design.key, events.schema)
     if design.sequence_by is not None:
         # Without the columns of an origin, no step takes plain records for one transaction of a database.
-        events = events.drop_columns([name for name in events.column_names if name in {TRANSACTION, *_OF_ORIGIN}])
+        origins = {TRANSACTION, *_OF_ORIGIN, *(() if design.is_timed else (TIME,))}
+        events = events.drop_columns([name for name in events.column_names if name in origins])
         return design.noted(), plain_records(design, events, mirror, topics_of(landing), staged)
     design = checked(design, events, mirror, landing)
     events, logs = order_by_log(events, design.logs, _other_log(events, mirror, landing))
@@ -78,15 +80,10 @@ def follow(
         events = without_ends(events)
     # These columns are not needed any more; sorting would copy them with the rest.
     events = events.drop_columns([name for name in events.column_names if name in _OF_ORIGIN])
-    found = newest(
-        events,
-        design.key or (),
-        mirror,
-        strategy=design.rows,
-        topic=topics_of(landing),
-        record_key=design.record_key or (),
-        staged=staged,
-    )
+    key, topic, record_key = design.key or (), topics_of(landing), design.record_key or ()
+    if design.rows.keeps_versions:
+        return design, every_event(events, key, mirror, topic, record_key, design.history_columns)
+    found = newest(events, key, mirror, strategy=design.rows, topic=topic, record_key=record_key, staged=staged)
     return design, found
 
 
@@ -355,9 +352,10 @@ class Mirror(WrappedSink):
         self.table.take(self.design)
         self._grow(columns)
         own_topics = {identity.topic for identity in landing.topics}
-        if self.design.sequence_by or self.design.is_flattened or {one.topic for one in self._topics} - own_topics:
+        is_by_offset = not (self.design.sequence_by or self.design.is_flattened or self.design.rows.keeps_versions)
+        if not is_by_offset or {one.topic for one in self._topics} - own_topics:
             # Entries do not contain their topic: which of them are older than the lows of one topic is unknown. And by
-            # a sequence, a record may be late at any offset.
+            # a sequence, a record may be late at any offset; in a history each deletion ends a version.
             landing = replace(landing, lows={})
         done = self.table.merge(batch, self.design, landing)
         self._forget()
@@ -414,14 +412,15 @@ class Mirror(WrappedSink):
         """
         design = self.design
         assert design.key is not None, "the table is there"
-        if design.rows.keeps_deleted:
-            raise ValuesApart("deleted rows stay")
-        if design.auditor is not None:
-            raise ValuesApart("checks look at the rows")
-        if design.keeps_absent:
-            raise ValuesApart("records have only some of the fields")
-        if design.rows.keeps_versions:
-            raise ValuesApart("each version of a row is kept")
+        for needs_values, reason in (
+            (design.rows.keeps_deleted, "deleted rows stay"),
+            (design.auditor is not None, "checks look at the rows"),
+            (design.keeps_absent, "records have only some of the fields"),
+            (design.has_sequence, "records are in the order of texts"),
+            (design.rows.keeps_versions, "each version of a row is kept"),
+        ):
+            if needs_values:
+                raise ValuesApart(reason)
         return read_bare(self.table.staging.open_file, self.outline(), self._taken.files, design.key)
 
     def _forget(self) -> None:

@@ -110,6 +110,12 @@ def place_unknown(table: str, topic: str, partition: int, offset: int) -> Mirror
     )
 
 
+def time_unknown(table: str, topic: str, partition: int, offset: int) -> MirrorStopped:
+    """Return the error for an event without the time from which its version of the row is valid."""
+    problem = f"{topic}[{partition}] offset {offset}: the event has no time (source.ts_ms), and a version begins at it."
+    return MirrorStopped(table, StopReason.ORDER_UNKNOWN, problem, f"Correct the connector. Then: {RESNAPSHOT}")
+
+
 def order_of_logs_unknown(table: str, topic: str, partition: int, offset: int, problem: str) -> MirrorStopped:
     """Return the error for an event of another binary log in unknown order with earlier events."""
     return MirrorStopped(

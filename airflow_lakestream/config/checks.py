@@ -128,9 +128,14 @@ def check_history(given: Mapping[str, Any]) -> None:
 
     :param given: the arguments by name; templates are not known yet, and pass.
     """
-    if not is_literal(given["history"]) or not arguments.flag("history", given["history"]):
+    if not is_literal(given["history"]):
         return
-    if not is_given(given["sequence_by"]):
+    if not arguments.flag("history", given["history"]):
+        if is_given(given["history_columns"]):
+            problem = "is for a history of rows, which has a row for each version."
+            raise InvalidArgument("history_columns", problem, "Set history=True, or leave it out.")
+        return
+    if not is_given(given["envelope"]) and not is_given(given["sequence_by"]):
         problem = "needs sequence_by: a version is valid from the time of its record on."
         raise InvalidArgument("history", problem, 'Name the column of the time first, such as ["updated_at"].')
     _refuse_others("history", _NOT_WITH_HISTORY, given)
@@ -157,19 +162,16 @@ _NOT_WITH_FIRST = {
 _NOT_WITH_FLATTENED = {
     "sequence_by": "events are in the order of the database's log, or of offsets",
     "insert_only": "a mirror follows the changes of rows",
-    "history": "it goes with envelope=None, and the column of a time",
     "merge": "an event has the whole row",
     "sql": "it goes with envelope=None",
 }
 _NOT_WITH_HISTORY = {
     "soft_delete": "a deletion ends a version, which stays",
     "insert_only": "no row is changed",
-    "merge": "a version is a whole row",
 }
 _NOT_WITH_GIVEN = {
     "format": "a record in CSV has all fields",
     "sql": "the statement gives all its columns",
-    "soft_delete": "the next record of a deleted key would get its old values",
 }
 
 

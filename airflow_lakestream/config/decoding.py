@@ -52,6 +52,11 @@ class DecodingSettings:
         return self.envelope if is_given(self.envelope) else None
 
     @property
+    def event_placeholder(self) -> str:
+        """The placeholder in whole events of Debezium."""
+        return self.unavailable_placeholder
+
+    @property
     def payload(self) -> PayloadFormats:
         """Formats of keys and values. Raises InvalidArgument."""
         from airflow_lakestream.config import arguments
@@ -69,7 +74,7 @@ class DecodingSettings:
             writer_schemas=arguments.schemas("writer_schemas", self.writer_schemas) or (),
             csv_delimiter=self.csv_delimiter,
             timestamps_finer=self.timestamps_finer,
-            unavailable_placeholder=self.unavailable_placeholder,
+            unavailable_placeholder=self.event_placeholder,
             unavailable_values=self.unavailable_values,
             times=tuple(times.items()),
             renamed=tuple(arguments.names("rename_columns", self.rename_columns).items()),

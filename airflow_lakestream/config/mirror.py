@@ -28,6 +28,7 @@ from airflow_lakestream.config.setting import RecordEnvelope, RecordMerge, Setti
 from airflow_lakestream.config.settings import mirror_taker, refusal_of
 from airflow_lakestream.config.sql import SqlStatement
 from airflow_lakestream.core.policies import (
+    UNAVAILABLE,
     KeyFormat,
     MaintainMode,
     MergeMode,
@@ -72,7 +73,8 @@ class MirrorConfig(ExtractConfig):
     :param insert_only: of plain records, whether the first record of a key stays, and all later ones change nothing.
     :param within: with `insert_only`, how near to a row's time a later record changes nothing; None for any time.
     :param merge: of plain records, "replace" if a record is the whole row, "given" if absent fields keep their values.
-    :param history: of plain records, whether each version of a row stays, with the time in which it was valid.
+    :param history: whether each version of a row stays, with the time in which it was valid.
+    :param history_columns: with `history`, the columns whose changes begin versions; None for all records.
     """
 
     envelope: str | None = ValueEnvelope.DEBEZIUM
@@ -91,9 +93,11 @@ class MirrorConfig(ExtractConfig):
     within: str | int | float | timedelta | None = None
     merge: str = RecordMerge.REPLACE
     history: bool | str = False
+    history_columns: Sequence[str] | str | None = None
 
     def __post_init__(self) -> None:
         self._check_taken()
+        check_history({one.name: getattr(self, one.name) for one in fields(self)})
         if self.is_of_records:
             self._check_records()
         elif (
@@ -152,7 +156,6 @@ class MirrorConfig(ExtractConfig):
         arguments.condition("delete_when", self.delete_when)
         check_insert_only(given := {one.name: getattr(self, one.name) for one in fields(self)})
         check_merge(given)
-        check_history(given)
         check_flattened(given)
         if self._within is not None and len(by) > 1:
             problem = f"{', '.join(by)}: within goes by one column, the time of a record."
@@ -185,6 +188,11 @@ class MirrorConfig(ExtractConfig):
         if self.is_flattened:
             return ValueEnvelope.CONNECT if self.format == ValueFormat.JSON else None
         return super().value_envelope
+
+    @property
+    def event_placeholder(self) -> str:
+        """The placeholder in whole events; a plain record with one is bad."""
+        return UNAVAILABLE if self.is_of_records else super().event_placeholder
 
     @property
     def statement(self) -> SqlStatement | None:
@@ -223,7 +231,11 @@ class MirrorConfig(ExtractConfig):
     @property
     def _strategy(self) -> RowStrategy:
         flags = {name: arguments.flag(name, getattr(self, name)) for name in ("soft_delete", "history")}
-        return RowStrategy.of(**flags)
+        return RowStrategy.of(**flags, by_columns=bool(self._history_columns))
+
+    @property
+    def _history_columns(self) -> tuple[str, ...]:
+        return arguments.items("history_columns", self.history_columns) or ()
 
     @property
     def _keeps_absent(self) -> bool:
@@ -274,6 +286,7 @@ class MirrorConfig(ExtractConfig):
             unknown_fields=UnknownFields.EVOLVE if keeps_unknown and statement is None else UnknownFields.IGNORE,
             envelope=self.value_envelope,
             is_flattened=self.is_flattened,
+            placeholder=self.unavailable_placeholder,
             csv_delimiter=held.csv_delimiter,
             renamed=held.renamed,
             refused_characters=held.refused_characters,
@@ -283,7 +296,7 @@ class MirrorConfig(ExtractConfig):
             sequence_by=self._sequence,
             statement=None if statement is None else RecordStatement(statement.transform, self._metadata),
             delete_when=arguments.condition("delete_when", self.delete_when) or "",
-            is_timed=self._within is not None or self._strategy.keeps_versions,
+            is_timed=self._within is not None or (self._strategy.keeps_versions and not self.is_flattened),
             keeps_absent=self._keeps_absent,
         )
 
@@ -322,6 +335,7 @@ class MirrorConfig(ExtractConfig):
             within=self._within,
             keeps_absent=self._keeps_absent,
             is_flattened=self.is_flattened,
+            history_columns=self._history_columns,
         )
 
     @property

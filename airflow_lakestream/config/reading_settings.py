@@ -159,7 +159,7 @@ SOURCE: Rows = (
         "The connector's `unavailable.value.placeholder`, if it has another; also with `hex:`: [values that events leave out](formats.md#values-that-events-leave-out).",
         check=lambda _, value: octets_of(str(value)),
         default="Debezium's",
-        not_for={SettingTaker.UPSERT: OF_EVENTS, **DECODED},
+        not_for=DECODED,
     ),
     Setting(
         "unavailable_values",

@@ -244,7 +244,7 @@ _OF_MIRRORS: Rows = (
     ),
     Setting(
         "sequence_by",
-        "One or two columns that rise with each change of a row, with `envelope=None`: integers, dates, times, timestamps or booleans; the table keeps them. Without it, offsets decide which record is newer: [order](upsert.md#order).",
+        "One or two columns that rise with each change of a row, with `envelope=None`, of any type that compares; the table keeps them. Without it, offsets decide which record is newer: [order](upsert.md#order).",
         SettingKind.NAMES,
         not_for={
             SettingTaker.MIRROR: "events have their order in the database's log",
@@ -271,12 +271,15 @@ _OF_MIRRORS: Rows = (
     ),
     Setting(
         "history",
-        "Whether each version of a row is a row, with `_valid_from`, `_valid_to` and `_is_current` (SCD type 2), with `envelope=None`: [history](upsert.md#history). The table keeps it.",
+        "Whether each version of a row is a row, with `_valid_from`, `_valid_to` and `_is_current` (SCD type 2): [history](upsert.md#history). The table keeps it.",
         SettingKind.FLAG,
-        not_for={
-            SettingTaker.MIRROR: "a mirror has the current rows",
-            SettingTaker.LANDING: _BY_KEY,
-        },
+        not_for={SettingTaker.LANDING: _BY_KEY},
+    ),
+    Setting(
+        "history_columns",
+        "Columns whose changes begin a version, with `history`; other columns have the values of the version's newest record: [history](upsert.md#versions-by-some-columns). The table keeps them.",
+        SettingKind.NAMES,
+        not_for={SettingTaker.LANDING: _BY_KEY},
     ),
     Setting(
         "merge",

@@ -98,6 +98,7 @@ class KafkaMirrorOperator(SqlRendering, LandingOperator):
         delete_when: str | None = None,
         insert_only: bool | str = False,
         history: bool | str = False,
+        history_columns: Sequence[str] | str | None = None,
         merge: str = RecordMerge.REPLACE.value,
         within: str | float | timedelta | None = None,
         tombstones: str | None = None,
@@ -162,11 +163,11 @@ def _check_taken(given: Mapping[str, Any]) -> None:
     taker = mirror_taker(given["envelope"])
     usual = inspect.signature(KafkaMirrorOperator).parameters
     refuse_for(taker, {name: given[name] for name in usual if name in given and given[name] != usual[name].default})
+    check_history(given)
     if taker is SettingTaker.UPSERT:
         check_key_given(given["key"])
         check_insert_only(given)
         check_merge(given)
-        check_history(given)
         check_flattened(given)
 
 

@@ -228,6 +228,9 @@ class ResnapshotTables:
         if is_of_records(held):
             problem = f"{table} is a table by key of plain records, which no database can send again."
             raise InvalidArgument("table", problem, "To read the topic from its begin, land it in a new table.")
+        if strategy_noted(held).keeps_versions:
+            problem = f"{table} has the history of its rows, and other rows would not have the versions before them."
+            raise InvalidArgument("table", problem, "Land the topic in a new table.")
         return MirrorDesign(TableDesign(metadata=pa.schema([])), tuple(held["key"]), strategy_noted(held))
 
 

@@ -120,6 +120,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "delete_when": "",
         "insert_only": "False",
         "history": "False",
+        "history_columns": "",
         "merge": "replace",
         "within": "",
         "tombstones": "",

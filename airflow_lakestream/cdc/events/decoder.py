@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, OP, POSITION, READ, READ_LAST, SOURCE, is_kept
+from airflow_lakestream.cdc.columns import COMMIT, OP, POSITION, READ, READ_LAST, SOURCE, TIME, is_kept
 from airflow_lakestream.cdc.events import binlog
 from airflow_lakestream.cdc.events.misfits import BadEventExplainer
 from airflow_lakestream.cdc.events.names import ColumnNames
@@ -22,7 +22,7 @@ from airflow_lakestream.cdc.events.provenance import with_image, with_origin
 from airflow_lakestream.cdc.events.record_keys import names_in
 from airflow_lakestream.cdc.events.schemas import RecordSchemas
 from airflow_lakestream.cdc.events.widening import grown
-from airflow_lakestream.cdc.stops import name_not_free, place_unknown
+from airflow_lakestream.cdc.stops import name_not_free, place_unknown, time_unknown
 from airflow_lakestream.core.policies import OutOfRange, ValueEnvelope
 from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, EventNaming, row_of
@@ -35,6 +35,7 @@ from airflow_lakestream.decode.json.document import Json
 from airflow_lakestream.decode.json.growing import grow
 from airflow_lakestream.decode.keys import ColumnDecoder
 from airflow_lakestream.decode.values.outcome import DecoderResult, pick
+from airflow_lakestream.tables.row_buffer import one_array
 
 # The fields of an event's source with its position: in PostgreSQL's log, and in MySQL's and MariaDB's.
 _SOURCE_TYPE = pa.struct(
@@ -213,7 +214,10 @@ class _EventDecoder:
             self._check_places(batch, decoded)
             names = self._key_names(batch, decoded)
             key = self._payload.key
-            return replace(decoded, rows=with_notes(with_log_positions(with_origin(decoded.rows, key, names)), key))
+            rows = with_origin(decoded.rows, key, names)
+            if self._payload.names.rows.keeps_versions:
+                rows = self._with_times(batch, decoded, rows)
+            return replace(decoded, rows=with_notes(with_log_positions(rows), key))
 
     def _check_places(self, batch: RawBatch, decoded: DecoderResult) -> None:
         """Refuse events of a binary log without a position. Raises MirrorStopped."""
@@ -221,6 +225,15 @@ class _EventDecoder:
         if at is not None:
             place = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])[at]
             raise place_unknown(self._payload.names.table, batch.topic, batch.partition, batch.offsets[place])
+
+    def _with_times(self, batch: RawBatch, decoded: DecoderResult, rows: pa.Table) -> pa.Table:
+        """Return events with the times of their commits, in microseconds. Raises MirrorStopped for an event without."""
+        times = pc.multiply(_member(one_array(rows[SOURCE]), "ts_ms").cast(pa.int64()), 1000)
+        if times.null_count:
+            kept = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])
+            offset = batch.offsets[kept[pc.index(times.is_valid(), False).as_py()]]
+            raise time_unknown(self._payload.names.table, batch.topic, batch.partition, offset)
+        return rows.append_column(TIME, times)
 
     def _key_names(self, batch: RawBatch, decoded: DecoderResult) -> pa.Array:
         """Return the columns of each record's key, see `record_keys.names_in`, without the bad records."""

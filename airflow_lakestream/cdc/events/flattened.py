@@ -18,6 +18,8 @@ from airflow_lakestream.tables.row_buffer import one_array
 
 DELETED, OP = "__deleted", "__op"
 _PREFIX = "__source_"
+# The time of the change in the database, in milliseconds.
+TIME_FIELD = f"{_PREFIX}ts_ms"
 # With one of these columns records are in order of the database's log, else of offsets.
 _PLACES = ("sequence", "lsn", "file")
 _KINDS = {"sequence": pa.string(), "lsn": pa.int64(), **dict(binlog.FIELDS)}
@@ -60,6 +62,10 @@ class FlattenedRecords:
         row = pc.if_else(is_read, pa.scalar(0, pa.int64()), binlog.rows(source))
         position = pc.if_else(in_file.is_valid(), row, position)
         return pc.coalesce(in_file, commit), position
+
+    def times(self) -> pa.Array:
+        """Return the times of the changes in microseconds; null without one."""
+        return pc.multiply(self._column(TIME_FIELD, pa.int64()), 1000)
 
     def whole_events(self) -> Mask:
         """Return a mask of the records that are whole events, which do not belong among flattened ones."""

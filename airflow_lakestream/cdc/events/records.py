@@ -18,7 +18,7 @@ from airflow_lakestream.cdc.events.statement import RecordStatement
 from airflow_lakestream.cdc.events.upserts import UpsertDecoder
 from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.stops import name_not_free
-from airflow_lakestream.core.policies import KeyFormat, OutOfRange
+from airflow_lakestream.core.policies import UNAVAILABLE, KeyFormat, OutOfRange, octets_of
 from airflow_lakestream.core.records import RawBatch, RecordPart
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import without_bare
@@ -45,6 +45,7 @@ class RecordPayload(PayloadFormats):
     :param is_timed: whether the first column of `sequence_by` has to be a timestamp.
     :param statement: makes rows of values, before the key is taken; None if values are decoded into rows.
     :param is_flattened: whether records are Debezium's flattened events, in JSON perhaps with Connect's schema.
+    :param placeholder: the connector's text for a value that it leaves out: a record with it is bad.
     :param keeps_absent: whether rows note the columns that their records give.
     """
 
@@ -58,9 +59,11 @@ class RecordPayload(PayloadFormats):
     keeps_absent: bool = False
     statement: RecordStatement | None = None
     is_flattened: bool = False
+    placeholder: str = UNAVAILABLE
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        octets_of(self.placeholder)
         if FORMATS[self.format_of_keys].needs_id and self.registry is None:
             problem = (
                 f"key_format={self.format_of_keys!r} needs one: each key names its schema by an id of the registry."

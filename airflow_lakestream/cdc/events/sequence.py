@@ -1,4 +1,4 @@
-"""Places of plain records: columns that order records of a key, as numbers of a mirror's version."""
+"""Places of plain records: columns that order records of a key, as numbers of a mirror's version, or as bytes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
+from airflow_lakestream.cdc.columns import COMMIT, SEQUENCE
+from airflow_lakestream.cdc.keys.identity import comparable
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.row_buffer import one_array
 
 # The first orders, the second decides between records with equal values in the first.
 MOST = 2
-_FIT = "integers, dates, times, timestamps and booleans have an order"
 
 
 def check_sequence(names: Sequence[str]) -> None:
@@ -22,27 +24,39 @@ def check_sequence(names: Sequence[str]) -> None:
         raise InvalidArgument("sequence_by", f"{', '.join(names)}: one or two columns order records.")
 
 
-def check_type(column: pa.Field, *, is_timed: bool = False) -> None:
-    """Refuse a column whose values have no order as integers. Raises InvalidArgument.
+def check_type(column: pa.Field, *, is_timed: bool = False, is_number: bool = False) -> None:
+    """Refuse a column whose values have no order. Raises InvalidArgument.
 
-    :param is_timed: whether the column has to be a timestamp.
+    :param is_timed: whether the column has to be a timestamp, and `is_number` whether its values have to be numbers.
     """
     kind = column.type
     if is_timed and not t.is_timestamp(kind):
         remedy = f'Name a column of timestamps; or give it that type, with schema="{column.name} timestamptz".'
         raise InvalidArgument("sequence_by", f"{column.name} is {kind}, and within goes by a timestamp.", remedy)
-    is_fit = t.is_integer(kind) or t.is_date(kind) or t.is_time(kind) or t.is_timestamp(kind) or t.is_boolean(kind)
-    if not is_fit or kind == pa.uint64():
+    if t.is_nested(kind) or t.is_null(kind):
         remedy = f'Name another column; or give it such a type, with schema="{column.name} bigint" for a new table.'
-        raise InvalidArgument("sequence_by", f"{column.name} is {kind}; {_FIT}.", remedy)
+        raise InvalidArgument("sequence_by", f"{column.name} is {kind}, whose values have no order.", remedy)
+    if is_number and not has_numbers(kind):
+        remedy = "Name a column of integers, floats, dates, times, timestamps or booleans."
+        raise InvalidArgument("sequence_by", f"{column.name} is {kind}, and a history goes by numbers.", remedy)
+
+
+def has_numbers(kind: pa.DataType) -> bool:
+    """Return whether 64-bit integers have the order of a type's values."""
+    is_time = t.is_date(kind) or t.is_time(kind) or t.is_timestamp(kind)
+    is_number = t.is_integer(kind) or t.is_boolean(kind) or t.is_floating(kind)
+    return bool(kind != pa.uint64() and (is_number or is_time))
 
 
 def place_numbers(column: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """Return a column's values as 64-bit integers in the same order, and a mask of values outside of their range.
+    """Return a column's values as 64-bit integers in the same order, and a mask of values without a place in it.
 
-    :param column: of a type that `check_type` accepts; a null stays null.
+    :param column: of a type that `has_numbers` accepts; a null stays null.
     """
     kind = column.type
+    if t.is_floating(kind):
+        is_nan = pc.fill_null(pc.is_nan(column), False).to_numpy(zero_copy_only=False)
+        return one_array(comparable(pa.table({"number": column}))[0]), is_nan
     if t.is_timestamp(kind) or t.is_time(kind):
         # One unit for all batches: a schema may change the unit.
         return _micros(column, {"s": 10**6, "ms": 10**3, "us": 1, "ns": None}[kind.unit])
@@ -51,6 +65,62 @@ def place_numbers(column: pa.Array) -> tuple[pa.Array, np.ndarray]:
     if t.is_date(kind):
         column = column.cast(pa.int32())
     return column.cast(pa.int64()), np.zeros(len(column), np.bool_)
+
+
+def place_bytes(columns: Sequence[pa.Array]) -> pa.Array:
+    """Return bytes in the order of records, by one or two columns; null if a value is null."""
+    parts = [_bytes(one) for one in columns]
+    if len(parts) == 1:
+        return parts[0]
+    # The first text ends with two zeros, which it does not contain.
+    first = pc.replace_substring(parts[0], b"\x00", b"\x00\xff")
+    return pc.binary_join_element_wise(first, parts[1], b"\x00\x00")
+
+
+def _bytes(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        column = column.storage
+    elif has_numbers(kind):
+        column, _ = place_numbers(column)
+        numbers = column.fill_null(0).to_numpy().view(np.uint64) ^ np.uint64(1 << 63)
+        return _of_width(numbers.astype(">u8"), column)
+    elif kind == pa.uint64():
+        return _of_width(column.fill_null(0).to_numpy().astype(">u8"), column)
+    elif t.is_decimal(kind):
+        # One scale and one width for all batches: a schema may change both.
+        wide = column.cast(pa.decimal256(76, 38))
+        words = np.frombuffer(wide.fill_null(0).buffers()[1], "<u8", len(wide) * 4).reshape(-1, 4)
+        words = words[:, ::-1].astype(">u8")
+        words[:, 0] ^= np.uint64(1 << 63)
+        return _of_width(words, column)
+    return column.cast(pa.binary())
+
+
+def _of_width(numbers: np.ndarray, column: pa.Array) -> pa.Array:
+    """Return numbers as bytes, null where a column is."""
+    count = len(column)
+    width = numbers.nbytes // count if count else 8
+    plain = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(numbers.tobytes())])
+    return pc.if_else(column.is_valid(), plain.cast(pa.binary()), pa.scalar(None, pa.binary()))
+
+
+def with_ranks(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """Return tables with ranks of `SEQUENCE` in `COMMIT`, equal ones for equal bytes."""
+    if not tables:
+        return []
+    every = pa.chunked_array([chunk for one in tables for chunk in one[SEQUENCE].cast(pa.binary()).chunks], pa.binary())
+    ranks = pc.rank(every, tiebreaker="dense").cast(pa.int64())
+    found, start = [], 0
+    for one in tables:
+        found.append(with_commits(one, ranks.slice(start, len(one))))
+        start += len(one)
+    return found
+
+
+def with_commits(rows: pa.Table, commits: pa.Array) -> pa.Table:
+    """Return rows with other values in `COMMIT`."""
+    return rows.set_column(rows.column_names.index(COMMIT), rows.schema.field(COMMIT), commits)
 
 
 def _micros(column: pa.Array, factor: int | None) -> tuple[pa.Array, np.ndarray]:

@@ -21,6 +21,7 @@ from airflow_lakestream.cdc.columns import (
     RECORD_KEY,
     SERVER,
     TABLE,
+    TIME,
     TRANSACTION,
     version_schema,
 )
@@ -76,6 +77,7 @@ def columns_of_events(mirror: pa.Schema, further: Sequence[str] = (), *, with_ke
         pa.field(GTID, pa.string()),
         pa.field(SERVER, pa.int64()),
         pa.field(MILLIS, pa.int64()),
+        pa.field(TIME, pa.int64()),
     ]
     return pa.schema([*own, pa.field(OP, pa.string()), *version_schema(), *origin, *note_columns(), *key])
 

@@ -10,19 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, GIVEN, MARK, OP, POSITION
+from airflow_lakestream.cdc.columns import COMMIT, GIVEN, MARK, OP, POSITION, SEQUENCE, TIME
 from airflow_lakestream.cdc.events.deletions import DeletionCondition
-from airflow_lakestream.cdc.events.flattened import FlattenedRecords, place_columns
-from airflow_lakestream.cdc.events.kafka_keys import KafkaKeyReader
+from airflow_lakestream.cdc.events.flattened import TIME_FIELD, FlattenedRecords, place_columns
+from airflow_lakestream.cdc.events.kafka_keys import KafkaKeyReader, type_at
 from airflow_lakestream.cdc.events.notes import with_notes_of_records
 from airflow_lakestream.cdc.events.presence import given_fields
-from airflow_lakestream.cdc.events.sequence import check_type, place_numbers
+from airflow_lakestream.cdc.events.sequence import check_type, has_numbers, place_bytes, place_numbers
 from airflow_lakestream.cdc.events.statement import RecordRows
 from airflow_lakestream.cdc.events.widening import grown, joined_type
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
-from airflow_lakestream.core.policies import UNAVAILABLE, ValueFormat
+from airflow_lakestream.core.policies import ValueFormat
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.connect.unavailable import Mask, left_out, may_be_left_out
+from airflow_lakestream.decode.connect.unavailable import Mask, ValuePlaceholder, left_out, may_be_left_out
 from airflow_lakestream.decode.json.decoder import WithoutColumn
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Indices, all_but, pick
 from airflow_lakestream.exceptions import InvalidArgument
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from airflow_lakestream.cdc.events.records import RecordPayload
 
 _LEFT_OUT = (
-    f"{UNAVAILABLE} is Debezium's mark of a value that it left out, and a plain record does not show which value: let "
+    "is Debezium's mark of a value that it left out, and a plain record does not show which value: let "
     'the connector send whole events, and use envelope="debezium"'
 )
+_REWRITE = "set delete.tombstone.handling.mode=rewrite in the connector"
 
 
 class UpsertDecoder:
@@ -79,9 +80,12 @@ class UpsertDecoder:
         self._place(decoded)
         if flattened is not None:
             self._place_by_log(batch, decoded, flattened)
+            if self._payload.names.rows.keeps_versions:
+                self._add_times(decoded, flattened)
         for name in self._payload.own_columns(decoded.rows.column_names):
             if may_be_left_out(decoded.rows.schema.field(name).type):
-                decoded.refuse(left_out(decoded.rows[name]), f"{name}: {_LEFT_OUT}")
+                mask = left_out(decoded.rows[name], ValuePlaceholder(self._payload.placeholder))
+                decoded.refuse(mask, f"{name}: {self._payload.placeholder} {_LEFT_OUT}")
         return decoded.result()
 
     def _with_values(self, batch: RawBatch) -> _BatchRows:
@@ -172,10 +176,22 @@ class UpsertDecoder:
             # The deletion itself came as a record.
             decoded.leave_out(decoded.is_tombstone)
         else:
-            reason = f"a tombstone has no {columns}: set delete.tombstone.handling.mode=rewrite in the connector"
+            reason = f"a tombstone has no {columns}: {_REWRITE}"
             decoded.refuse(decoded.is_tombstone, reason)
         for name, column in ((COMMIT, commit), (POSITION, position)):
             decoded.set(name, pc.coalesce(column, pa.scalar(0, pa.int64())))
+
+    def _add_times(self, decoded: _BatchRows, flattened: FlattenedRecords) -> None:
+        """Add the time of each event; an event without one is bad."""
+        times = flattened.times()
+        if flattened.has_deletions:
+            # The deletion itself came as a record.
+            decoded.leave_out(decoded.is_tombstone)
+        else:
+            decoded.refuse(decoded.is_tombstone, f"a tombstone has no {TIME_FIELD}: {_REWRITE}")
+        lacks = times.is_null().to_numpy(zero_copy_only=False) & ~decoded.is_tombstone
+        decoded.refuse(lacks, f"no {TIME_FIELD}, the time from which a version is valid: set add.fields=source.ts_ms")
+        decoded.rows = decoded.rows.append_column(TIME, times.fill_null(0))
 
     def _complete_keys(self, batch: RawBatch, decoded: _BatchRows) -> None:
         """Fill key columns without a value from the Kafka keys; a record without any value of the key is bad."""
@@ -225,16 +241,25 @@ class UpsertDecoder:
         if names:
             reason = f'a tombstone has no {names[0]}: tombstones="skip" leaves tombstones out'
             decoded.refuse(decoded.is_tombstone, reason)
-        numbers = [pa.repeat(zero, count), pa.repeat(zero, count)]
+        numbers, every = [pa.repeat(zero, count), pa.repeat(zero, count)], list[pa.Array]()
+        keeps_versions = self._payload.names.rows.keeps_versions
         for number, name in enumerate(names):
-            if name not in rows.column_names:
+            column = _column_at(rows, name)
+            if column is None:
                 decoded.refuse(~decoded.is_tombstone, _no_order(name))
                 continue
-            check_type(rows.schema.field(name), is_timed=self._payload.is_timed and not number)
-            values, beyond = place_numbers(one_array(rows[name]))
-            decoded.refuse(values.is_null().to_numpy(zero_copy_only=False), _no_order(name))
-            decoded.refuse(beyond, f"{name}: it is outside of the range that orders records")
-            numbers[number] = pc.coalesce(values, zero)
+            field = pa.field(name, column.type)
+            check_type(field, is_timed=self._payload.is_timed and not number, is_number=keeps_versions)
+            every.append(column)
+            decoded.refuse(column.is_null().to_numpy(zero_copy_only=False), _no_order(name))
+            if has_numbers(column.type):
+                values, beyond = place_numbers(column)
+                decoded.refuse(beyond, f"{name}: it is outside of the range that orders records, or no number")
+                numbers[number] = pc.coalesce(values, zero)
+        if len(every) == len(names) and not all(has_numbers(one.type) for one in every):
+            numbers = [pa.repeat(zero, count), pa.repeat(zero, count)]
+            sequence = pc.coalesce(place_bytes(every), pa.scalar(b""))
+            decoded.rows = decoded.rows.append_column(SEQUENCE, sequence)
         by_values = pc.if_else(
             pa.array(decoded.is_deleted), MARK if self._payload.names.rows.keeps_deleted else "d", "u"
         )
@@ -298,6 +323,17 @@ def _with_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _no_value(name: str) -> str:
     return f"{name}: null in value and key; the mirror's key needs a value"
+
+
+def _column_at(rows: pa.Table, name: str) -> pa.Array | None:
+    """Return a column, or the nested field of a path; None if the rows lack it."""
+    first, *rest = (name,) if name in rows.column_names else name.split(".")
+    if first not in rows.column_names:
+        return None
+    column = one_array(rows[first])
+    if rest and type_at(column.type, tuple(rest)) is None:
+        return None
+    return pc.struct_field(column, rest) if rest else column
 
 
 def _no_order(name: str) -> str:

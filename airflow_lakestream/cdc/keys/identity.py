@@ -168,9 +168,11 @@ class KeySearch:
     def __call__(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
         """Return the numbers of the rows found, rising, and the indices of the rows' keys in the batch."""
         column = _first_column(rows, self._key)
-        if self._ordered is not None and t.is_integer(column.type) and not column.null_count:
+        if self._ordered is not None and t.is_integer(column.type):
             values, places_ = self._ordered
-            some, at = _looked_up(column.to_numpy(), values)
+            some, at = _looked_up(column.drop_null().to_numpy(), values)
+            if column.null_count:
+                some = np.flatnonzero(column.is_valid().to_numpy())[some]
             if len(self._key) == 1:
                 return some, places_[at].astype(np.int64)
         else:

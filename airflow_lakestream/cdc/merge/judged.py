@@ -52,7 +52,7 @@ class GuardedRowCheck:
                 self.judge.note_deleted(guards, where)
                 continue
             needed = {name for guard in guards for name in guard.image}
-            values = self._values(head, file, int(found.hits[place]), needed) if needed else {}
+            values = self.values_of(head, file, int(found.hits[place]), needed) if needed else {}
             stays[place] |= self.judge.keeps(guards, where, values)
         return stays
 
@@ -105,7 +105,8 @@ class GuardedRowCheck:
         stays: Mask = same & (self._places[POSITION][at] != 0) & self._live_mask(rows)
         return stays
 
-    def _values(self, head: MirrorHead, file: File, number: int, names: set[str]) -> Image:
+    def values_of(self, head: MirrorHead, file: File, number: int, names: set[str]) -> Image:
+        """Return the values of a row in a file, by the row's number, for some columns."""
         for part, here in with_numbers(head.read(file)):
             if number < here.stop:
                 columns = [name for name in part.column_names if name in names]

@@ -12,15 +12,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, DELETED, VALID_TO, VERSION
+from airflow_lakestream.cdc.columns import COMMIT, DELETED, IS_CURRENT, VALID_TO, VERSION
 from airflow_lakestream.cdc.keys.identity import KeySearch
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.newest import is_before
 from airflow_lakestream.cdc.merge.snapshots import Version
-from airflow_lakestream.cdc.rows import RowStrategy
+from airflow_lakestream.cdc.rows import HistoryRules, RowStrategy, VersionCut
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
-from airflow_lakestream.tables.row_buffer import no_rows
+from airflow_lakestream.tables.row_buffer import no_rows, one_array
 
 _ROWS_AT_ONCE = 500_000
 
@@ -33,7 +33,7 @@ class LookupResult:
 
     :param live: the number of rows that are not deleted yet.
     :param hits: the numbers of the rows whose key has an event, rising.
-    :param at: for each hit the index of the event in the batch.
+    :param at: for each hit the index of the event in the batch, or -1 for a version that only a truncation ends.
     :param rows: version and mark of the hits; None if all of these rows are older than any event.
     :param gone: a mask of the rows that a truncation removes, or marks; None without a truncation.
     """
@@ -61,6 +61,8 @@ class KeyLookup:
     :param strategy: the rows of a key.
     :param truncated: the batch's last truncation.
     :param since: first commit of the batch's events: `LookupResult.rows` is None if all rows are older; None keeps all.
+    :param history: the rules of a history of rows; then hits are also the rows that a truncation ends.
+    :param beside: further columns that order records.
     """
 
     head: MirrorHead
@@ -69,6 +71,8 @@ class KeyLookup:
     strategy: RowStrategy
     truncated: Version | None
     since: int | None
+    history: HistoryRules | None = None
+    beside: tuple[str, ...] = ()
 
     def reached(self, files: Sequence[File]) -> list[File]:
         """Return the files with possible rows of these keys; for a truncation all files."""
@@ -94,22 +98,37 @@ class KeyLookup:
 
     def _newer_rows(self, parts: Sequence[pa.Table]) -> pa.Table | None:
         # Without any row of the file, only the columns matter.
-        rows = joined(parts) if parts else no_rows(self.strategy.columns).select(self._columns_needed)
+        rows = joined(parts) if parts else no_rows(self.strategy.columns)
+        rows = rows.select([name for name in self._columns_needed if name in rows.column_names])
         is_older = self.since is not None and (rows[COMMIT].to_numpy() < self.since).all()
         return None if is_older else rows
 
     @property
     def _columns_needed(self) -> list[str]:
-        return [*VERSION, *(name for name in (DELETED, VALID_TO) if name in self.strategy.further.names)]
+        if self.history is not None:
+            further = [name for name in self.strategy.further.names if name != IS_CURRENT]
+            return list(dict.fromkeys([*VERSION, *further, *self.history.columns]))
+        return [*VERSION, *self.beside, *([DELETED] if self.strategy.keeps_deleted else [])]
 
     def _in(self, rows: pa.Table) -> LookupResult:
         hits, at = self.search(rows)
+        if self.history is not None and self.history.cuts:
+            ended = np.setdiff1d(self._ended(rows, self.history.cuts), hits)
+            order = np.argsort(np.concatenate([hits, ended]))
+            hits = np.concatenate([hits, ended])[order]
+            at = np.concatenate([at, np.full(len(ended), -1, np.int64)])[order]
         return LookupResult(
             len(rows), hits, at, rows.select(self._columns_needed).take(pa.array(hits)), self._gone(rows)
         )
 
+    def _ended(self, rows: pa.Table, cuts: Sequence[VersionCut]) -> Numbers:
+        """Return the numbers of the rows that may end by a truncation: earlier ones without an end before it."""
+        ends = pc.fill_null(one_array(rows[VALID_TO]).cast(pa.int64()), np.iinfo(np.int64).max).to_numpy()
+        found: Numbers = np.flatnonzero(is_before(rows, cuts[-1].version) & (ends > min(cut.time for cut in cuts)))
+        return found
+
     def _gone(self, rows: pa.Table) -> Mask | None:
-        if self.truncated is None:
+        if self.truncated is None or self.history is not None:
             return None
         gone = is_before(rows, self.truncated)
         return gone & ~pc.fill_null(rows[DELETED], False).to_numpy() if self.strategy.keeps_deleted else gone

@@ -8,7 +8,7 @@ writing it twice does no harm. A truncation is an entry without a key, and so is
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,11 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_schema
+from airflow_lakestream.cdc.columns import COMMIT, POSITION, TIME, VERSION, version_schema
 from airflow_lakestream.cdc.keys.identity import by_place, greatest_of_each, places
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.newest import by_version, is_later
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark, versions
+from airflow_lakestream.cdc.rows import VersionCut
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.names import DELETED
 from airflow_lakestream.core.policies import SchemaEvolution
@@ -113,6 +114,19 @@ class MirrorMemory:
         mine = (row[COMMIT][0].as_py(), row[POSITION][0].as_py())
         return any(one >= mine for one in zip(own[COMMIT].to_pylist(), own[POSITION].to_pylist(), strict=True))
 
+    def cuts(self, new: Sequence[VersionCut] = ()) -> list[VersionCut]:
+        """Return all known truncations with their times, also new ones; a snapshot counts as a truncation."""
+        if self.entries is None or TIME not in self.entries.column_names:
+            return list(new)
+        times = self.entries.filter(self.entries[self.key[0]].is_null())[TIME].to_pylist()
+        found = zip(self._without_key, times, strict=True)
+        return [*(VersionCut(cut_of(one) if is_mark(one) else one, time) for one, time in found), *new]
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether there are rows that were deleted, and may have got another key."""
+        return self._kept is not None and len(self._kept) > 0
+
     def moved(self, place: tuple[int, ...]) -> pa.Table | None:
         """Return the values of the row deleted at a place of the source, or None if not kept."""
         kept = self._kept
@@ -134,21 +148,25 @@ def row_column(key: Sequence[str]) -> str:
     return name
 
 
-def entry_schema(key: pa.Schema) -> pa.Schema:
-    """Return the entries' columns for these key columns."""
-    return pa.schema(
-        [*(field.with_nullable(True) for field in key), *version_schema(), pa.field(row_column(key.names), pa.binary())]
-    )
+def entry_schema(key: pa.Schema, further: Iterable[pa.Field] = ()) -> pa.Schema:
+    """Return the entries' columns for these key columns.
+
+    :param further: columns next to the version, see `MirrorDesign.entry_columns`.
+    """
+    own = [field.with_nullable(True) for field in key]
+    return pa.schema([*own, *version_schema(), *further, pa.field(row_column(key.names), pa.binary())])
 
 
-def design_of_entries(key: pa.Schema, mirror_id: str, evolution: SchemaEvolution) -> TableDesign:
+def design_of_entries(
+    key: pa.Schema, mirror_id: str, evolution: SchemaEvolution, further: Iterable[pa.Field] = ()
+) -> TableDesign:
     """Return the design of the entries' table.
 
-    :param key: the columns of the mirror's key.
+    :param key: the columns of the mirror's key; see `entry_schema` for `further`.
     :param mirror_id: the mirror's own id.
     :param evolution: whether the columns of the key may become wider.
     """
-    payload = pa.schema([column for column in entry_schema(key) if column.name not in VERSION])
+    payload = pa.schema([column for column in entry_schema(key, further) if column.name not in VERSION])
     notes = {MIRROR_ID: mirror_id}
     return TableDesign(version_schema(), to_schema(payload), evolution=evolution, argument="key", notes=notes)
 

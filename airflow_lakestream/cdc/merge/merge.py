@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, DELETED, MARK, OP, VERSION
+from airflow_lakestream.cdc.columns import COMMIT, DELETED, MARK, OP, SEQUENCE, VERSION, order_columns
+from airflow_lakestream.cdc.events.sequence import with_commits, with_ranks
 from airflow_lakestream.cdc.keys.guards import GuardCheck
 from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, find_keys, in_order
 from airflow_lakestream.cdc.merge.audited import Look
@@ -129,7 +130,7 @@ class BatchMerger:
         """
         # 1. Look up the keys in the table's files and in the memory. Events behind a known snapshot get later places.
         held = head.files() if head is not None else []
-        memory, reached, found = self._looked_up(head, held)
+        memory, reached, found = self._ranked(*self._looked_up(head, held))
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
         # 2. Decide which events are late, and which rows of the table are replaced or deleted.
@@ -154,9 +155,10 @@ class BatchMerger:
         values = RowValues(self.batch, self.table, self.key, memory, old, self.borrowed)
         deletes = np.flatnonzero(~late & is_delete)
         incoming = self._incoming(values, np.flatnonzero(~late & ~is_delete), deletes)
+        incoming.rows = _without_ranks(incoming.rows)
         if self.look is not None:
             self.look(incoming.rows)
-        entries = self._entries(values, deletes)
+        entries = _without_ranks(self._entries(values, deletes))
         # For executors the rows are pickled, which is one more copy of them.
         del values, old
         return self._written(head, held, changes, incoming, entries)
@@ -205,7 +207,10 @@ class BatchMerger:
         opened = self.entries.open()
         works, reached = list[MergeWork](), list[File]()
         if head is not None:
-            lookup = KeyLookup(head, search, self.key, self.strategy, batch.truncated, self._since())
+            beside = order_columns(batch.rows.column_names)[len(VERSION) :]
+            lookup = KeyLookup(
+                head, search, self.key, self.strategy, batch.truncated, self._since(), batch.history, beside
+            )
             reached = lookup.reached(held if batch.repeats is None else batch.repeats.reached(head, held, batch.rows))
             works.append(MergeWork(lookup, reached, sum(map(head.bytes_in, reached))))
         if opened is not None:
@@ -213,6 +218,27 @@ class BatchMerger:
         done = self.hands.do(*works)
         entries = opened.joined(chain.from_iterable(done[-1])) if opened is not None else None
         return MirrorMemory(self.key, entries), reached, done[0] if head is not None else []
+
+    def _ranked(
+        self, memory: MirrorMemory, reached: list[File], results: list[LookupResult]
+    ) -> tuple[MirrorMemory, list[File], list[LookupResult]]:
+        """Return what was looked up, with ranks among records, rows and entries in place of bytes that order them."""
+        batch = self.batch
+        if SEQUENCE not in batch.rows.column_names:
+            return memory, reached, results
+        partial = [] if batch.partial is None else [batch.partial.records]
+        entries = [] if memory.entries is None else [memory.entries]
+        held = [at for at, one in enumerate(results) if one.rows is not None and SEQUENCE in one.rows.column_names]
+        tables = [batch.rows, batch.contents, *partial, *entries, *(results[at].rows for at in held)]
+        ranked = iter(with_ranks(tables))
+        self.batch = batch = replace(batch, rows=next(ranked), contents=next(ranked))
+        if batch.partial is not None:
+            self.batch = replace(batch, partial=replace(batch.partial, records=next(ranked)))
+        memory = MirrorMemory(memory.key, next(ranked) if entries else None)
+        results = list(results)
+        for at in held:
+            results[at] = replace(results[at], rows=next(ranked))
+        return memory, reached, results
 
     def _changes(
         self, head: MirrorHead, files: Sequence[File], results: Sequence[LookupResult], late: Mask, matched: Mask
@@ -238,6 +264,7 @@ class BatchMerger:
         """Return the first commit of the events, or None if versions of older rows are needed, too; see `KeyLookup`."""
         batch = self.batch
         needs_all = self.strategy is not RowStrategy.CURRENT or batch.guards or not len(batch.rows)
+        needs_all = needs_all or SEQUENCE in batch.rows.column_names
         if needs_all:
             return None
         within = 0 if self.batch.repeats is None else self.batch.repeats.within or 0
@@ -400,7 +427,8 @@ class BatchMerger:
         If deleted rows stay in the table, only rows whose values the next event may need get an entry.
         """
         wanted = [at for at in deletes.tolist() if not self.strategy.keeps_deleted or at in self.batch.befores]
-        rows = self.batch.rows.select([*self.key, *VERSION]).take(pa.array(wanted, pa.int64()))
+        rows = self.batch.rows
+        rows = rows.select([*self.key, *order_columns(rows.column_names)]).take(pa.array(wanted, pa.int64()))
         kept = [values.row_before(at) for at in wanted]
         rows = rows.append_column(row_column(self.key), pa.array(kept, pa.binary()))
         truncated = [] if self.batch.truncated is None or is_mark(self.batch.truncated) else [self.batch.truncated]
@@ -414,3 +442,8 @@ class BatchMerger:
         return pa.concat_tables(
             [rows, pa.Table.from_arrays(columns, [one.name for one in rows.schema])], promote_options="permissive"
         )
+
+
+def _without_ranks(rows: pa.Table) -> pa.Table:
+    """Return rows as the table has them: a rank is one of a merge."""
+    return with_commits(rows, pa.repeat(pa.scalar(0, pa.int64()), len(rows))) if SEQUENCE in rows.column_names else rows

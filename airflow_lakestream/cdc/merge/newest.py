@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import GIVEN, OF_EVENTS, OFFSET, OP, PARTITION, VERSION
+from airflow_lakestream.cdc.columns import GIVEN, OF_EVENTS, OFFSET, OP, PARTITION, TIME, VERSION, order_columns
 from airflow_lakestream.cdc.events.apart import StagedEvents
 from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind
 from airflow_lakestream.cdc.keys.identity import Key, by_place, find_keys, greatest_of_each
@@ -22,7 +22,7 @@ from airflow_lakestream.cdc.keys.sent import sent_guards
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.left_out import ValueSource, befores, sources
 from airflow_lakestream.cdc.merge.snapshots import Version, versions, with_ends
-from airflow_lakestream.cdc.rows import RowStrategy
+from airflow_lakestream.cdc.rows import HistoryRules, RowStrategy, VersionCut
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
@@ -64,6 +64,7 @@ class NewestEvents:
     :param ties: for events of plain records, the check of their order; None for events of a database.
     :param partial: all records, if they may have only some of the fields.
     :param repeats: with it, rows of the table stay, and it finds the records that change nothing.
+    :param history: the rules of a history of rows; then `rows` are all records, and `guards` are by their indices.
     """
 
     rows: pa.Table
@@ -78,6 +79,7 @@ class NewestEvents:
     ties: PartitionTies | None = None
     partial: PartialRecords | None = None
     repeats: RepeatedRecords | None = None
+    history: HistoryRules | None = None
 
 
 def newest(
@@ -154,12 +156,13 @@ def newest_records(
     last, contents = _last_of_each(rows, ties.key)
     if not strategy.keeps_deleted:
         contents = last
-    at, found = rows.select(VERSION).take(pa.array(contents)), _with_contents(rows, last, contents)
+    found = _with_contents(rows, last, contents)
+    at = rows.select(order_columns(rows.column_names)).take(pa.array(contents))
     found = found.drop_columns([GIVEN] if GIVEN in found.column_names else [])
     return NewestEvents(found, at, topic=ties.topic, staged=staged, ties=ties)
 
 
-def every_record(events: pa.Table, ties: PartitionTies) -> NewestEvents:
+def every_record(events: pa.Table, ties: PartitionTies, history: HistoryRules) -> NewestEvents:
     """Return all plain records of a batch in order, for the history of rows. Raises MirrorStopped.
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
@@ -167,7 +170,42 @@ def every_record(events: pa.Table, ties: PartitionTies) -> NewestEvents:
     """
     rows = by_version(events.combine_chunks())
     _check_keys(rows, ties.key, ties.table, ties.topic)
-    return NewestEvents(rows, rows.select(VERSION), topic=ties.topic, ties=ties)
+    return NewestEvents(rows, rows.select(VERSION), topic=ties.topic, ties=ties, history=history)
+
+
+def every_event(
+    events: pa.Table, key: Sequence[str], table: str, topic: str, record_key: Sequence[str], columns: tuple[str, ...]
+) -> NewestEvents:
+    """Return all events of a batch in the order of the database's log, for the history of rows. Raises MirrorStopped.
+
+    :param events: the row's columns, `OP`, `TIME` and `VERSION`, in any order.
+    :param key: the columns of the mirror's key.
+    :param table: the mirror's name, and `topic` the topic's, for errors.
+    :param record_key: the columns of the records' keys, which every deletion has.
+    :param columns: the columns whose changes begin versions; empty for all events.
+    """
+    events, snapshots = with_ends(events)
+    rows = by_version(events.combine_chunks())
+    ends = np.flatnonzero(_is(rows, "t"))
+    cut_rows = rows.select([*VERSION, TIME]).take(pa.array(ends))
+    cuts = tuple(map(VersionCut, versions(cut_rows), cut_rows[TIME].to_pylist()))
+    rows = _with_truncated(rows, ends.tolist(), key) if cuts else rows
+    _check_keys(rows, key, table, topic)
+    judge = GuardCheck(table, topic, key)
+    in_order = settled(rows, key, record_key)
+    rows = in_order.rows
+    guards = {at: [guard] for at, guard in in_order.guards.items()}
+    for at, own in find_keys(rows, key, sent := sent_guards(rows, key, judge)):
+        if rows[OP][at].as_py() == "d" and versions(rows.slice(at, 1))[0][:2] == sent[own].since:
+            guards.setdefault(at, []).append(sent[own])
+    moved = tuple(_last_deletes(rows, np.arange(len(rows))))
+    kept = (OP, TIME)
+    rows = rows.drop_columns([name for name in OF_EVENTS if name in rows.column_names and name not in kept])
+    truncated = cuts[-1].version if cuts else None
+    rules = HistoryRules(columns, of_log=True, cuts=cuts, moved=moved)
+    return NewestEvents(
+        rows, rows.select(VERSION), truncated, snapshots=snapshots, guards=guards, topic=topic, history=rules
+    )
 
 
 def first_records(events: pa.Table, repeats: RepeatedRecords, topic: str, staged: StagedEvents | None) -> NewestEvents:
@@ -230,7 +268,7 @@ def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> 
         part = rows.slice(start, cut - start)
         gone = part.take(pa.array(_last_of_each(part, key)[0]))
         gone = gone.filter(pa.array(~is_gone(gone)))
-        for name in (OP, *VERSION):
+        for name in (OP, *VERSION, *({TIME} & {*gone.column_names})):
             same = pa.repeat(rows[name][cut], len(gone))
             gone = gone.set_column(gone.column_names.index(name), rows.schema.field(name), same)
         parts += [part, gone]
@@ -310,7 +348,7 @@ def _with_contents(rows: pa.Table, last: Numbers, contents: Numbers) -> pa.Table
     """
     found = rows.take(pa.array(contents))
     if (contents != last).any():
-        for name in (OP, *VERSION):
+        for name in (OP, *order_columns(rows.column_names)):
             column = rows[name].take(pa.array(last))
             found = found.set_column(found.column_names.index(name), rows.schema.field(name), column)
     return found

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import GIVEN, OFFSET, PARTITION, VERSION
+from airflow_lakestream.cdc.columns import DELETED, GIVEN, MARK, OFFSET, OP, PARTITION, VERSION, order_columns
 from airflow_lakestream.cdc.events.presence import given_mask
 from airflow_lakestream.cdc.keys.identity import by_place, greatest_of_each, places
 from airflow_lakestream.cdc.merge.newest import is_gone, is_later
@@ -47,15 +47,22 @@ class PartialRecords:
         if old is not None and len(known):
             held = old.select(VERSION).take(pa.array(of_table[row_of[known]]))
             counts[known] &= is_later(records.take(pa.array(known)), held)
-        numbers = np.arange(len(records))
-        deleted = np.full(len(rows), -1, np.int64)
-        gone = np.flatnonzero(is_gone(records) & counts)
-        np.maximum.at(deleted, row_of[gone], gone)
-        counts &= numbers > deleted[row_of]
-        # 2. Fill each column by the number of the record that gives it, counted on by the table's rows.
-        base = np.where(deleted < 0, of_table, -1)
+        # 2. A deletion ends a row. If deleted rows stay, a deletion leaves the values as they are.
+        numbers, gone = np.arange(len(records)), is_gone(records)
+        deletes = gone | pc.fill_null(pc.equal(records[OP], MARK), False).to_numpy(zero_copy_only=False)
+        top, begin = np.full(len(rows), -1, np.int64), np.full(len(rows), -1, np.int64)
+        upserts = np.flatnonzero(counts & ~gone)
+        np.maximum.at(top, row_of[upserts], upserts)
+        before = np.flatnonzero(counts & deletes & (numbers < top[row_of]))
+        np.maximum.at(begin, row_of[before], before)
+        counts &= (numbers > begin[row_of]) & ~gone
+        base = np.where(begin < 0, of_table, -1)
+        if old is not None and DELETED in old.column_names:
+            marked = pc.fill_null(old[DELETED], False).to_numpy(zero_copy_only=False)
+            base[(top >= 0) & (of_table >= 0) & marked[of_table]] = -1
+        # 3. Fill each column by the number of the record that gives it, counted on by the table's rows.
         for name in rows.column_names:
-            if name in self.key or name in VERSION:
+            if name in self.key or name in order_columns(rows.column_names):
                 continue
             given = np.flatnonzero(given_mask(records[GIVEN], name) & counts)
             last = np.full(len(rows), -1, np.int64)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from airflow_lakestream.cdc.columns import GIVEN
+from airflow_lakestream.cdc.columns import GIVEN, SEQUENCE
 from airflow_lakestream.cdc.events.apart import StagedEvents
+from airflow_lakestream.cdc.events.sequence import with_ranks
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, every_record, first_records, newest_records
 from airflow_lakestream.cdc.merge.partial import PartialRecords, without_late
 from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
+from airflow_lakestream.cdc.rows import HistoryRules
 
 if TYPE_CHECKING:
     from airflow_lakestream.cdc.design import MirrorDesign
@@ -32,9 +34,11 @@ def plain_records(
         events = events.drop_columns([GIVEN])
     if design.insert_only:
         return first_records(events, RepeatedRecords(key, design.within), topic, staged)
+    if SEQUENCE in events.column_names:
+        (events,) = with_ranks([events])
     ties = PartitionTies(mirror, topic, key, design.sequence_by or ())
     if design.rows.keeps_versions:
-        return every_record(events, ties)
+        return every_record(events, ties, HistoryRules(design.history_columns, of_log=design.is_flattened))
     found = newest_records(events, ties, strategy=design.rows, staged=staged)
     if not design.keeps_absent:
         return found

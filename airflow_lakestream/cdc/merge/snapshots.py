@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, READ, READ_LAST, VERSION
+from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, READ, READ_LAST, TIME, VERSION
 from airflow_lakestream.cdc.events.provenance import is_serial
 
 Version = tuple[int, ...]
@@ -26,19 +26,20 @@ def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
     """
     needs_marks = not is_serial(events)
     is_end = pc.fill_null(pc.equal(events[OP], READ_LAST), False)
-    ends = events.select([COMMIT, POSITION]).filter(is_end)
+    ends = events.select([COMMIT, POSITION, TIME if TIME in events.column_names else COMMIT]).filter(is_end)
     if not len(ends):
         return events, ()
     events = without_ends(events)
     reads = events.select(VERSION).filter(pc.fill_null(pc.equal(events[OP], READ), False))
     marks, cuts = list[Version](), []
-    for commit, position in sorted(set(zip(*(ends[name].to_pylist() for name in ends.column_names), strict=True))):
+    places = {one[:2]: one[2] for one in zip(*(column.to_pylist() for column in ends.columns), strict=True)}
+    for (commit, position), time in sorted(places.items()):
         own = reads.filter(pc.and_(pc.equal(reads[COMMIT], commit), pc.equal(reads[POSITION], position)))
         first = own.group_by(PARTITION).aggregate([(OFFSET, "min")])
         if needs_marks:
             begins = zip(first[PARTITION].to_pylist(), first[f"{OFFSET}_min"].to_pylist(), strict=True)
             marks += [(commit, position, partition, -1 - offset) for partition, offset in begins]
-        cuts.append({**dict(zip(VERSION, cut_of((commit, position)), strict=True)), OP: "t"})
+        cuts.append({**dict(zip(VERSION, cut_of((commit, position)), strict=True)), OP: "t", TIME: time})
     # Arrow can't make UUID arrays from Python objects; these are all NULL.
     columns = [
         pa.array([cut[field.name] for cut in cuts], field.type)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import DELETED, OP, UNAVAILABLE, VERSION
+from airflow_lakestream.cdc.columns import DELETED, OP, UNAVAILABLE, VERSION, order_columns
 from airflow_lakestream.cdc.keys.identity import keys_of, places
 from airflow_lakestream.cdc.merge.left_out import ValueOrigin, ValueSource
 from airflow_lakestream.cdc.merge.memory import MirrorMemory
@@ -180,7 +180,7 @@ class RowValues:
         yield deletes[mine], with_deleted(rows.take(pa.array(mine)))
         if known is not None and len(of_table):
             held, own = known.take(pa.array(at[of_table])), rows.take(pa.array(of_table))
-            for name in VERSION:
+            for name in order_columns(own.column_names):
                 held = held.set_column(held.column_names.index(name), name, own[name])
             yield deletes[of_table], with_deleted(held)
 

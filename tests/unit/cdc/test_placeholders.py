@@ -34,6 +34,19 @@ SETTINGS = st.one_of(
 )
 
 
+@pytest.mark.parametrize(("setting", "value"), [("hex:2d2d", "--"), ("left out", "left out")])
+@pytest.mark.parametrize("envelope", ["flattened", None])
+def test_a_flattened_event_that_leaves_a_value_out_is_bad_whatever_the_placeholder_is(
+    tmp_path: Path, setting: str, value: str, envelope: str | None
+) -> None:
+    lake = GivenLake(tmp_path, kind=MirrorConfig)
+    config = {"envelope": envelope, "key": ["id"], "unavailable_placeholder": setting}
+    usual = b'{"id": 1, "text": "__debezium_unavailable_value"}'
+    lake.land([usual], **config)
+    with pytest.raises(BadRecord, match=f"offset 1: text: {setting} is Debezium's mark of a value that it left out"):
+        lake.land([usual, json.dumps({"id": 1, "text": value}).encode()], **config)
+
+
 @given(SETTINGS, st.sampled_from(KINDS))
 def test_the_placeholder_of_each_type_is_found_and_nothing_else(setting: str, kind: pa.DataType) -> None:
     placeholder = ValuePlaceholder(setting)

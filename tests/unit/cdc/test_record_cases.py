@@ -618,10 +618,47 @@ def test_flattened_events_of_debezium_are_rows_with_a_condition(lake: GivenLake)
     assert rows(lake) == [{"id": 2, "v": "a", "__op": "c", "__deleted": "false"}]
 
 
-@pytest.mark.parametrize("value", [1.5, "x", [1], {"a": 1}])
+@pytest.mark.parametrize("value", [[1], {"a": 1}])
 def test_a_sequence_of_a_type_without_an_order_is_refused_by_name(lake: GivenLake, value: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"sequence_by: at is .*; integers, dates, times, .*schema=\"at bigint\""):
+    with pytest.raises(
+        InvalidArgument, match=r"sequence_by: at is .*, whose values have no order.*schema=\"at bigint\""
+    ):
         land(lake, record({"id": 1, "at": value}), sequence_by="at")
+
+
+def test_a_history_goes_by_numbers(lake: GivenLake) -> None:
+    config = {"history": True, "sequence_by": ["at", "n"], "schema": "at timestamptz, n string"}
+    with pytest.raises(InvalidArgument, match="sequence_by: n is string, and a history goes by numbers"):
+        land(lake, record({"id": 1, "at": "2026-01-01T00:00:00Z", "n": "a"}), **config)
+
+
+def test_columns_of_a_history_are_kept_and_have_to_be_there(lake: GivenLake) -> None:
+    config = {"history": True, "sequence_by": "at", "schema": "at timestamptz", "history_columns": ["name"]}
+    first = record({"id": 1, "at": "2026-01-01T00:00:00Z", "name": "a"})
+    with pytest.raises(InvalidArgument, match=r"history_columns: .* would have no column nam; there are"):
+        land(lake, first, **config | {"history_columns": ["nam"]})
+    land(lake, first, **config)
+    with pytest.raises(InvalidArgument, match=r"history_columns: lake\.events was made with name"):
+        land(lake, first, first, **config | {"history_columns": None})
+
+
+def test_the_history_of_flattened_events_has_the_times_of_the_database(lake: GivenLake) -> None:
+    times = {"__source_ts_ms": 1_000}
+    some = [record(flat(1, "a", "c", 5, **times)), record(flat(1, "b", "u", 7, __source_ts_ms=3_000))]
+    # A copy, the last version's end with its tombstone, and an event without a time.
+    some += [record(flat(1, "a", "c", 5, **times)), record(flat(1, None, "d", 9, __source_ts_ms=4_000))]
+    land(lake, *some, Record(None, b'{"id": 1}'), **FLAT, history=True)
+    seconds = [(one["text"], one["_valid_from"].timestamp(), one["_valid_to"].timestamp()) for one in lake.rows()]
+    assert seconds == [("a", 1, 3), ("b", 3, 4)]
+    with pytest.raises(BadRecord, match="no __source_ts_ms, the time from which a version is valid"):
+        land(
+            lake,
+            *some,
+            Record(None, b'{"id": 1}'),
+            record(flat(1, "c", "u", 11)),
+            **FLAT,
+            history=True,
+        )
 
 
 def test_places_keep_the_order_of_each_type_that_is_taken() -> None:
@@ -645,8 +682,8 @@ def test_places_keep_the_order_of_each_type_that_is_taken() -> None:
     numbers, beyond = place_numbers(far)
     assert beyond.tolist() == [True, True, False, False]
     assert numbers.to_pylist()[2:] == [10**6, None]
-    with pytest.raises(InvalidArgument, match="at is uint64"):
-        check_type(pa.field("at", pa.uint64()))
+    with pytest.raises(InvalidArgument, match="at is uint64, and a history goes by numbers"):
+        check_type(pa.field("at", pa.uint64()), is_number=True)
 
 
 @pytest.mark.parametrize("kind", [HandMirror, HandDeltaMirror])

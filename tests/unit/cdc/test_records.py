@@ -116,6 +116,8 @@ class GivenRows:
     by_sequence: bool
     rows: dict[int, dict[str, Any] | None] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)
+    # The rows that were deleted, with the values that they had last.
+    deleted: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def land(self, key: int, record: dict[str, Any] | None) -> None:
         """Take a record in the order of offsets; a late one changes nothing."""
@@ -123,11 +125,14 @@ class GivenRows:
         if place < self.places.get(key, place):
             return
         self.places[key] = place
+        nothing = dict.fromkeys(("at", "a", "b", "op"))
+        before = self.rows.get(key) or nothing
         if record is None or record.get("op") == "D":
-            self.rows[key] = None
+            kept = self.rows.get(key) or self.deleted.get(key, nothing)
+            self.rows[key], self.deleted[key] = None, kept if record is None else before | record
         else:
-            before = self.rows.get(key) or dict.fromkeys(("a", "b", "op"))
             self.rows[key] = before | record
+            self.deleted.pop(key, None)
 
 
 @dataclass
@@ -292,9 +297,9 @@ def test_files_of_another_time_are_not_read(tmp_path: Path, table_format: str) -
 
 
 @settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(st.data(), st.booleans(), st.sampled_from(sorted(MIRRORS)))
+@given(st.data(), st.booleans(), st.booleans(), st.sampled_from(sorted(MIRRORS)))
 def test_absent_fields_keep_their_values_and_null_is_a_value_however_batches_end(
-    data: st.DataObject, by_sequence: bool, table_format: str
+    data: st.DataObject, by_sequence: bool, soft_delete: bool, table_format: str
 ) -> None:
     given_fields = st.fixed_dictionaries(
         {"at": st.integers(-3, 3)},
@@ -309,6 +314,7 @@ def test_absent_fields_keep_their_values_and_null_is_a_value_however_batches_end
     ends = sorted(data.draw(st.sets(st.integers(1, len(records)), max_size=4)) | {len(records)})
     schema = "id bigint, at bigint, a bigint, b struct<c: bigint, d: bigint>, op string"
     asked = {"envelope": None, "key": ["id"], "schema": schema, "merge": "given", "delete_when": "op = 'D'"}
+    asked |= {"soft_delete": soft_delete}
     model = GivenRows(by_sequence)
     with tempfile.TemporaryDirectory() as folder:
         modes = [MergeMode.AUTO] if table_format == "delta" else [*MergeMode]
@@ -322,10 +328,15 @@ def test_absent_fields_keep_their_values_and_null_is_a_value_however_batches_end
                 batch.append(Record(b"%d" % key, value, key % PARTITIONS))
             follower.land(batch)
             expected = {key: row for key, row in model.rows.items() if row is not None}
-            for row in expected.values():
-                row["b"] = None if row["b"] is None else {"c": None, "d": None} | row["b"]
-            found = {row["id"]: {name: row[name] for name in ("at", "a", "b", "op")} for row in follower.rows()}
-            assert found == expected
+            every = [(row["id"], row) for row in mirror.found() if row.get("_is_deleted")]
+            for rows, held in (
+                ([(row["id"], row) for row in follower.rows()], expected),
+                (every, model.deleted if soft_delete else {}),
+            ):
+                found = [(key, {name: row[name] for name in ("at", "a", "b", "op")}) for key, row in rows]
+                padded = {key: row | {"b": row["b"] and {"c": None, "d": None} | row["b"]} for key, row in held.items()}
+                assert dict(found) == padded
+                assert len(found) == len(padded)
 
 
 @settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])

@@ -270,7 +270,7 @@ def test_values_of_every_kind_that_a_run_takes_are_taken() -> None:
 OF_ANY_TEXT = {"kafka_conn_id", "iceberg_conn_id", "storage_conn_id", "schema", "sql", "schema_registry"}
 OF_ANY_TEXT |= {"writer_schemas", "partition_by", "sort_order", "table_format", "topic_url", "table_url"}
 # A key, a sequence, a condition and a placeholder may be any text, and the tables any regex; others have own tests.
-OF_ANY_TEXT |= {"key", "sequence_by", "delete_when", "source_tables", "unavailable_placeholder"}
+OF_ANY_TEXT |= {"key", "sequence_by", "history_columns", "delete_when", "source_tables", "unavailable_placeholder"}
 
 
 def test_every_other_argument_of_a_landing_is_checked() -> None:

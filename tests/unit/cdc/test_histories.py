@@ -1,0 +1,221 @@
+"""Histories of rows equal a model that takes one record after the other, for random records, batches and formats."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from airflow_lakestream.cdc.columns import COMMIT, TIME, UNAVAILABLE
+from airflow_lakestream.cdc.rows import RowStrategy
+from airflow_lakestream.core.policies import MergeMode
+from tests.support.keyed import Follower, Record
+from tests.support.mirroring import Event, HandDeltaMirror, HandMirror, landing_of, rows_of
+from tests.unit.cdc.strategies import cut, histories, shuffled, with_copies
+
+FEW = settings.get_profile(settings.get_current_profile_name()).max_examples // 2
+MIRRORS = {"iceberg": HandMirror, "delta": HandDeltaMirror}
+FIELDS = ("a", "b", "op")
+Row = dict[str, Any]
+
+
+@dataclass
+class Version:
+    """A version of a row: its first and its last record, as time and offset, and the row."""
+
+    first: tuple[int, int]
+    last: tuple[int, int]
+    row: Row
+
+
+@dataclass
+class KeyHistory:
+    """Model of a key: its versions, and the places of its deletions, each list in order."""
+
+    columns: Sequence[str]
+    versions: list[Version] = field(default_factory=list)
+    deletions: list[tuple[int, int]] = field(default_factory=list)
+
+    def land(self, place: tuple[int, int], record: Row) -> None:
+        """Take the record that comes next."""
+        before = [one for one in self.versions if one.first <= place]
+        held = before[-1] if before and not self._ended(before[-1].last, place) else None
+        row = (held.row if held else dict.fromkeys(FIELDS)) | record
+        is_same = bool(self.columns) and held is not None and self._shown(held.row) == self._shown(row)
+        if record.get("op") != "D" and is_same and held is not None:
+            if place > held.last:
+                held.last, held.row = place, row
+            return
+        if held is not None and held.last > place:
+            self.versions.insert(len(before), Version(held.last, held.last, held.row))
+            held.last = held.first
+        if record.get("op") == "D":
+            self.deletions = sorted([*self.deletions, place])
+            return
+        after = next((one for one in self.versions if one.first > place), None)
+        goes_on = self.columns and after and not self._ended(place, after.first)
+        if after and goes_on and self._shown(after.row) == self._shown(row):
+            after.first = place
+        else:
+            self.versions = sorted([*self.versions, Version(place, place, row)], key=lambda one: one.first)
+
+    def rows(self) -> list[Row]:
+        """Return the versions as the table has them."""
+        found = []
+        for number, one in enumerate(self.versions):
+            following = [other.first for other in self.versions[number + 1 :]]
+            ends = [place for place in (*following, *self.deletions) if place > one.last]
+            times = {"_valid_from": day(one.first[0]), "_valid_to": day(min(ends)[0]) if ends else None}
+            found.append(one.row | times | {"_is_current": not ends})
+        return found
+
+    def _shown(self, row: Row) -> Row:
+        return {name: row[name] for name in self.columns}
+
+    def _ended(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
+        return any(one < place < other for place in self.deletions)
+
+
+def day(number: int) -> datetime:
+    """Return a day as a time."""
+    return datetime(2026, 1, 10, tzinfo=UTC) + timedelta(days=number)
+
+
+RECORDS = st.fixed_dictionaries(
+    {"at": st.integers(-3, 3)},
+    optional={
+        "a": st.sampled_from([None, 1, 2]),
+        "b": st.sampled_from([None, {"c": 1}, {"c": None}]),
+        "op": st.sampled_from([None, "U", "D"]),
+    },
+)
+
+
+@settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    st.data(),
+    st.booleans(),
+    st.sampled_from([(), ("a",), ("b",), ("op", "a")]),
+    st.lists(st.tuples(st.integers(0, 2), RECORDS), min_size=1, max_size=12),
+    st.sampled_from(sorted(MIRRORS)),
+)
+def test_a_version_begins_when_one_of_its_columns_changes_however_late_records_come(
+    data: st.DataObject, is_given: bool, columns: Sequence[str], records: list[tuple[int, Row]], table_format: str
+) -> None:
+    ends = sorted(data.draw(st.sets(st.integers(1, len(records)), max_size=4)) | {len(records)})
+    asked: Row = {"envelope": None, "key": ["id"], "history": True, "sequence_by": "at", "delete_when": "op = 'D'"}
+    asked |= {"schema": "id bigint, at timestamptz, a bigint, b struct<c: bigint>, op string"}
+    asked |= {"history_columns": list(columns)} if columns else {}
+    asked |= {"merge": "given"} if is_given else {}
+    model: dict[int, KeyHistory] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        modes = [MergeMode.AUTO] if table_format == "delta" else [*MergeMode]
+        mirror = MIRRORS[table_format](Path(folder), modes=modes, executors=data.draw(st.sampled_from([0, 2])))
+        follower = Follower(mirror, asked)
+        for start, end in pairwise([0, *ends]):
+            batch = []
+            for number in range(start, end):
+                key, record = records[number]
+                row = ({} if is_given else dict.fromkeys(FIELDS)) | record
+                own = model.setdefault(key, KeyHistory(columns))
+                own.land((record["at"], number), {name: value for name, value in row.items() if name != "at"})
+                value = json.dumps(record | {"id": key, "at": str(day(record["at"]))}).encode()
+                batch.append(Record(None, value))
+            follower.land(batch)
+            names = (*FIELDS, "_valid_from", "_valid_to", "_is_current")
+            found = sorted(mirror.found(), key=lambda row: (row["id"], row["_valid_from"], row["_kafka_offset"]))
+            for key in range(3):
+                rows = [{name: row[name] for name in names} for row in found if row["id"] == key]
+                assert rows == (model[key].rows() if key in model else [])
+
+
+Change = tuple[int, Any, int, int | None]
+
+
+def versions_of(events: Iterable[Event], columns: Sequence[str] = ()) -> list[Change]:
+    """Return key, values, begin and end of all versions, by one event after the other in the order of the log."""
+    distinct = {(one.commit, one.position, one.key, one.op == "d"): one for one in events}
+    open_: dict[int, list[Any]] = {}
+    moved: dict[tuple[int, int], Any] = {}
+    found: list[list[Any]] = []
+    for one in sorted(distinct.values(), key=lambda one: (one.commit, one.position, one.op != "d")):
+        if one.op == "t":
+            for row in open_.values():
+                row[3] = one.commit
+            open_ = {}
+            continue
+        assert one.key is not None
+        before = open_.pop(one.key, None)
+        if one.op == "d":
+            moved[one.commit, one.position] = before and before[1]
+            if before:
+                before[3] = one.commit
+            continue
+        name, big = one.values or (None, None)
+        held = before[1] if before else moved.get((one.commit, one.position))
+        big = held[1] if big == UNAVAILABLE and held else big
+        if columns and before and before[1][0] == name:
+            before[1] = (name, big)
+            open_[one.key] = before
+            continue
+        if before:
+            before[3] = one.commit
+        open_[one.key] = [one.key, (name, big), one.commit, None]
+        found.append(open_[one.key])
+    return sorted(tuple(one) for one in found)
+
+
+def land(mirror: HandMirror, events: Sequence[Event]) -> None:
+    """Land events whose commits are at the millisecond of their number."""
+    sink = mirror.sink()
+    sink.load("run")
+    rows = rows_of(events, mirror.kind)
+    mirror.take(sink, rows.append_column(TIME, pc.multiply(rows[COMMIT], 1000)))
+    sink.commit(landing_of(events))
+
+
+def found_in(mirror: HandMirror) -> list[Change]:
+    """Return key, values, begin and end in milliseconds of all rows."""
+
+    def millis(time: datetime | None) -> int | None:
+        return None if time is None else int(time.timestamp() * 1000)
+
+    rows = mirror.found()
+    assert all(row["_is_current"] == (row["_valid_to"] is None) for row in rows)
+    found = [
+        (row["id"], (row["name"], row["big"]), millis(row["_valid_from"]), millis(row["_valid_to"])) for row in rows
+    ]
+    return sorted(found, key=lambda one: one[:3])
+
+
+@settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.sampled_from(["late", "left out", "columns"]), st.sampled_from(sorted(MIRRORS)))
+def test_the_history_of_a_databases_table_has_each_version_until_the_next_one(
+    data: st.DataObject, kind: str, table_format: str
+) -> None:
+    events = data.draw(histories(leaves_out=kind != "late"))
+    if kind == "late":
+        events = [replace(one, partition=hash((one.key, one.op == "t")) % 2) for one in events]
+        delivered = shuffled(data.draw, events)
+    else:
+        delivered = with_copies(data.draw, events, 1)
+    columns = ("name",) if kind == "columns" else ()
+    with tempfile.TemporaryDirectory() as folder:
+        modes = [MergeMode.AUTO] if table_format == "delta" else [*MergeMode]
+        mirror = MIRRORS[table_format](Path(folder), modes=modes, executors=data.draw(st.sampled_from([0, 2])))
+        rows = RowStrategy.of(soft_delete=False, history=True, by_columns=bool(columns))
+        mirror.design = replace(mirror.design, rows=rows, history_columns=columns)
+        seen: list[Event] = []
+        for part in cut(data.draw, delivered):
+            land(mirror, part)
+            seen += part
+            assert found_in(mirror) == sorted(versions_of(seen, columns), key=lambda one: one[:3])
