@@ -50,6 +50,13 @@ class CatalogCantCommit(LakestreamError, Terminal):
         )
 
 
+class NotIceberg(InvalidArgument):
+    """Table of the same name in the catalog, but not an Iceberg table."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__("table", f"{table} is there, and is not an Iceberg table.", "Name another one.")
+
+
 class FormatVersionTooNew(LakestreamError, Terminal):
     """Table of a format version supported by PyIceberg for reading only."""
 

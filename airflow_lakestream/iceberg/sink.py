@@ -28,7 +28,6 @@ from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.ports import HeadMoved, RangesNotLanded, TableState, Trial
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import MIRROR, refuse_mirror
-from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, FileRewrite, RewriteStage
 from airflow_lakestream.iceberg.commit.commit import (
@@ -129,13 +128,6 @@ def _rows(table: Table, task: FileScanTask, topic: str) -> Iterable[pa.Table]:
 log = logging.getLogger(__name__)
 
 
-class NotIceberg(InvalidArgument):
-    """Table of the same name in the catalog, but not an Iceberg table."""
-
-    def __init__(self, table: str) -> None:
-        super().__init__("table", f"{table} is there, and is not an Iceberg table.", "Name another one.")
-
-
 class IcebergSink(TableSink[DataFile]):
     """`core.ports.Sink` on an Iceberg table, through any PyIceberg catalog with compare-and-set."""
 
@@ -173,7 +165,7 @@ class IcebergSink(TableSink[DataFile]):
         try:
             self._table = self._load_table()
         except NoSuchIcebergTableError as e:
-            raise NotIceberg(self._name) from e
+            raise fitness.NotIceberg(self._name) from e
         except NoSuchTableError:
             self._table = self._change = None
             self._check_name()

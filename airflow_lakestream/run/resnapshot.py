@@ -431,10 +431,8 @@ class MirrorResnapshot:
         origin = {} if known.origin else dict.fromkeys(ends, 0)
         entry = TopicEntry(landed=reach - below - known.held, counts=built.counts, origin=origin, epochs=built.epochs)
         types = in_new_rows(staging.types, ledger.types)
-        topics = {identity: entry}
-        landing = Landing(
-            uuid.uuid4().hex, run_id, topics, engine=LandingEngine.EXTRACT, types=types, replaces_types=True
-        )
+        topics, extract = {identity: entry}, LandingEngine.EXTRACT
+        landing = Landing(uuid.uuid4().hex, run_id, topics, engine=extract, types=types, replaces_types=True)
         return landing, reach
 
     def _topic_of(self, ledger: Ledger) -> str:

@@ -37,9 +37,9 @@ from airflow_lakestream.iceberg.fan_out.books import (
     owner_of,
     stamped,
 )
-from airflow_lakestream.iceberg.fitness import UnreadableTable
+from airflow_lakestream.iceberg.fitness import NotIceberg, UnreadableTable
 from airflow_lakestream.iceberg.replace.takeout import Finder
-from airflow_lakestream.iceberg.sink import IcebergSink, NotIceberg
+from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.coordinates import Offsets
 from airflow_lakestream.tables.schema.columns import payload_schema
 
