@@ -79,23 +79,23 @@ def audit(
 
         more = {"tombstones": tombstones, "on_data_loss": on_data_loss}
         options = {**decoding, **{name: value for name, value in more.items() if value is not None}}
-        lake = lake_of(table)
+        arguments, lake = json_object("--landing", landing), lake_of(table)
         if repair:
             lake.require(LakeCapability.REPAIR, "--repair", table)
         if "{" in table:
-            table, landing = _home_of(table, topic, group, landing)
+            table, arguments = _home_of(table, topic, group, arguments)
         opened = open_lake(table, iceberg_conn, storage_conn)
         group = group_of(opened, table, group)
         look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)
         decodes = not repair and takes_landing(opened, table)
-        if (options or landing) and not (repair or decodes):
+        if (options or arguments) and not (repair or decodes):
             name = next(iter(options), "landing").replace("_", "-")
             problem = "belongs to --repair, a table by key, or a fan-out: this audit decodes nothing."
             raise InvalidArgument(f"--{name}", problem)
         work: Any = _with_kafka(look, kafka_conn)
         if decodes:
             registry = open_registry(decoding, kafka_conn) if full else {}
-            work = audit_of(work, opened, {**json_object("--landing", landing), **options, **registry})
+            work = audit_of(work, opened, {**arguments, **options, **registry})
         elif repair:
             options |= open_registry(decoding, kafka_conn)
             work = TableRepair(audit=work, **options)
@@ -104,23 +104,25 @@ def audit(
     raise typer.Exit(result.verdict.exit_code)
 
 
-def _home_of(table: str, topic: str | None, group: str | None, landing: str | None) -> tuple[str, str | None]:
+def _home_of(
+    table: str, topic: str | None, group: str | None, landing: Mapping[str, Any]
+) -> tuple[str, Mapping[str, Any]]:
     """Return the home of a fan-out, and its landing with the template of its tables; or the table of a topic.
 
     Raises InvalidArgument if the topic or the group is missing.
     """
-    from airflow_lakestream.config.arguments import json_object
     from airflow_lakestream.core.routing import TableTemplate
 
     if topic is None or group is None:
         missing = "--topic" if topic is None else "--group"
         raise InvalidArgument(missing, f"is missing: with {table!r} it names the home of the fan-out.")
-    template, given = TableTemplate.parse(table).of_topic(topic), json_object("--landing", landing)
+    template = TableTemplate.parse(table).of_topic(topic)
     if not template.by_record:
         return template.text, landing
-    home = given.pop("home_table", None)
+    given = {name: value for name, value in landing.items() if name != "home_table"}
+    home = landing.get("home_table")
     home = template.home(topic, group) if home is None else TableTemplate.parse(home).of_topic(topic).text
-    return home, json.dumps({**given, "table": table})
+    return home, {**given, "table": table}
 
 
 def _with_kafka(look: Audit, conn_id: str) -> Audit:

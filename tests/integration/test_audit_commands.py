@@ -109,6 +109,7 @@ def test_repair_ends_with_how_the_table_is_afterwards_and_says_what_it_did(
         ((*AUDIT, "--iceberg-conn", "nowhere"), "there is no connection 'nowhere'"),
         ((*AUDIT, "--full", "--kafka-conn", "nowhere"), "there is no connection 'nowhere'"),
         ((*AUDIT, "--on-data-loss", "record"), "--on-data-loss: belongs to --repair"),
+        ((*AUDIT, "--format", "csv"), "--format: belongs to --repair"),
         ((*AUDIT, "--repair", "--format", "xml"), "'xml' is not one of 'json'"),
         ((*AUDIT, "--repair", "--unknown-fields", "perhaps"), "unknown_fields: 'perhaps'"),
         (("audit", "--table", TABLE, "--group", "nobody"), "Groups with a ledger there: g"),

@@ -98,7 +98,9 @@ _SNAPSHOT = _fields(
 _CONTENTS = _fields(
     table=_text,
     consumer_group=_text,
-    files=_fields(**dict.fromkeys(("data_files", "delete_files", "bytes", "rows"), _whole)),
+    files=_fields(
+        **dict.fromkeys(("data_files", "delete_files", "bytes", "rows", "small_files"), _whole), compacted_at=_text
+    ),
     snapshots=_fields(count=_whole, newest=_list(_SNAPSHOT)),
     rejects=_fields(count=_whole, looked_at=_whole, kinds=_whole, reasons=_list(_REASON)),
 )

@@ -49,10 +49,11 @@ def contents(group: str, value: str) -> dict[str, Any]:
     sample = {"topic": "slow", "partition": 0, "offset": 7, "error": value, "value": value, "bytes": 120, "run_id": "r"}
     one = {"stage": "decode", "reason": "n: ... is no bigint", "records": 5, "samples": [sample]}
     snapshot = {"snapshot_id": str(10**18), "at": NOW.isoformat(), "operation": "append", "rows": 10}
+    files = {"data_files": 3, "delete_files": 0, "bytes": 3 * 2**20, "rows": 1234, "small_files": 2}
     return {
         "table": "lake.t",
         "consumer_group": group,
-        "files": {"data_files": 3, "delete_files": 0, "bytes": 3 * 2**20, "rows": 1234},
+        "files": {**files, "compacted_at": NOW.isoformat()},
         "snapshots": {"count": 2, "newest": [{**snapshot, "kind": "landing", "consumer_group": group}]},
         "rejects": {"count": 12, "looked_at": 7, "kinds": 2, "reasons": [one]},
     }

@@ -460,7 +460,7 @@ COMMANDS: list[tuple[int, list[str], str]] = [
         "--table: '/lake/t' is the path of a Delta table; histories and changes of ledgers are for Iceberg tables.",
     ),
     (67, ["rejects", "replay", "--table", "lake.t", "--group", "g", "--limit", "0"], "--limit: 0 is not a number of r"),
-    (68, ["audit", "--table", "lake.t", "--group", "g", "--format", "csv"], "--format: belongs to --repair: an audit"),
+    (68, ["audit", "--table", "lake.t", "--group", "g", "--landing", "[]"], "--landing: '[]' is not a JSON object."),
     (69, ["ledger", "rename", "--table", "lake.t"], "Missing option '--to'."),
     (70, ["ledger", "forget", "--table", "lake.t", "--group", "g", "--rows", "t:1-2"], "--rows: 't:1-2' is "),
 ]
