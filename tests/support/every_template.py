@@ -17,8 +17,8 @@ SQL = "SELECT '{{ ds }}' AS day FROM {{ input }}"
 # Of what has no default, and of a class that takes one of several: without these there is no task.
 NEEDED = ("topic", "table", "tables", "since", "share", "pieces", "app", "script", "max_age", "connector", "config")
 INSTEAD = {"jar": "script", "application": "app"}
-# Arguments that need `jar`, and arguments that Kafka Connect's operator refuses: Connect keeps a connector's offsets.
-OF_ANOTHER = {"entry_class", "program_arguments", "checkpoint_location", "stop_timeout"}
+# Arguments that need `jar` or `history`, and those that Kafka Connect's operator refuses: Connect keeps the offsets.
+OF_ANOTHER = {"entry_class", "program_arguments", "history_columns", "checkpoint_location", "stop_timeout"}
 # What is no template in any case, as Airflow has to know it without a run.
 GIVEN: dict[str, dict[str, Any]] = {
     "AssetPartitionsOperator": {"outlets": [Asset("made")]},
