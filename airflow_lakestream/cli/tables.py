@@ -79,7 +79,8 @@ def audit(
 
         more = {"tombstones": tombstones, "on_data_loss": on_data_loss}
         options = {**decoding, **{name: value for name, value in more.items() if value is not None}}
-        arguments, lake = json_object("--landing", landing), lake_of(table)
+        arguments: Mapping[str, Any] = json_object("--landing", landing)
+        lake = lake_of(table)
         if repair:
             lake.require(LakeCapability.REPAIR, "--repair", table)
         if "{" in table:

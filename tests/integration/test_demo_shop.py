@@ -75,7 +75,7 @@ def test_a_shop_that_trades_sends_its_tables_and_their_changes_and_its_customers
 
 def test_each_dag_that_the_demo_names_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     dags = {path.stem for path in (Path(__file__).parents[2] / "dags").glob("*.py")}
-    for cdc, named_dags in ((False, 9), (True, 11)):
+    for cdc, named_dags in ((False, 11), (True, 13)):
         print_more(Console(width=200), cdc=cdc)
         lines = capsys.readouterr().out.splitlines()
         named = [word for line in lines if (word := line.strip().partition(" ")[0]).islower() and "_" in word]

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
-from airflow_lakestream.cdc.events.deletions import DeletionCondition
 from airflow_lakestream.cdc.events.sequence import check_type, place_numbers
+from airflow_lakestream.cdc.events.upserts import DeletionCondition
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.report import LandingReport
