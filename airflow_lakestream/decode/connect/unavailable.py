@@ -84,8 +84,8 @@ class ValuePlaceholder:
             return pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), *items).cast(kind)
         if t.is_list(kind) or t.is_large_list(kind):
             if _is_whole(kind.value_type):
-                wide = pa.int64() if t.is_int64(kind.value_type) else pa.int32()
-                values = pa.array(self.numbers.astype(wide.to_pandas_dtype()), wide).cast(kind.value_type)
+                wide = np.int64 if t.is_int64(kind.value_type) else np.int32
+                values = pa.array(self.numbers.astype(wide)).cast(kind.value_type)
             else:
                 values = self.of(kind.value_type)
             ends = pa.array([0, len(values)], pa.int32() if t.is_list(kind) else pa.int64())

@@ -52,7 +52,8 @@ def integers(kind: pa.DataType, path: str) -> Converter:
                 lanes.fail(values >= np.uint64(limit), out_of_range)
             elif kind.bit_width < 64:
                 lanes.fail((values < -limit) | (values >= limit), out_of_range)
-            return pa.array(values.astype(kind.to_pandas_dtype()))
+            # `to_pandas_dtype` needs pandas in older versions of PyArrow.
+            return pa.array(values.astype(f"int{kind.bit_width}"))
 
         return fit
     if t.is_float32(kind) or t.is_float64(kind):
@@ -68,7 +69,7 @@ def _integers_as_floats(kind: pa.DataType, path: str) -> Converter:
 
     def fit(lanes: ByteLanes, values: Any) -> pa.Array:
         size = values if values.dtype == np.uint64 else np.abs(values).view(np.uint64)
-        floats = values.astype(kind.to_pandas_dtype())
+        floats = values.astype(f"float{kind.bit_width}")
         large = size > exact
         if large.any():
             # Larger integers are exact if they end in enough zeros.
