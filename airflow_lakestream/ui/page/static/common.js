@@ -113,10 +113,10 @@ export const when = (at, timeZone = zone()) => {
 export const Ago = ({ at }) => (at ? h("time", { dateTime: at, title: when(at) }, `${span(age(at))} ago`) : "");
 
 export const dagPath = (dag) => `/dags/${encodeURIComponent(dag)}`;
-/** A text in which the name of a DAG leads to it, if it is there. */
-export const WithLink = ({ text, dag, isThere = true }) => {
+/** A text in which the name of a DAG leads to it. */
+export const WithLink = ({ text, dag }) => {
   const [before, ...after] = text.split(dag);
-  return after.length === 0 || !isThere ? text : h(Fragment, null, before, h(Link, { to: dagPath(dag) }, dag), after.join(dag));
+  return after.length === 0 ? text : h(Fragment, null, before, h(Link, { to: dagPath(dag) }, dag), after.join(dag));
 };
 export const State = ({ state }) => h("span", { className: `badge ${state.replaceAll(" ", "-")}` }, state);
 
@@ -135,6 +135,9 @@ export const tableOf = (stream) => stream.table || plain(stream.written.table) |
 /** The part of an address that names one of a task's tables. */
 export const asking = (table) => (table ? `?${new URLSearchParams({ table })}` : "");
 export const docs = (page) => `${base}lakestream/docs/${page}`;
+
+/** A link to the section about the bundled DAGs. */
+export const Bundled = ({ text }) => h("a", { href: docs("deploy.html#the-bundled-dags") }, text);
 
 /** Send something to Airflow's own API, which asks whether the user may. */
 export const send = (path, body) => ask(`api/v2/${path}`, {

@@ -1,5 +1,5 @@
 // All streams in one table, the worst first.
-import { Ago, Fragment, Link, WithLink, dagPath, docs, State, age, css, figure, h, nameOf, runPath, scheduleOf, span, tableOf, useAnswer, useMemo, useSaying, useState, when } from "./common.js";
+import { Ago, Bundled, Fragment, Link, WithLink, dagPath, State, age, css, figure, h, nameOf, runPath, scheduleOf, span, tableOf, useAnswer, useMemo, useSaying, useState, when } from "./common.js";
 import { RunNow } from "./run.js";
 
 const STATES = ["broken", "failing", "stalled", "could not look", "behind", "landing", "idle", "new", "paused"];
@@ -66,8 +66,8 @@ const Row = ({ stream, to, say }) => {
 };
 const next = (at) => (age(at) < 0 ? `in ${span(-age(at))}` : "due");
 
-const Nobody = ({ supervisors: [dag] }) => (dag ? h(WithLink, { dag, text: `Nobody has looked at lag in Kafka yet: list your streams in the Airflow variable lakestream_streams, and run the DAG ${dag}.` })
-  : h(Fragment, null, "Nobody looks at lag in Kafka: ", h("a", { href: docs("sensors.html") }, "add supervise_lakestream to your DAGs"), ", and list your streams in the Airflow variable lakestream_streams."));
+const Nobody = ({ supervisors: [dag], add_supervision: command }) => (dag ? h(WithLink, { dag, text: `Nobody has looked at lag in Kafka yet: list your streams in the Airflow variable lakestream_streams, and run the DAG ${dag}.` })
+  : h(Fragment, null, "Nobody looks at lag in Kafka: ", h(Bundled, { text: "add supervise_lakestream to your DAGs" }), " by ", h("code", null, command), ", and list your streams in the Airflow variable lakestream_streams."));
 
 const Choice = ({ label, all, chosen, choose }) => h("label", null, label,
   h("select", { value: chosen, onChange: (e) => choose(e.target.value) },

@@ -1,6 +1,6 @@
 // Runs of bundled DAGs for one stream: an audit of its table, and a replay of its rejected records. The conf of a run
 // comes from the page, which asks whether the user may start runs of the stream's DAG; it is started by Airflow's API.
-import { Fragment, Link, WithLink, ask, asking, dagPath, h, send, useSaying, useState } from "./common.js";
+import { Bundled, Fragment, Link, WithLink, ask, asking, dagPath, h, send, useSaying, useState } from "./common.js";
 
 const WORDS = {
   audit: { button: "Audit", what: "audit", done: "An audit" },
@@ -36,7 +36,7 @@ export const Presses = ({ stream }) => {
   const why = (press) => {
     const { dag_id: dag, why_not: whyNot, is_there: isThere } = stream.buttons[press];
     const text = `${WORDS[press].button}: ${whyNot}`;
-    return h(WithLink, { text, dag, isThere });
+    return isThere ? h(WithLink, { text, dag }) : h(Fragment, null, text, " ", h(Bundled, { text: "The bundled DAGs" }));
   };
   return h("fieldset", null, h("legend", null, "Table"),
     h("div", { className: "tools" },
