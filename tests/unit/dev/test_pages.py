@@ -40,6 +40,11 @@ def test_the_site_wraps_what_else_is_long() -> None:
     assert "- site.css" in (CHECKOUT / "dev" / "mkdocs.yml").read_text()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_nobody_waits_for_an_installation_without_a_line(page: Path) -> None:
+    assert re.findall(r"pip install .*(?:--quiet|-q) .*", page.read_text()) == []
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
 def test_a_page_that_names_a_bundled_dag_leads_to_its_file(page: Path) -> None:
     text = page.read_text()
