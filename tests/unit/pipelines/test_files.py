@@ -445,9 +445,10 @@ def test_an_input_may_mean_a_transformation_without_a_name(tmp_path: Path) -> No
 
 def test_wrong_literals_are_named_together_and_beside_contradictions(tmp_path: Path) -> None:
     text = PLAIN.replace("topic: orders}", "topic: orders, schema: 'id int'}")
-    text = text.replace("lake.orders}", "orders, schema: 'id bigintt'}")
+    text = text.replace("lake.orders}", "orders}") + "orchestration: {checkpoint_interval: 60 parsecs}\n"
     found = problems(tmp_path, text)
-    assert [one.split(" ")[1] for one in found] == ["sources.orders.schema:", "sinks.lake.table:", "sinks.lake.schema:"]
+    keys = ["sources.orders.schema:", "sinks.lake.table:", "orchestration.checkpoint_interval:"]
+    assert [one.split(" ")[1] for one in found] == keys
     assert found[0].endswith(
         "no transformation reads this source. For the table's columns, move it to sinks.lake.schema."
     )
