@@ -26,9 +26,9 @@ _COLUMNS = ("_kafka_partition", "_kafka_offset", "timestamp", "event", "user_id"
 _URL = 16
 _MORE = {
     "clickstream_backfill": "any day of the clickstream again, by the hour",
-    "clickstream_parallel": "the same topic with several tasks, one commit",
+    "clickstream_parallel": "the clickstream by several tasks, in one commit",
     "clickstream_spark_micro_batch": "Spark lands what is there, and ends",
-    "clickstream_enriched": "the same, joined with a table of sites by a function of DataFrames",
+    "clickstream_enriched": "the clickstream, joined with a table of sites by a function of DataFrames",
     "clickstream_windows": "windows of five minutes and sessions, whose state Spark keeps",
     "customers_by_id": "the newest record of each customer, from a topic of plain records",
     "prices_history": "each price with the time in which it was valid (SCD type 2)",
@@ -83,7 +83,7 @@ def print_login(console: Console, airflow: Airflow) -> None:
     console.print(
         Panel(
             f"[bold]{airflow.url}[/bold]\nlogin [bold]{airflow.username}[/bold], password "
-            f"[bold]{airflow.password}[/bold]",
+            f"[bold]{airflow.password}[/bold]\nall streams: [bold]Lakestream[/bold] in the menu",
             title="Airflow's UI",
             expand=False,
         )

@@ -32,7 +32,7 @@ class Clock:
 
 
 class Reminder:
-    """Says a line each half minute, as long as it is called."""
+    """Says a line as long as it is called: after half a minute, and then each time after twice as long."""
 
     def __init__(self, say: Say, text: str, every: float = 30.0) -> None:
         self._say, self._text, self._every = say, text, every
@@ -42,4 +42,5 @@ class Reminder:
         """Say the line, if the last one is old enough."""
         if time.monotonic() - self._last >= self._every:
             self._last = time.monotonic()
+            self._every *= 2
             self._say(self._text)

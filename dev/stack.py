@@ -411,7 +411,7 @@ class Stack:
             broker = beside.submit(self.up_kafka, announce=False)
             database = self.up_postgres().new_database("airflow")
             self._say("airflow: starting (half a minute or so)")
-            remind = Reminder(self._say, "airflow: still starting")
+            remind = Reminder(self._say, "airflow: still starting, which takes minutes on a busy machine")
 
             def check() -> None:
                 remind()

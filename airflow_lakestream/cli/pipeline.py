@@ -54,6 +54,8 @@ def validate(
     problems = [problem for one in wrong for problem in one.problems]
     for problem in sorted(problems):
         typer.echo(printable(str(problem)), err=True)
+    if partial := sorted(one.file for one in wrong if one.is_partial):
+        typer.echo(printable(f"Further checks of {', '.join(partial)} wait for these."), err=True)
     mistakes_in_all = f" ({len(problems)} mistake{'s' * (len(problems) != 1)})" if problems else ""
     typer.echo(f"{right} right, {len(wrong)} wrong{mistakes_in_all}.")
     raise typer.Exit(2 if problems else 0)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.literals import refuse_templates, templates_in
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.core.policies import is_literal
+from airflow_lakestream.core.policies import OF_INPUT, is_literal, is_template
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LAKES
 from airflow_lakestream.pipelines.compiled import CompiledPipeline, CompiledSensor, SinkLanding, TableMaintenance
 from airflow_lakestream.pipelines.operator import SENSORS
-from airflow_lakestream.pipelines.yaml_file import FileProblem, PipelineError
+from airflow_lakestream.pipelines.yaml_file import FileProblem, PipelineError, YamlDocument
 from airflow_lakestream.registry.config import is_address
 
 # Any interval: the run has its own.
@@ -111,6 +111,27 @@ def check(compiled: CompiledPipeline) -> list[ExtractConfig]:
     if problems:
         raise PipelineError(problems)
     return found
+
+
+def syntax_problems(document: YamlDocument) -> Iterator[FileProblem]:
+    """Yield the statements that are no SQL, of a file whose other mistakes keep `check` from its statements.
+
+    Columns are not known here. A statement with templates is left to the run.
+    """
+    # Imported here, since most files are right.
+    from airflow_lakestream.transform import SqlTransform
+    from airflow_lakestream.transform.messages import NO_SELECT, NO_SQL
+
+    steps = document.content.get("transformations")
+    for at, step in enumerate(steps if isinstance(steps, list) else ()):
+        sql = step.get("sql") if isinstance(step, dict) else None
+        if not isinstance(sql, str) or not OF_INPUT.search(sql) or is_template(OF_INPUT.sub("", sql)):
+            continue
+        try:
+            SqlTransform(sql.strip().rstrip(";"))
+        except InvalidArgument as error:
+            if str(error).startswith((f"sql: {NO_SQL}", f"sql: {NO_SELECT}")):
+                yield document.problem(("transformations", at, "sql"), str(error))
 
 
 def _check_columns(landing: SinkLanding, config: ExtractConfig) -> None:

@@ -19,7 +19,7 @@ from airflow_lakestream.pipelines.compiled import (
     TableMaintenance,
     with_suffix,
 )
-from airflow_lakestream.pipelines.flow import RecordFlow, check_flow, record_flows
+from airflow_lakestream.pipelines.flow import RecordFlow, check_flow, record_flows, unknown_inputs
 from airflow_lakestream.pipelines.model import Pipeline, PipelineSink
 from airflow_lakestream.pipelines.part import ArgumentCollector, plain, seconds_at
 from airflow_lakestream.pipelines.rules import OF_LANDING, contradictions
@@ -44,8 +44,9 @@ def compile_document(document: YamlDocument, engine: str | None = None) -> Compi
 
     :param engine: an engine in place of the file's own.
 
-    Raises PipelineError. The checks come in stages (keys and values, flow, contradictions, literal checks); the error
-    has all problems of the first stage that fails.
+    Raises PipelineError. The checks come in stages: keys and values, flow, contradictions, literal checks. The error
+    has all problems of the first stage that fails, and those of later stages that do not depend on it: unknown inputs,
+    and wrong literals.
     """
     content = document.content
     if not isinstance(content, dict):
@@ -55,28 +56,43 @@ def compile_document(document: YamlDocument, engine: str | None = None) -> Compi
     try:
         pipeline = Pipeline.model_validate(content)
     except ValidationError as error:
-        raise PipelineError(list(_problems(document, error.errors(include_url=False)))) from None
+        wrong = _problems(document, error.errors(include_url=False))
+        raise PipelineError(with_new_places(wrong, unknown_inputs(document)), document) from None
     if problems := check_flow(document, pipeline):
-        raise PipelineError(problems)
+        raise PipelineError(problems, document)
     flows = record_flows(pipeline)
-    # Sinks may share a part of the file: report its problem once.
-    if problems := list(dict.fromkeys(contradictions(document, pipeline, flows))):
-        raise PipelineError(problems)
+    if problems := list(contradictions(document, pipeline, flows)):
+        literals = _wrong_literals(document.file, [_landing(document, pipeline, flow) for flow in flows])
+        raise PipelineError(with_new_places(problems, literals), document)
     compiled = _compiled(document, pipeline, flows)
-    if problems := list(_wrong_literals(compiled)):
-        raise PipelineError(problems)
+    if problems := list(_wrong_literals(document.file, [*compiled.landings, *compiled.sensors])):
+        raise PipelineError(problems, document)
     return compiled
 
 
+def with_new_places(problems: Iterable[FileProblem], more: Iterable[FileProblem]) -> list[FileProblem]:
+    """Return problems, each once, with more of them if nothing is reported at their positions yet."""
+    # Sinks may share a part of the file.
+    found = list(dict.fromkeys(problems))
+    places = {(one.line, one.column) for one in found}
+    return [*found, *(one for one in dict.fromkeys(more) if (one.line, one.column) not in places)]
+
+
 # Refusals of arguments that need no rendering, by the same checks as in the operators.
-def _wrong_literals(compiled: CompiledPipeline) -> Iterator[FileProblem]:
-    for task in (*compiled.landings, *compiled.sensors):
+def _wrong_literals(file: str, tasks: Sequence[FileArguments]) -> Iterator[FileProblem]:
+    for task in tasks:
         table_format = {"table_format": task.table_format} if isinstance(task, SinkLanding) else {}
         checks = OF_MIRROR if isinstance(task, SinkLanding) and task.is_mirror else {}
-        try:
-            check_literals({**table_format, **task.arguments}, checks)
-        except InvalidArgument as error:
-            yield task.problem(compiled.file, error)
+        left = {**table_format, **task.arguments}
+        while True:
+            try:
+                check_literals(left, checks)
+                break
+            except InvalidArgument as error:
+                yield task.problem(file, error)
+                # The others, without it.
+                if left.pop(error.argument.partition(".")[0], None) is None:
+                    break
 
 
 def _problems(document: YamlDocument, errors: Sequence[Any]) -> Iterator[FileProblem]:

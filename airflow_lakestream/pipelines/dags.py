@@ -148,9 +148,10 @@ def broken_dag(broken: BrokenFile) -> DAG:
     made, tasks with the same ids fail in any run; without a last version, a single task does.
     """
     problems = "\n".join(f"* `{one}`" for one in broken.problems)
+    more = len(broken.problems) - 1
     settings: dict[str, Any] = {
         "schedule": None,
-        "description": f"Broken: {broken.problems[0]}",
+        "description": f"Broken: {broken.problems[0]}" + (f" And {more} more, on the DAG's page." if more else ""),
         "doc_md": _ABOUT_BROKEN.format(problems=problems, remedy=_REMEDY),
     }
     text = "The pipeline is broken. " + " ".join(map(str, broken.problems)) + f" {_REMEDY}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from airflow_lakestream.core.policies import OF_INPUT
 from airflow_lakestream.pipelines.model import Pipeline, PipelineSink, Source, Transformation
@@ -118,15 +119,34 @@ def _of_names(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProble
             yield document.problem((*path, "name"), f"{step.name} is the name of another step or of a source.")
         if not OF_INPUT.search(step.sql):
             yield document.problem((*path, "sql"), "it does not read from {{ input }}. Write FROM {{ input }}.")
-        if step.input not in times:
-            yield document.problem((*path, "input"), _unknown(step.input, times))
-    for name, sink in pipeline.sinks.items():
-        if sink.input is not None and sink.input not in times:
-            yield document.problem(("sinks", name, "input"), _unknown(sink.input, times))
+    yield from unknown_inputs(document)
 
 
-def _unknown(name: str, known: Mapping[str, int]) -> str:
-    return f"there is no {name!r} to read from; there are {', '.join(known)}."
+def unknown_inputs(document: YamlDocument) -> Iterator[FileProblem]:
+    """Yield the inputs that name nothing, also in a file with other mistakes.
+
+    If a name of a transformation is missing, none are reported: an input may mean that transformation.
+    """
+    sources, sinks = (_mapping(document.content.get(key)) for key in ("sources", "sinks"))
+    steps = document.content.get("transformations") or []
+    if not isinstance(steps, list) or not all(isinstance(_mapping(step).get("name"), str) for step in steps):
+        return
+    names = [*sources, *(step["name"] for step in steps)]
+    readers: Iterable[tuple[Path, Any]] = [
+        *(((*_PATH, at), step) for at, step in enumerate(steps)),
+        *((("sinks", name), sink) for name, sink in sinks.items()),
+    ]
+    for path, reader in readers:
+        given = _mapping(reader).get("input")
+        if isinstance(given, str) and given not in names:
+            # A transformation can't read from itself.
+            known = [name for name in names if path[0] == "sinks" or name != reader["name"]]
+            problem = f"there is no {given!r} to read from; there are {', '.join(known)}."
+            yield document.problem((*path, "input"), problem)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 # A sink may leave out its input if it is the only one, and if exactly one source or step is read by no name.

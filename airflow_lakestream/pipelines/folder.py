@@ -14,14 +14,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from airflow_lakestream import __version__
 from airflow_lakestream.pipelines.compiled import WHOLE_PART, CompiledPipeline
 from airflow_lakestream.pipelines.operator import connector_of
-from airflow_lakestream.pipelines.reading import problems_of, problems_within, read_file, read_text, text_of
+from airflow_lakestream.pipelines.reading import (
+    all_problems,
+    problems_of,
+    problems_within,
+    read_file,
+    read_text,
+    text_of,
+)
 from airflow_lakestream.pipelines.yaml_file import FileProblem, PipelineError
 
 # Seconds for one file's DDL and SQL, including the first import of the checkers.
@@ -212,6 +219,7 @@ class BrokenFile:
     :param name: the id of its DAG, unique in the folder.
     :param last: its last correct version; None if it is not remembered, or if it had another name.
     :param since: when the file was changed on this machine, in seconds since the epoch; 0 if unknown.
+    :param is_partial: whether the problems keep checks of DDL, SQL and columns from the file.
     """
 
     file: str
@@ -219,6 +227,7 @@ class BrokenFile:
     problems: tuple[FileProblem, ...]
     last: CompiledPipeline | None = None
     since: float = 0.0
+    is_partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -258,7 +267,8 @@ def read_folder(
         try:
             found.append(remembered.read(path, name))
         except PipelineError as error:
-            wrong[name] = error.problems
+            wrong[name] = all_problems(error) if time_left is None else error.problems
+    partial = set(wrong)
     try:
         wrong |= {one.file: problems for one in found if (problems := remembered.checked(one, time_left))}
         found = [one for one in found if one.file not in wrong]
@@ -269,7 +279,8 @@ def read_folder(
         # Checks are kept even if Airflow ends a parse that takes too long.
         remembered.write(wrong)
     right = tuple(one for one in found if one.file not in wrong)
-    return PipelineFolder(right, tuple(_broken(folder, wrong, remembered, {one.name for one in right})))
+    broken = _broken(folder, wrong, remembered, {one.name for one in right})
+    return PipelineFolder(right, tuple(replace(one, is_partial=one.file in partial) for one in broken))
 
 
 def read_path(path: Path, lookup: Callable[[str], str]) -> PipelineFolder:
@@ -278,14 +289,11 @@ def read_path(path: Path, lookup: Callable[[str], str]) -> PipelineFolder:
         return read_folder(path, lookup)
     try:
         found = read_file(path, lookup)
-        problems = problems_of(found)
     except PipelineError as error:
-        problems = error.problems
-    return (
-        PipelineFolder((), (BrokenFile(str(path), path.stem, tuple(problems)),))
-        if problems
-        else PipelineFolder((found,), ())
-    )
+        return PipelineFolder((), (BrokenFile(str(path), path.stem, tuple(all_problems(error)), is_partial=True),))
+    if problems := problems_of(found):
+        return PipelineFolder((), (BrokenFile(str(path), path.stem, tuple(problems)),))
+    return PipelineFolder((found,), ())
 
 
 # Ids for the DAGs of wrong files: the name in the file, else the last name, else one made of the path.

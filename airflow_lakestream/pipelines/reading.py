@@ -77,6 +77,17 @@ def problems_of(compiled: CompiledPipeline) -> list[FileProblem]:
     return []
 
 
+def all_problems(error: PipelineError) -> list[FileProblem]:
+    """Return the problems of an error of `read_text`, and those of the file's SQL that do not depend on them."""
+    if error.document is None:
+        return error.problems
+    # Imported here, like `check`.
+    from airflow_lakestream.pipelines.check import syntax_problems
+    from airflow_lakestream.pipelines.compiling import with_new_places
+
+    return with_new_places(error.problems, syntax_problems(error.document))
+
+
 def problems_within(seconds: float, compiled: CompiledPipeline) -> list[FileProblem] | None:
     """Return the problems that `problems_of` finds within a time, or None if it fails in this process.
 

@@ -105,7 +105,8 @@ def contradictions(document: YamlDocument, pipeline: Pipeline, found: Sequence[R
     for name, source in pipeline.sources.items():
         if source.schema_ is not None and not any(flow.steps for flow in found if flow.source_name == name):
             problem = "it sets the columns for transformations, and no transformation reads this source."
-            remedy = "Set the table's columns in the sink."
+            reading = [flow.sink_name for flow in found if flow.source_name == name]
+            remedy = f"For the table's columns, move it to {' and '.join(f'sinks.{one}.schema' for one in reading)}."
             yield document.problem(("sources", name, "schema"), f"{problem} {remedy}")
     yield from check_sensors(document, pipeline, found)
     yield from _of_maintenance(document, pipeline)
@@ -199,7 +200,7 @@ def _of_schedule(document: YamlDocument, pipeline: Pipeline) -> Iterator[FilePro
     try:
         date.fromisoformat(orchestration.start_date)
     except ValueError:
-        yield document.problem(("orchestration", "start_date"), "start_date is not a date such as 2026-01-31.")
+        yield document.problem(("orchestration", "start_date"), "it is not a date such as 2026-01-31.")
 
 
 _TEMPLATE = re.compile(r"\{\{.*?\}\}")

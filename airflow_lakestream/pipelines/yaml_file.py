@@ -26,10 +26,14 @@ class FileProblem:
 
 
 class PipelineError(LakestreamError, Terminal, ValueError):
-    """Files of pipelines are wrong; `problems` has all problems, in the order of files and lines."""
+    """Files of pipelines are wrong; `problems` has all problems, in the order of files and lines.
 
-    def __init__(self, problems: Sequence[FileProblem]) -> None:
+    :param document: the file's content, if its problems keep `check` from the rest of it.
+    """
+
+    def __init__(self, problems: Sequence[FileProblem], document: YamlDocument | None = None) -> None:
         self.problems = sorted(problems)
+        self.document = document
         super().__init__("\n".join(map(str, self.problems)))
 
 
@@ -64,7 +68,9 @@ class YamlDocument:
         return self.places.get(path, (1, 1))
 
     def problem(self, path: Path, text: str) -> FileProblem:
-        """Return a problem at the position of a value."""
+        """Return a problem at the position of a value; the text begins with the value's path."""
+        if path and not text.startswith(name := ".".join(map(str, path))):
+            text = f"{name}: {text.removeprefix(f'{path[-1]}: ')}"
         return FileProblem(self.file, *self.place(path), text)
 
 

@@ -72,6 +72,8 @@ Indices = npt.NDArray[np.int64]
 
 # Prefix of names that no statement may use; and the column with the number of a row's record in the batch.
 HIDDEN = "_lakestream_"
+# Beginnings of errors that do not depend on the columns.
+NO_SQL, NO_SELECT = "DuckDB does not understand it", "only a SELECT is allowed here."
 ROW = f"{HIDDEN}row"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_lakestream.core.policies import OF_INPUT
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.transform.messages import HIDDEN
+from airflow_lakestream.transform.messages import HIDDEN, NO_SELECT, NO_SQL
 from airflow_lakestream.transform.sandbox import AGGREGATE, BARE_FUNCTIONS, CHANGING, TABLE_FUNCTION, is_word
 
 Node = dict[str, Any]
@@ -113,8 +113,8 @@ class StatementChecker:
         if parsed["error"]:
             message = parsed["error_message"]
             if "Only SELECT" in message:
-                raise InvalidArgument("sql", "only a SELECT is allowed here.")
-            raise InvalidArgument("sql", f"DuckDB does not understand it: {message.replace(INPUT, '{{ input }}')}.")
+                raise InvalidArgument("sql", NO_SELECT)
+            raise InvalidArgument("sql", f"{NO_SQL}: {message.replace(INPUT, '{{ input }}')}.")
         if len(parsed["statements"]) != 1:
             raise InvalidArgument("sql", f"{len(parsed['statements'])} statements; one SELECT is allowed.")
         node: Node = parsed["statements"][0]["node"]

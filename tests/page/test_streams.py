@@ -275,7 +275,9 @@ def test_a_user_audits_a_table_and_replays_its_rejects(visit: Visit) -> None:
     for button, dag, done in (("Audit", "lake_audit", "An audit"), ("Replay rejects", "lake_replay", "A replay of")):
         with page.expect_response(f"**/api/v2/dags/{dag}/dagRuns") as answer:
             page.get_by_role("button", name=button, exact=True).click()
-        expect(page.get_by_role("status").filter(has_text=done)).to_contain_text(f"It waits: {dag} is paused.")
+        said = page.get_by_role("status").filter(has_text=done)
+        expect(said).to_contain_text(f"It waits: {dag} is paused.")
+        expect(said.get_by_role("link", name=dag, exact=True)).to_be_visible()
         assert answer.value.status == 200
         told[dag] = answer.value.json()
     asked = {"table": "lake.lands", "consumer_group": "orders_group", "full": True}

@@ -82,6 +82,21 @@ def test_dags_and_spark_apps_travel_where_airflow_and_the_operators_look(wheel: 
         assert expected <= names
 
 
+def test_the_documented_lines_copy_the_bundled_dags(of_checkout: Path, tmp_path: Path) -> None:
+    section = (CHECKOUT / "docs" / "deploy.md").read_text().partition("## The bundled DAGs\n")[2].partition("\n## ")[0]
+    lines = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    installed, home = tmp_path / "installed", tmp_path / "home"
+    with zipfile.ZipFile(of_checkout) as archive:
+        archive.extractall(installed)
+    (home / "dags").mkdir(parents=True)
+    python = str(Path(sys.executable).parent)
+    environment = {"PYTHONPATH": str(installed), "AIRFLOW_HOME": str(home), "PATH": f"{python}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-ec", "\n".join(lines)], env=environment, cwd=tmp_path, check=True)
+    copied = {file.name: file.read_bytes() for file in (home / "dags").iterdir()}
+    assert copied == {name: (CHECKOUT / "dags" / name).read_bytes() for name in copied}
+    assert {f"{name}.py" for name in ("supervise_lakestream", "lake_audit", "lake_replay")} == set(copied)
+
+
 def test_nothing_but_the_package_is_inside(wheel: Path, of_checkout: Path) -> None:
     for name in (*content(wheel), *content(of_checkout)):
         top, *below = Path(name).parts

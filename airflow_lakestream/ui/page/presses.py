@@ -6,16 +6,20 @@ The browser starts the run by Airflow's own API, which checks the user's permiss
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.renderedtifields import RenderedTaskInstanceFields
+from airflow.providers.common.compat.sdk import conf
 from sqlalchemy import select
 
+import airflow_lakestream
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import is_template
 from airflow_lakestream.exceptions import InvalidArgument
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 
     from airflow_lakestream.ui.page.landings import Key
 
+_PACKAGE = Path(airflow_lakestream.__file__).parent
+# The bundled DAGs: in the package in a wheel, next to the package in a checkout.
+_PLACES = (_PACKAGE / "example_dags", _PACKAGE.parent / "dags")
 # By default Airflow keeps the arguments of this many runs.
 _RENDERED_RUNS = 30
 # Beginning of a value that Airflow has cut, and Airflow's replacement of a secret.
@@ -105,6 +112,12 @@ def conf_of(session: Session, press: ButtonAction, stream: ButtonStream, readabl
     return {"dag_id": press.dag_id, "paused": bundled[press.dag_id], "conf": {**given, **names}}
 
 
+def copy_command(dag_id: str) -> str:
+    """Return the command of a shell that adds a bundled DAG to Airflow's folder of DAGs."""
+    file = next(path for place in _PLACES if (path := place / f"{dag_id}.py").is_file())
+    return f"cp {shlex.quote(str(file))} {shlex.quote(conf.get('core', 'dags_folder'))}/"
+
+
 def _bundled_dags(session: Session, readable: Collection[str]) -> dict[str, bool]:
     """Return the bundled DAGs among the readable DAGs, with a flag for paused DAGs."""
     wanted = [press.dag_id for press in ButtonAction if press.dag_id in readable]
@@ -114,9 +127,8 @@ def _bundled_dags(session: Session, readable: Collection[str]) -> dict[str, bool
 
 def _obstacle(press: ButtonAction, stream: ButtonStream, bundled: Collection[str]) -> str | None:
     if press.dag_id not in bundled:
-        return (
-            f"There is no DAG {press.dag_id} that you may read. It is bundled: add dags/{press.dag_id}.py to your DAGs."
-        )
+        command = copy_command(press.dag_id)
+        return f"There is no DAG {press.dag_id} that you may read. It is bundled, so add it to your DAGs: {command}"
     table = stream.table
     if stream.task.is_mapped:
         return f"Its task is mapped, and lands in a table for each: start {press.dag_id} by its form."

@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 
 from airflow_lakestream.ui.page.landings import HOURS, HourlyRows, Key, TaskLanding, chunks, read_history
 from airflow_lakestream.ui.page.newest import MOST_TABLES, Conf, NewestLandings, NewestRuns, RunStates, TaskTry
-from airflow_lakestream.ui.page.presses import ButtonStream, buttons_of
+from airflow_lakestream.ui.page.presses import ButtonStream, buttons_of, copy_command
 from airflow_lakestream.ui.page.states import StateFacts, state_of, with_advice
 from airflow_lakestream.ui.page.supervision import SupervisionResult, SupervisionResults, contents_of
 from airflow_lakestream.ui.page.tasks import DagStreams, StreamTask, find_streams
@@ -156,6 +156,8 @@ def _names(dag: StreamDag, task: StreamTask, landing: TaskLanding | None, table:
     }
 
 
+# The bundled DAG with looks.
+SUPERVISION = "supervise_lakestream"
 # Nobody can distinguish more bars.
 _MOST_PARTITIONS = 200
 
@@ -222,7 +224,8 @@ class StreamsPage:
             dags = self._dags(session, readable)
             rows = ",".join([self._text(stream) for stream in self._streams(session, dags)])
             supervisors = _supervisors(dags)
-            more = {"supervisors": supervisors, "problems": self._supervision.problems(supervisors)}
+            problems = self._supervision.problems(supervisors)
+            more = {"supervisors": supervisors, "add_supervision": copy_command(SUPERVISION), "problems": problems}
         return f'{{"streams":[{rows}],{json.dumps(more | {"at": datetime.now(UTC).isoformat()})[1:]}'
 
     def hours(self, session: Session, readable: Collection[str]) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.models.dagrun import DagRun
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
-from sqlalchemy import func, select
+from sqlalchemy import JSON, Text, cast, func, select, type_coerce
 
+from airflow_lakestream.ui.page.landings import valid_json
 from airflow_lakestream.ui.page.shapes import Odd, count, integer, listed, mapped, number, plain, text
 from airflow_lakestream.ui.page.tasks import CONTENTS, LookTask
 from airflow_lakestream.watching.causes import UNSEEN
@@ -61,7 +62,7 @@ class SupervisionResult:
     """Last results for a stream. `looks` has by kind of look whether the look succeeded, and the sensor's value.
 
     `problems` has by kind of look the error of reading the value. `contents` is the place of the report about the
-    table's contents.
+    table's contents, and `open_rejects` its rejected records that were not landed again, or None if unknown.
     """
 
     dag_id: str
@@ -70,6 +71,7 @@ class SupervisionResult:
     looks: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     contents: ContentsPlace | None = None
+    open_rejects: int | None = None
 
     def value(self, kind: str, name: str) -> Any:
         """Return a figure of a look, or None without a look."""
@@ -91,7 +93,8 @@ class SupervisionResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
-        return {"dag_id": self.dag_id, "run_id": self.run_id, "at": self.at.isoformat(), "looks": self.looks}
+        shown = {"looks": self.looks, "open_rejects": self.open_rejects}
+        return {"dag_id": self.dag_id, "run_id": self.run_id, "at": self.at.isoformat(), **shown}
 
 
 class SupervisionResults:
@@ -170,6 +173,7 @@ def _merged_results(one: SupervisionResult, other: SupervisionResult) -> Supervi
         looks={**one.looks, **other.looks},
         problems={**one.problems, **other.problems},
         contents=other.contents or one.contents,
+        open_rejects=(other if other.contents else one).open_rejects,
     )
 
 
@@ -189,6 +193,7 @@ def _results_of(
     states = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state).where(
         TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id, TaskInstance.task_id.in_(list(tasks))
     )
+    rejects = _open_rejects(session, run, {task_id for task_id, look in tasks.items() if look.kind == CONTENTS})
     lists, problems = {}, []
     for task_id in dict.fromkeys(look.listed_by for look in looks):
         lists[task_id], problem = _stream_names(values.get((task_id, -1)))
@@ -202,6 +207,7 @@ def _results_of(
         one = results.setdefault(name, SupervisionResult(dag_id, run_id, at))
         if tasks[task_id].kind == CONTENTS:
             one.contents = ContentsPlace(run, dag_id, run_id, task_id, index, at, state == "success")
+            one.open_rejects = rejects.get((task_id, index)) if state == "success" else None
             continue
         kind, value = tasks[task_id].kind, values.get((task_id, index))
         try:
@@ -210,6 +216,22 @@ def _results_of(
             value, one.problems[kind] = None, str(odd)
         one.looks[kind] = {"well": state == "success", "value": value}
     return results, problems
+
+
+def _open_rejects(session: Session, run: int, task_ids: Collection[str]) -> dict[tuple[str, int], int]:
+    """Return the open rejected records by task and map index; the reports about contents are too long to read whole."""
+    if not task_ids:
+        return {}
+    counted = cast(type_coerce(valid_json(session, XComModel.value), JSON)[("rejects", "count")], Text)
+    reports = select(XComModel.task_id, XComModel.map_index, counted).where(
+        XComModel.dag_run_id == run, XComModel.key == "return_value", XComModel.task_id.in_(task_ids)
+    )
+    rejects = {}
+    for task_id, index, text_of_count in session.execute(reports):
+        with suppress(ValueError, RecursionError):
+            if (rejected := integer("rejects.count", json.loads(text_of_count or "null"))) is not None:
+                rejects[task_id, index] = rejected
+    return rejects
 
 
 def look_value(value: Any) -> dict[str, Any]:

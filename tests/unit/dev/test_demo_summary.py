@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from airflow_lakestream.cli.app import app
-from dev.demo_summary import _COLUMNS, _rows, print_next
-from dev.services.airflow import Airflow
+from dev.demo_summary import _CDC, _COLUMNS, _MORE, _rows, print_login, print_more, print_next
+from dev.services.airflow import Airflow, environment_of
+from tests.support.airflow_home import DAGS
 
 AIRFLOW = Airflow(
     url="http://127.0.0.1:8080",
@@ -47,6 +48,26 @@ def test_what_to_try_next_is_copied_as_it_stands(capsys: pytest.CaptureFixture[s
     assert commands <= known | {one.name for one in app.registered_groups}
     ast.parse(next(words[2] for words in lines if words[0].endswith("/python")))
     assert "/some where/warehouse/lake/clickstream" in printed
+
+
+def test_the_page_of_streams_is_named_by_its_place_in_the_menu(capsys: pytest.CaptureFixture[str]) -> None:
+    print_login(Console(width=80), AIRFLOW)
+    printed = capsys.readouterr().out
+    assert AIRFLOW.url in printed
+    assert "Lakestream in the menu" in printed
+    # The page shows the lag that this DAG finds, which is among those to trigger.
+    streams = json.loads(environment_of(AIRFLOW, {})["AIRFLOW_VAR_LAKESTREAM_STREAMS"])
+    assert {"table": "lake.clickstream", "consumer_group": "clickstream_to_lake"} in streams
+    assert "supervise_lakestream" in _MORE
+
+
+def test_each_dag_to_trigger_is_there_and_says_by_itself_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    more = {**_MORE, **_CDC}
+    assert [name for name in more if not (DAGS / f"{name}.py").is_file()] == []
+    assert [name for name, text in more.items() if "the same" in text] == []
+    print_more(Console(width=80), cdc=True)
+    printed = capsys.readouterr().out
+    assert [name for name in more if name not in printed] == []
 
 
 def test_a_table_of_rows_fits_80_characters_and_its_head_is_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,23 @@ def test_the_site_wraps_what_else_is_long() -> None:
     assert "- site.css" in (CHECKOUT / "dev" / "mkdocs.yml").read_text()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_nobody_waits_for_an_installation_without_a_line(page: Path) -> None:
+    assert re.findall(r"pip install .*(?:--quiet|-q) .*", page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_a_page_that_names_a_bundled_dag_leads_to_its_file(page: Path) -> None:
+    text = page.read_text()
+    names = {file.stem for file in (CHECKOUT / "dags").glob("*.py")}
+    named = names & set(re.findall(r"`(?:dags/)?(\w+)(?:\.py)?`", text))
+    # The demo has all of them, and the walks write files of their own by these names.
+    if page.name not in ("deploy.md", "demo.md"):
+        assert not named or "deploy.md#the-bundled-dags" in text, named
+    # An installation has no such folder.
+    assert re.findall(r"`dags/[\w/.-]+`", text) == []
+
+
 def test_each_page_is_in_the_navigation() -> None:
     navigation = (CHECKOUT / "dev" / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     listed = re.findall(r"[\w/-]+\.md", navigation)

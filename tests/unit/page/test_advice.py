@@ -31,6 +31,17 @@ def test_each_step_stands_in_the_runbook(one: states.RunbookAdvice) -> None:
     assert f"(#{one.anchor})" in page
 
 
+STATIC = Path(CHECKOUT, "airflow_lakestream", "ui", "page", "static")
+LINKS = [link for script in STATIC.glob("*.js") for link in re.findall(r'docs\("([^"]+)"\)', script.read_text())]
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_links_of_the_page_lead_to_headings(link: str) -> None:
+    page, _, anchor = link.partition("#")
+    headings = re.findall(r"^#+ (.*)$", Path(CHECKOUT, "docs", page).with_suffix(".md").read_text(), re.MULTILINE)
+    assert anchor in {one.lower().replace(" ", "-") for one in headings}
+
+
 def test_a_section_is_told_once() -> None:
     told = states.with_advice(
         [

@@ -7,14 +7,17 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from airflow.models.xcom import XComModel
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 from airflow_lakestream.ui.page.landings import landing_of
 from airflow_lakestream.ui.page.shapes import Odd
 from airflow_lakestream.ui.page.states import StateFacts, state_of, with_advice
 from airflow_lakestream.ui.page.streams import offsets_of
-from airflow_lakestream.ui.page.supervision import _CONTENTS, SupervisionResult, look_value
+from airflow_lakestream.ui.page.supervision import _CONTENTS, SupervisionResult, _open_rejects, look_value
 from tests.unit.page.test_states import AT, ended
 
 NUMBERS = st.one_of(st.integers(), st.sampled_from([10**400, -(2**70), 2**63]), st.floats())
@@ -107,6 +110,34 @@ def test_any_value_of_a_look_is_shown_or_odd(value: Any, what: str) -> None:
     _, why = state_of(StateFacts(False, False, ended("success"), None, said))
     sent([said.to_dict(), with_advice(why)])
     assert all(any(problem in one.text for one in why) for problem in said.problems.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"rejects": {"count": 60, "reasons": [{"samples": ["long"]}]}}, 60),
+        ({"rejects": {"count": 0}}, 0),
+        *(
+            (one, None)
+            for one in ({"rejects": {"count": "60"}}, {"rejects": {"count": 0.5}}, {"rejects": [1]}, [1], "", 5)
+        ),
+        *((one, None) for one in ({}, None, {"rejects": {"count": [[]]}})),
+    ],
+)
+def test_open_rejects_are_a_number_or_unknown(value: Any, expected: int | None) -> None:
+    engine = create_engine("sqlite://")
+    XComModel.__table__.create(engine)
+    row = {"dag_run_id": 7, "key": "return_value", "dag_id": "s", "run_id": "r", "timestamp": AT}
+    with Session(engine) as session:
+        for task_id, run in (("looks_inside", 7), ("is_fresh", 7), ("looks_inside", 8)):
+            session.execute(
+                XComModel.__table__.insert(),
+                [{**row, "dag_run_id": run, "task_id": task_id, "map_index": n, "value": value} for n in range(2)],
+            )
+        found = _open_rejects(session, 7, {"looks_inside"})
+        assert _open_rejects(session, 7, set()) == {}
+    assert {**dict.fromkeys(found, expected)} == found
+    assert set(found) == (set() if expected is None else {("looks_inside", n) for n in range(2)})
 
 
 @given(ANY)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_lakestream.ui.page.presses import ButtonAction, ButtonStream, NotPossible, buttons_of, conf_of
+from airflow_lakestream.ui.page.presses import (
+    ButtonAction,
+    ButtonStream,
+    NotPossible,
+    buttons_of,
+    conf_of,
+    copy_command,
+)
+from airflow_lakestream.ui.page.streams import SUPERVISION
 from airflow_lakestream.ui.page.tasks import find_streams
+from tests.support.airflow_home import DAGS
 from tests.unit.page.test_tasks import dag
 
 BUNDLED = {"lake_audit": False, "lake_replay": True}
@@ -66,10 +77,18 @@ def test_a_button_says_why_it_can_not(given: dict[str, Any], audit: str | None, 
 def test_a_bundled_dag_that_is_not_there_is_named(dags: dict[str, bool], readable: set[str]) -> None:
     database: Any = Database(dags=dags)
     shown = buttons_of(database, pressed(), readable)
-    assert "add dags/lake_audit.py to your DAGs" in shown["audit"]["why_not"]
-    assert "add dags/lake_replay.py to your DAGs" in shown["replay"]["why_not"]
-    with pytest.raises(NotPossible, match=r"add dags/lake_replay\.py"):
-        conf_of(database, ButtonAction.REPLAY, pressed(), readable)
+    for press in ButtonAction:
+        assert shown[press]["why_not"].endswith(f"add it to your DAGs: {copy_command(press.dag_id)}")
+        with pytest.raises(NotPossible, match=f"{press.dag_id}.py"):
+            conf_of(database, press, pressed(), readable)
+
+
+@pytest.mark.parametrize("dag_id", [*(press.dag_id for press in ButtonAction), SUPERVISION])
+def test_the_printed_command_adds_the_bundled_dag(dag_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "my dags").mkdir()
+    monkeypatch.setenv("AIRFLOW__CORE__DAGS_FOLDER", str(folder))
+    subprocess.run(copy_command(dag_id), shell=True, check=True)
+    assert (folder / f"{dag_id}.py").read_bytes() == (DAGS / f"{dag_id}.py").read_bytes()
 
 
 def test_what_is_written_out_is_as_the_dag_file_has_it() -> None:

@@ -96,13 +96,15 @@ def test_a_broken_pipeline_has_rows_with_its_problem_in_place_of_a_schedule(is_k
     file.write_text(PIPELINE)
     last = read_file(file, {}.__getitem__)
     problem = FileProblem("shop.yaml", 3, 1, "sinks: is missing.")
-    made = broken_dag(BrokenFile("shop.yaml", "shop", (problem,), last if is_known else None))
+    more = (FileProblem("shop.yaml", 4, 1, "sources: is missing."),) * is_known
+    made = broken_dag(BrokenFile("shop.yaml", "shop", (problem, *more), last if is_known else None))
     parsed = find_streams(DagSerialization.to_dict(made))
     [task] = parsed.streams
     [stream] = streams_of(StreamDag("shop", False, None, None, parsed), task, {}, RunStates())
     row = row_of(stream)
     assert row["state"] == "broken"
     assert str(problem) in row["why"][0]["text"]
+    assert ("And 1 more, on the DAG's page." in row["why"][0]["text"]) is is_known
     assert (row["dag_id"], row["schedule"], row["table"]) == ("shop", None, "lake.orders" if is_known else None)
     assert row["engine"] == ("extract" if is_known else "")
 

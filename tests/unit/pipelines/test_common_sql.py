@@ -80,8 +80,8 @@ def test_decoded_columns_are_told_to_flink(told: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
-        ("printf('%d', 3)", "p.yaml:8:5: line 2, column 8: printf is not in the SQL that Flink"),
-        ("key::TINYINT", "p.yaml:8:5: line 2, column 11: the type TINYINT is not in the SQL"),
+        ("printf('%d', 3)", "p.yaml:8:5: transformations.0.sql: line 2, column 8: printf is not in the SQL that Flink"),
+        ("key::TINYINT", "p.yaml:8:5: transformations.0.sql: line 2, column 11: the type TINYINT is not in the SQL"),
     ],
 )
 def test_a_function_that_flink_lacks_is_named_by_its_transformation_and_line(expression: str, said: str) -> None:
@@ -98,7 +98,7 @@ def test_a_function_that_flink_lacks_is_named_by_its_transformation_and_line(exp
 def test_the_second_step_of_a_chain_has_its_own_lines() -> None:
     text = (CHAIN % ("format: json", "value")).replace("amount > 10", "reverse(amount) = 'x'")
     (found,) = problems(text)
-    assert found.startswith("p.yaml:12:55: line 1, column 43: reverse is not in the SQL that Flink takes"), found
+    assert found.startswith("p.yaml:12:55: transformations.1.sql: line 1, column 43: reverse is not in the SQL"), found
 
 
 def test_a_template_in_sql_is_left_to_the_run() -> None:

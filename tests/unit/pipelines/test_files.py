@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from airflow_lakestream.cli.app import run
 from airflow_lakestream.pipelines import folder as memories
 from airflow_lakestream.pipelines.check import check
 from airflow_lakestream.pipelines.folder import read_folder
@@ -129,12 +130,15 @@ def test_alerts_are_functions_and_a_deadline(tmp_path: Path) -> None:
     assert (plain.on_failure, plain.deadline) == ((), None)
     assert "airflow_lakestream.alerts" not in python_of(plain)
     said = problems(tmp_path, EXAMPLE.replace("engine: extract", "engine: spark") + ALERTS)
-    assert said == ["35:5 a continuous run of spark never ends. Leave deadline out, or give a cron schedule."]
+    endless = "orchestration.alerts.deadline: a continuous run of spark never ends."
+    assert said == [f"35:5 {endless} Leave deadline out, or give a cron schedule."]
     check(compiled(tmp_path, EXAMPLE.replace("engine: extract", "engine: spark\n  schedule: '@hourly'") + ALERTS))
     said = problems(tmp_path, EXAMPLE.replace("engine: extract", "engine: spark\n  schedule: '@continuous'") + ALERTS)
-    assert said == ["36:5 a continuous run of spark never ends. Leave deadline out, or give a cron schedule."]
+    assert said == [f"36:5 {endless} Leave deadline out, or give a cron schedule."]
     said = problems(tmp_path, EXAMPLE + ALERTS.replace("    deadline: 2h\n", ""))
-    assert said == ["35:5 on_deadline goes with deadline. Say how long a run may take."]
+    assert said == [
+        "35:5 orchestration.alerts.on_deadline: on_deadline goes with deadline. Say how long a run may take."
+    ]
     said = problems(tmp_path, EXAMPLE + ALERTS.replace("team.chat:tell", "import os").replace("2h", "soon"))
     assert [one.split(" ", 2)[:2] for one in said] == [["34:23", "orchestration.alerts.on_failure.1:"]]
 
@@ -296,13 +300,13 @@ def test_a_misspelt_key_that_is_required_is_one_mistake(tmp_path: Path, old: str
         ("${KAFKA_CONNECTION}", "${KAFKA_PASSWORD}", "8:17 ${KAFKA_PASSWORD} has the name of a secret"),
         ("${KAFKA_CONNECTION}", "${connection:c.password}", "8:17 ${connection:c.password}: of a connection there are"),
         ("${KAFKA_CONNECTION}", "${connection:d.host}", "8:17 ${connection:d.host}: there is no connection d."),
-        ("    input: clickstream", "    input: parse_events", "15:5 parse_events leads to no sink"),
+        ("    input: clickstream", "    input: parse_events", "15:5 transformations.0: parse_events leads to no sink"),
         (
             "    input: clickstream",
             "    input: orders",
-            "17:5 there is no 'orders' to read from;",
+            "17:5 transformations.0.input: there is no 'orders' to read from; there are clickstream.",
         ),
-        ("FROM {{ input }}", "FROM clickstream", "18:5 it does not read from {{ input }}."),
+        ("FROM {{ input }}", "FROM clickstream", "18:5 transformations.0.sql: it does not read from {{ input }}."),
         ("AS user_id", "AS user_id,,", "18:5 transformations.0.sql:"),
         ("start_offset: latest", "start_offset: newest", "13:5 sources.clickstream.start_offset: 'newest' is not one"),
         ("checkpoint_interval: 60s", "checkpoint_interval: 60 parsecs", "31:3 orchestration.checkpoint_interval:"),
@@ -311,16 +315,28 @@ def test_a_misspelt_key_that_is_required_is_one_mistake(tmp_path: Path, old: str
         (
             "    mode: append",
             "    mode: mirror",
-            "14:1 SQL is not for a mirror: it has the rows of the database's table.",
+            "14:1 transformations: SQL is not for a mirror: it has the rows of the database's table.",
         ),
         (
             "    mode: append",
             "    mode: append\n    key: id",
-            "28:5 key is not for a landing of records: it goes with a mirror. Set mode: mirror",
+            "28:5 sinks.analytics_lake.key: key is not for a landing of records: it goes with a mirror.",
         ),
-        ("    mode: append", "    mode: replace", "29:1 mode: replace lands a run's data interval again"),
-        ("  parallelism: 4", "  start_date: soon", "32:3 start_date is not a date such as 2026-01-31."),
-        ("  engine: extract", "  engine: spark\n  idle_timeout: 5", "31:3 idle_timeout is not for Spark"),
+        (
+            "    mode: append",
+            "    mode: replace",
+            "29:1 orchestration.schedule: mode: replace lands a run's data interval again",
+        ),
+        (
+            "  parallelism: 4",
+            "  start_date: soon",
+            "32:3 orchestration.start_date: it is not a date such as 2026-01-31.",
+        ),
+        (
+            "  engine: extract",
+            "  engine: spark\n  idle_timeout: 5",
+            "31:3 orchestration.idle_timeout: idle_timeout is not for Spark",
+        ),
         (
             "  checkpoint_interval: 60s\n  parallelism: 4\n",
             "quality:\n  checks:\n    not_nul: [user_id]\n",
@@ -389,6 +405,55 @@ def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
     assert [one.split(" ")[0] for one in problems(tmp_path, text)] == ["9:5", "27:5", "32:3"]
 
 
+def test_references_and_sql_are_checked_beside_wrong_keys_and_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "home"))
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(f"AIRFLOW_VAR_{name}", value)
+    text = EXAMPLE.replace("topic:", "topik:").replace("append", "merge").replace("parallelism: 4", "parallelism: x")
+    text = text.replace("input: clickstream", "input: clickstreem").replace("SELECT\n", "SELEC\n")
+    (pipes := tmp_path / "pipes").mkdir()
+    (pipes / "p.yaml").write_text(text)
+    for path in (pipes, pipes / "p.yaml"):
+        assert run(["pipeline", "validate", str(path)]) == 2
+        printed = capsys.readouterr()
+        *found, last = printed.err.splitlines()
+        assert [one.split(" ")[1] for one in found] == [
+            "sources.clickstream.topik:",
+            "transformations.0.input:",
+            "transformations.0.sql:",
+            "sinks.analytics_lake.mode:",
+            "orchestration.parallelism:",
+        ]
+        assert "DuckDB does not understand it" in found[2]
+        assert (last.startswith("Further checks of "), last.endswith("p.yaml wait for these.")) == (True, True)
+        assert "0 right, 1 wrong (5 mistakes)." in printed.out
+    # The rest of it in the second round, which is the last.
+    (pipes / "p.yaml").write_text(EXAMPLE.replace("day(event_timestamp)", "day(at)"))
+    assert run(["pipeline", "validate", str(pipes)]) == 2
+    [found] = capsys.readouterr().err.splitlines()
+    assert "sinks.analytics_lake.partition_by:" in found
+
+
+def test_an_input_may_mean_a_transformation_without_a_name(tmp_path: Path) -> None:
+    text = EXAMPLE.replace("  - name: parse_events\n    type", "  - type").replace(
+        "    mode:", "    input: rows\n    mode:"
+    )
+    assert [one.split(" ")[1] for one in problems(tmp_path, text)] == ["transformations.0.name:"]
+
+
+def test_wrong_literals_are_named_together_and_beside_contradictions(tmp_path: Path) -> None:
+    text = PLAIN.replace("topic: orders}", "topic: orders, schema: 'id int'}")
+    text = text.replace("lake.orders}", "orders}") + "orchestration: {checkpoint_interval: 60 parsecs}\n"
+    found = problems(tmp_path, text)
+    keys = ["sources.orders.schema:", "sinks.lake.table:", "orchestration.checkpoint_interval:"]
+    assert [one.split(" ")[1] for one in found] == keys
+    assert found[0].endswith(
+        "no transformation reads this source. For the table's columns, move it to sinks.lake.schema."
+    )
+
+
 def test_a_chain_is_one_statement(tmp_path: Path) -> None:
     more = """\
   - name: known
@@ -419,7 +484,8 @@ def test_a_circle_is_said(tmp_path: Path) -> None:
     )
     found = problems(tmp_path, EXAMPLE.replace("sinks:", more + "sinks:"))
     assert [one.split(" ", 1)[1] for one in found] == [
-        f"{name} leads to no sink: it reads from itself, through other steps." for name in "bc"
+        f"transformations.{at}: {name} leads to no sink: it reads from itself, through other steps."
+        for at, name in ((1, "b"), (2, "c"))
     ]
 
 
@@ -429,7 +495,7 @@ def test_sql_over_decoded_columns(tmp_path: Path) -> None:
     found = compiled(tmp_path, text)
     assert (landing_of(found)["sql_input"], landing_of(found)["schema_registry"]) == ("decoded", "http://registry:8081")
     assert problems(tmp_path, text.replace("    mode: append", '    schema: "a int"')) == [
-        "28:5 the table's columns are those that the transformations make."
+        "28:5 sinks.analytics_lake.schema: the table's columns are those that the transformations make."
     ]
 
 

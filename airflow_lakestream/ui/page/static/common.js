@@ -34,8 +34,8 @@ export const css = `
 .ls ol{padding-left:20px;list-style:decimal}.ls ul{padding-left:20px;list-style:disc}
 .ls svg.bar{display:block;width:100%;height:14px;background:${color("bg-muted")}}
 .ls svg.spark{display:inline-block;width:96px;height:20px;vertical-align:middle}
-.ls .f-line{fill:${color("border-emphasized")}}.ls .f-landed{fill:${color("fg-success")}}.ls .f-lost{fill:${color("fg-error")}}.ls .f-hole{fill:${color("fg-warning")}}.ls .f-rows{fill:${color("fg-info")}}
-.ls .key{display:inline-block;width:10px;height:10px;margin:0 4px 0 12px}.ls .key.landed{background:${color("fg-success")}}.ls .key.lost{background:${color("fg-error")}}.ls .key.hole{background:${color("fg-warning")}}
+.ls .f-line{fill:${color("border-emphasized")}}.ls .f-landed{fill:${color("fg-success")}}.ls .f-lost{fill:${color("fg-error")}}.ls .f-hole{fill:${color("fg-info")}}.ls .f-rows{fill:${color("fg-info")}}
+.ls .key{display:inline-block;width:10px;height:10px;margin:0 4px 0 12px}.ls .key.landed{background:${color("fg-success")}}.ls .key.lost{background:${color("fg-error")}}.ls .key.hole{background:${color("fg-info")}}
 @container (max-width:60em){
 .ls table,.ls tbody,.ls tr,.ls td{display:block}.ls thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 .ls tr{border-bottom:2px solid ${color("border")};padding:8px 0}.ls td,.ls td.figure{border:0;padding:1px 0;text-align:left;white-space:normal}
@@ -113,15 +113,17 @@ export const when = (at, timeZone = zone()) => {
 export const Ago = ({ at }) => (at ? h("time", { dateTime: at, title: when(at) }, `${span(age(at))} ago`) : "");
 
 export const dagPath = (dag) => `/dags/${encodeURIComponent(dag)}`;
-/** A text in which the name of a DAG leads to it, if it is there. */
-export const WithLink = ({ text, dag, isThere = true }) => {
+/** A text in which the name of a DAG leads to it. */
+export const WithLink = ({ text, dag }) => {
   const [before, ...after] = text.split(dag);
-  return after.length === 0 || !isThere ? text : h(Fragment, null, before, h(Link, { to: dagPath(dag) }, dag), after.join(dag));
+  return after.length === 0 ? text : h(Fragment, null, before, h(Link, { to: dagPath(dag) }, dag), after.join(dag));
 };
+/** What is said of a run of a paused DAG. */
+export const Waits = ({ dag }) => h(WithLink, { dag, text: ` It waits: ${dag} is paused.` });
 export const State = ({ state }) => h("span", { className: `badge ${state.replaceAll(" ", "-")}` }, state);
 
-// Airflow's word for no schedule is Python's None.
-export const scheduleOf = ({ schedule }) => (schedule && schedule !== "None" ? schedule : "none");
+// Airflow's word for no schedule is Python's None; of a paused DAG no run comes.
+export const scheduleOf = ({ schedule, paused }) => (paused ? "" : schedule && schedule !== "None" ? schedule : "none");
 
 export const runPath = ({ dag_id, task_id }, run) => {
   const mapped = run.map_index >= 0 ? `/mapped/${run.map_index}` : "";
@@ -135,6 +137,9 @@ export const tableOf = (stream) => stream.table || plain(stream.written.table) |
 /** The part of an address that names one of a task's tables. */
 export const asking = (table) => (table ? `?${new URLSearchParams({ table })}` : "");
 export const docs = (page) => `${base}lakestream/docs/${page}`;
+
+/** A link to the section about the bundled DAGs. */
+export const Bundled = ({ text }) => h("a", { href: docs("deploy.html#the-bundled-dags") }, text);
 
 /** Send something to Airflow's own API, which asks whether the user may. */
 export const send = (path, body) => ask(`api/v2/${path}`, {

@@ -1,6 +1,6 @@
 // What the table held when supervise_lakestream last looked: files, snapshots, and samples of rejected records. All that is
 // from a record is shown as text.
-import { Ago, Fragment, Link, WithLink, figure, h, runPath, when } from "./common.js";
+import { Ago, Bundled, Fragment, Link, dagPath, figure, h, runPath, when } from "./common.js";
 
 const BUNDLED = "supervise_lakestream";
 const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB"];
@@ -50,7 +50,7 @@ const Rejects = ({ rejects }) => {
 
 export const Contents = ({ report, supervisors: [dag] }) => {
   if (!report) return h("p", { className: "muted" }, "Files, snapshots and rejects are not known: nothing has looked into this table yet. ",
-    h(WithLink, { dag: dag ?? BUNDLED, isThere: Boolean(dag), text: `The task looks_inside of the DAG ${dag ?? `${BUNDLED}, which is bundled,`} does it.` }));
+    "The task looks_inside of the DAG ", dag ? h(Link, { to: dagPath(dag) }, dag) : h(Bundled, { text: BUNDLED }), " does it.");
   const task = h(Link, { to: runPath(report, report) }, report.dag_id);
   const seen = report.document;
   return h(Fragment, null, h("h2", null, "Files and snapshots"),

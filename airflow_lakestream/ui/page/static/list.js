@@ -1,5 +1,5 @@
 // All streams in one table, the worst first.
-import { Ago, Fragment, Link, WithLink, dagPath, docs, State, age, css, figure, h, nameOf, runPath, scheduleOf, span, tableOf, useAnswer, useMemo, useSaying, useState, when } from "./common.js";
+import { Ago, Bundled, Fragment, Link, WithLink, dagPath, State, age, css, figure, h, nameOf, runPath, scheduleOf, span, tableOf, useAnswer, useMemo, useSaying, useState, when } from "./common.js";
 import { RunNow } from "./run.js";
 
 const STATES = ["broken", "failing", "stalled", "could not look", "behind", "landing", "idle", "new", "paused"];
@@ -10,6 +10,8 @@ export const lagOf = (stream) => {
   const newer = stream.landing && stream.supervised && Date.parse(stream.landing.at) > Date.parse(stream.supervised.at);
   return seen === null || newer ? stream.landing?.lag ?? seen : seen;
 };
+// Rejected records of the table that were not landed again.
+const openRejects = (stream) => stream.supervised?.open_rejects ?? 0;
 export const leftOf = (stream) => value(stream, "retention", "time_left");
 
 const sum = (rows) => rows.reduce((all, one) => all + one, 0);
@@ -22,7 +24,7 @@ const COLUMNS = [
   ["Last landing", (s) => (s.landing ? -Date.parse(s.landing.at) : null)],
   ["Rows", (s) => (s.landing?.problem ? null : s.landing?.rows ?? null), "figure"],
   ["Rows an hour", (s) => (s.hours ? sum(s.hours) : null), "figure"],
-  ["Rejected then", (s) => s.landing?.rejected ?? null, "figure"],
+  ["Rejected then", (s) => openRejects(s) || (s.landing?.rejected ?? null), "figure"],
   ["Time left in Kafka", leftOf, "figure"],
   ["Next run", (s) => (s.next_run ? Date.parse(s.next_run) : null)],
 ];
@@ -58,7 +60,8 @@ const Row = ({ stream, to, say }) => {
     cell("Last landing", stream.landing ? h(Link, { to: runPath(stream, stream.landing) }, h(Ago, stream.landing)) : "none"),
     cell("Rows", stream.landing?.problem ? h("span", { className: "error" }, "could not be read") : figure(stream.landing?.rows), "figure"),
     cell("Rows an hour", h(ByHour, stream), "figure"),
-    cell("Rejected then", figure(stream.landing?.rejected), "figure"),
+    cell("Rejected then", h(Fragment, null, figure(stream.landing?.rejected),
+      openRejects(stream) ? h("div", { className: "muted" }, `${figure(openRejects(stream))} open`) : null), "figure"),
     cell("Time left in Kafka", span(leftOf(stream)), "figure"),
     cell("Next run", stream.next_run ? h("span", { title: when(stream.next_run) }, next(stream.next_run)) : h("span", { className: "whole" }, scheduleOf(stream))),
     // A run of a broken pipeline would fail.
@@ -66,8 +69,8 @@ const Row = ({ stream, to, say }) => {
 };
 const next = (at) => (age(at) < 0 ? `in ${span(-age(at))}` : "due");
 
-const Nobody = ({ supervisors: [dag] }) => (dag ? h(WithLink, { dag, text: `Nobody has looked at lag in Kafka yet: list your streams in the Airflow variable lakestream_streams, and run the DAG ${dag}.` })
-  : h(Fragment, null, "Nobody looks at lag in Kafka: ", h("a", { href: docs("sensors.html") }, "add supervise_lakestream to your DAGs"), ", and list your streams in the Airflow variable lakestream_streams."));
+const Nobody = ({ supervisors: [dag], add_supervision: command }) => (dag ? h(WithLink, { dag, text: `Nobody has looked at lag in Kafka yet: list your streams in the Airflow variable lakestream_streams, and run the DAG ${dag}.` })
+  : h(Fragment, null, "Nobody looks at lag in Kafka: ", h(Bundled, { text: "add supervise_lakestream to your DAGs" }), " by ", h("code", null, command), ", and list your streams in the Airflow variable lakestream_streams."));
 
 const Choice = ({ label, all, chosen, choose }) => h("label", null, label,
   h("select", { value: chosen, onChange: (e) => choose(e.target.value) },

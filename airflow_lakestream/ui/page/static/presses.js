@@ -1,6 +1,6 @@
 // Runs of bundled DAGs for one stream: an audit of its table, and a replay of its rejected records. The conf of a run
 // comes from the page, which asks whether the user may start runs of the stream's DAG; it is started by Airflow's API.
-import { Fragment, Link, WithLink, ask, asking, dagPath, h, send, useSaying, useState } from "./common.js";
+import { Bundled, Fragment, Link, Waits, WithLink, ask, asking, dagPath, h, send, useSaying, useState } from "./common.js";
 
 const WORDS = {
   audit: { button: "Audit", what: "audit", done: "An audit" },
@@ -22,7 +22,7 @@ const Button = ({ stream, press, more, say }) => {
     if (answered === 403) return forbidden(bundled);
     if (refused) return say(`${bundled} was not started: ${refused}`, true);
     const where = `${dagPath(bundled)}/runs/${encodeURIComponent(run.dag_run_id)}`;
-    const waits = start.paused ? ` It waits: ${bundled} is paused.` : "";
+    const waits = start.paused ? h(Waits, { dag: bundled }) : "";
     return say(h(Fragment, null, `${done} of ${stream.table} is started: `, h(Link, { to: where }, run.dag_run_id), ".", waits));
   };
   const click = async () => { setBusy(true); say(""); await work(); setBusy(false); };
@@ -36,7 +36,7 @@ export const Presses = ({ stream }) => {
   const why = (press) => {
     const { dag_id: dag, why_not: whyNot, is_there: isThere } = stream.buttons[press];
     const text = `${WORDS[press].button}: ${whyNot}`;
-    return h(WithLink, { text, dag, isThere });
+    return isThere ? h(WithLink, { text, dag }) : h(Fragment, null, text, " ", h(Bundled, { text: "The bundled DAGs" }));
   };
   return h("fieldset", null, h("legend", null, "Table"),
     h("div", { className: "tools" },

@@ -1,5 +1,5 @@
 // The button that starts a run of a stream's DAG, and the form of its params, where it has some.
-import { Fragment, Link, ask, dagPath, h, send, useEffect, useRef, useState } from "./common.js";
+import { Fragment, Link, Waits, ask, dagPath, h, send, useEffect, useRef, useState } from "./common.js";
 
 const kinds = ({ schema }) => [schema.type ?? "string"].flat();
 const isText = (param) => kinds(param).includes("string");
@@ -74,7 +74,7 @@ export const RunNow = ({ stream, say }) => {
     if (wrong) return fail(`${stream.dag_id} was not started: ${wrong}`);
     setParams(null);
     const where = `${dagPath(stream.dag_id)}/runs/${encodeURIComponent(run.dag_run_id)}`;
-    const waits = stream.paused ? " It waits: the DAG is paused." : "";
+    const waits = stream.paused ? h(Waits, { dag: stream.dag_id }) : "";
     return say(h(Fragment, null, `A run of ${stream.dag_id} is started: `, h(Link, { to: where }, run.dag_run_id), ".", waits));
   };
   const press = async () => {

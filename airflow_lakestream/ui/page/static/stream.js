@@ -27,7 +27,7 @@ const Bar = ({ bar }) => {
 const Rows = ({ landings }) => {
   const shown = landings.slice(0, 60).reverse();
   const top = Math.max(1, ...shown.map((one) => one.rows));
-  const text = `Rows of the last ${shown.length} landings, at most ${figure(top)}`;
+  const text = `Rows of the last ${shown.length} landings, the newest on the right, at most ${figure(top)}`;
   return h(Fragment, null, h("div", { className: "muted" }, text), h("svg", {
     className: "bar", style: { height: "48px" }, viewBox: "0 0 600 48", preserveAspectRatio: "none", role: "img", "aria-label": text,
   }, shown.map((one, n) => h("rect", {
@@ -41,7 +41,7 @@ const Facts = ({ stream }) => h("dl", null, [
   ["Lag", figure(lagOf(stream)) || "not known"],
   ["Last landing", stream.landing ? h(Ago, stream.landing) : "none"],
   ["Newest run", stream.newest_run ? h(Link, { to: runPath(stream, stream.newest_run) }, stream.newest_run.state || "waits") : "none"],
-  ["Next run", when(stream.next_run) || scheduleOf(stream)],
+  ["Next run", when(stream.next_run) || scheduleOf(stream) || "none: the DAG is paused"],
   ["Time left in Kafka", span(leftOf(stream)) || "not known"],
   ["Looked at", stream.supervised ? h(Ago, stream.supervised) : "never"],
 ].map(([name, content]) => h("div", { key: name }, h("dt", null, name), h("dd", null, content))));
