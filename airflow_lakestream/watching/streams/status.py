@@ -113,8 +113,8 @@ class StreamFacts:
     @property
     def reached_ms(self) -> int | None:
         """Time of the last progress, in milliseconds since the epoch."""
-        newest = self.history.newest
-        return self.newest_ms if newest is None else newest.at_ms
+        landed = self.history.landed_ms
+        return self.newest_ms if landed is None else landed
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,12 @@ def _overdue_state(
     if age is not None and age <= max_age:
         return StreamState.BEHIND, StreamReason(StreamCause.SLOW_CONSUMER, text)
     stopped = StreamCause.STOPPED_CONSUMER if facts.checkpoint is None else StreamCause.STOPPED_QUERY
-    since = "nothing was landed yet" if age is None else f"nothing was landed for {span(age)}"
+    if age is not None:
+        since = f"nothing was landed for {span(age)}"
+    elif landed := backlog.entry.landed:
+        since = f"the last landing's snapshot has expired, with {format_ranges(landed)} landed"
+    else:
+        since = "nothing was landed yet"
     return StreamState.STALLED, StreamReason(stopped, f"{since}, and {text}")
 
 
