@@ -241,6 +241,11 @@ def show(
         typer.echo(printable(f"  {one.count:,} of group {one.consumer_group}, stage {one.stage}: {one.kind}"))
         for example in one.examples:
             typer.echo(f"    {example.text}")
+    if found:
+        typer.echo(
+            f"after a fix: lakestream rejects replay --table {table} --dag ID, or --pipeline FILE, to decode as the "
+            "landing does"
+        )
 
 
 @rejects_app.command()
@@ -268,7 +273,8 @@ def replay(
 ) -> None:
     """Land rejected records again, from the reject table; Kafka is not asked.
 
-    Records that become rows leave the reject table; records that are still bad stay, with the new reason. Without
+    Records that become rows leave the reject table; records that are still bad stay. They get the new reason with the
+    arguments of the landing or of a fix: --dag, --pipeline, --schema, --format, --sql or --schema-registry. Without
     a new row and a new reason nothing is committed.
     """
     with aside():
