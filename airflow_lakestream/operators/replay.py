@@ -28,7 +28,7 @@ class LakestreamReplayOperator(SqlRendering, BaseOperator):
     Records that fit now become rows, and leave the reject table; records that are still bad stay, with the new reason
     if a format, a schema, a registry or a statement is given.
     At any time each record is either a row or rejected. Returns `replayed`, `rows`, `still_rejected`, `skipped`,
-    `filtered` and `snapshot_ids`.
+    `filtered`, `snapshot_ids` and `empty_columns`.
 
     .. seealso:: docs/operators/replay.md
 

@@ -94,16 +94,22 @@ class RejectSelection:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Result of a replay: the counts of records by outcome, and the table's snapshots."""
+    """Result of a replay: the counts of records by outcome, the table's snapshots, and columns without any value.
+
+    `empty` is None without a row.
+    """
 
     counts: Counts = Counts()
     snapshot_ids: tuple[int, ...] = ()
+    empty: tuple[str, ...] | None = None
 
     @property
     def note(self) -> str:
         """A sentence for a person, after a space, if records were replayed and nothing was committed; or nothing."""
         is_same = self.counts.read > 0 and not self.snapshot_ids
-        return " Nothing was committed: each of them is bad as before." if is_same else ""
+        if is_same:
+            return " Nothing was committed: each of them is bad as before."
+        return f" Columns without a value: {', '.join(self.empty)}." if self.empty else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
@@ -115,6 +121,7 @@ class ReplayResult:
             "filtered": self.counts.filtered,
             # As text: browsers would round 64-bit numbers.
             "snapshot_ids": [str(one) for one in self.snapshot_ids],
+            "empty_columns": list(self.empty or ()),
         }
 
 
@@ -220,7 +227,12 @@ class RejectReplay:
         except _NothingChanges as same:
             log.info("%s: %s: bad for the same reasons as before, so nothing is committed.", self.table, ranges)
             return replace(done, counts=done.counts + same.counts)
-        return ReplayResult(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids))
+        empty = done.empty
+        if report.counts.written:
+            before = columns if empty is None else empty
+            made = set(before) - set(metadata_schema(names).names) - sink.filled
+            empty = tuple(name for name in before if name in made)
+        return ReplayResult(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids), empty)
 
     def _config(self, topic: str, ranges: RangeSet, names: tuple[str, ...]) -> ExtractConfig:
         return ExtractConfig(
@@ -331,6 +343,13 @@ class _ReplaySink(WrappedSink):
         super().__init__(inner)
         self._records, self._keeps_reasons = records, keeps_reasons
         self._rejected: list[pa.Table] = []
+        self.filled = set[str]()
+
+    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
+        """Buffer rows, and note in `filled` the columns with a value."""
+        pairs = zip(rows.column_names, rows.columns, strict=True)
+        self.filled |= {name for name, column in pairs if column.null_count < len(column)}
+        self.inner.write(rows, identity)
 
     def load(self, run_id: str) -> TableState:
         """Load the table's present state."""

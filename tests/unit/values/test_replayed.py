@@ -73,6 +73,14 @@ def test_a_replay_that_knows_less_than_the_landing_keeps_the_reasons(tmp_path: P
     assert reasons_of(lake)[1] != first[1]
 
 
+def test_columns_that_get_no_value_are_named(lake: GivenLake) -> None:
+    work = RejectReplay(table=lake.name, consumer_group=GROUP, decoding={"sql": "SELECT 7 AS id FROM {{ input }}"})
+    done = work.run(store_of(lake))
+    assert (done.counts.written, done.empty) == (3, ("at",))
+    assert done.note == " Columns without a value: at."
+    assert done.to_dict()["empty_columns"] == ["at"]
+
+
 def test_who_has_landed_nothing_is_told_who_has(lake: GivenLake) -> None:
     with pytest.raises(NoLedger, match=f"{GROUP}"):
         RejectReplay(table=lake.name, consumer_group="nobody").run(store_of(lake))
