@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from airflow_lakestream import __version__
-from airflow_lakestream.cli.app import FAILED, run
+from airflow_lakestream.cli.app import FAILED, app, run
+from airflow_lakestream.cli.arguments import in_options
 from airflow_lakestream.cli.status import paint_over, painted
 
 CHECKOUT = Path(__file__).parents[3]
@@ -96,3 +98,17 @@ def test_a_command_of_a_group_is_found_without_its_group(
 ) -> None:
     assert run([name]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "shown"),
+    [
+        ('schema: bad, or schema_evolution="add"', ["--schema", "x"], "--schema: bad, or --schema-evolution add"),
+        ('schema: bad, or schema_evolution="add"', ["--dag", "x"], "schema: bad, or --schema-evolution add"),
+        ('idle_after: set missing="wait"', [], 'idle_after: set missing="wait"'),
+        ("--table: is missing. Give it.", [], "--table is missing. Give it."),
+        ("--topic: there is no topic a: b", [], "--topic: there is no topic a: b"),
+    ],
+)
+def test_errors_have_the_spelling_of_options(text: str, arguments: list[str], shown: str) -> None:
+    assert in_options(text, get_command(app), ["rejects", "replay", *arguments]) == shown
