@@ -306,8 +306,9 @@ def _connection_lines(
     if file.engine is DagEngine.SPARK:
         add("spark_default", {"conn_type": "spark", "host": "local[*]"})
     has_gaps = any(_GAP.search(line) for line in lacking)
+    secret = "; each <...> is a secret" if any(_GAP.search(line) for line in found) else ""
     return [
-        *(["It uses these connections, which are there; each <...> is a secret:", *found] if found else []),
+        *([f"It uses these connections, which are there{secret}:", *found] if found else []),
         *([f"It needs these connections{'; replace each <...>' if has_gaps else ''}:", *lacking] if lacking else []),
     ]
 

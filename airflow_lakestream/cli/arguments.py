@@ -382,7 +382,12 @@ def in_options(text: str, command: Any, arguments: Sequence[str]) -> str:
     """
     for word in arguments:
         command = getattr(command, "commands", {}).get(word, command)
-    options = {one.name: one.opts[0] for one in command.params}
+    options = {
+        option.removeprefix("--").replace("-", "_"): option
+        for one in command.params
+        for option in one.opts
+        if option.startswith("--")
+    }
     text = _SETTING.sub(lambda match: f"{options[match[1]]} {match[2]}" if match[1] in options else match[0], text)
     name, colon, problem = text.partition(": ")
     name = options[name] if options.get(name) in arguments else name
