@@ -127,6 +127,14 @@ class LakeFormat:
             self.require(LakeCapability.FAN_OUT, argument, table)
         return (check_table_name if LakeCapability.CATALOG in self.can else check_location)(table, argument)
 
+    def missing_text(self, lake: Any, table: str) -> str:
+        """Return a sentence on a missing table, with a question for the nearest one.
+
+        :param lake: the catalog or the store.
+        """
+        where = f"{table} in the catalog" if LakeCapability.CATALOG in self.can else f"at {table}"
+        return f"there is no table {where}.{self.part('near')(lake, table)}"
+
     def uri(self, table: str) -> str:
         """Return the URI of a table's asset: `iceberg://namespace/table`, or the location."""
         if LakeCapability.CATALOG in self.can:

@@ -151,7 +151,7 @@ class TableMissing(LakestreamError, Terminal):
     def __init__(self, table: str, catalog: Catalog) -> None:
         self.table = table
         super().__init__(
-            f"table: {table} does not exist in the catalog. Correct the name or the Iceberg connection."
+            f"table: there is no table {table} in the catalog. Correct the name or the Iceberg connection."
             + near_table(catalog, table)
         )
 

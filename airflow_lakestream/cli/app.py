@@ -24,7 +24,7 @@ from typer.main import get_command
 
 from airflow_lakestream import __version__
 from airflow_lakestream.cli import ledger, pipeline
-from airflow_lakestream.cli.arguments import takes_decoding
+from airflow_lakestream.cli.arguments import in_options, takes_decoding
 from airflow_lakestream.cli.connections import (
     IcebergConn,
     KafkaConn,
@@ -306,8 +306,9 @@ def _connection_lines(
     if file.engine is DagEngine.SPARK:
         add("spark_default", {"conn_type": "spark", "host": "local[*]"})
     has_gaps = any(_GAP.search(line) for line in lacking)
+    secret = "; each <...> is a secret" if any(_GAP.search(line) for line in found) else ""
     return [
-        *(["It uses these connections, which are there; each <...> is a secret:", *found] if found else []),
+        *([f"It uses these connections, which are there{secret}:", *found] if found else []),
         *([f"It needs these connections{'; replace each <...>' if has_gaps else ''}:", *lacking] if lacking else []),
     ]
 
@@ -388,8 +389,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     :param arguments: the arguments without the program's name; None: of the command line.
     """
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        _refuse_templates(sys.argv[1:] if arguments is None else arguments)
+        _refuse_templates(words)
         given = None if arguments is None else list(arguments)
         code = _command()(args=given, prog_name="lakestream", standalone_mode=False)
     except SystemExit:
@@ -400,7 +402,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             # Its message is the help, which Typer has printed if it formats it by Rich.
             sys.stdout.write(getattr(e, "message", ""))
             return FAILED
-        sys.stderr.write(f"lakestream: {_one_line(e)}\n")
+        sys.stderr.write(f"lakestream: {in_options(_one_line(e), _command(), words)}\n")
         return FAILED
     if code == _INTERRUPTED:
         sys.stderr.write("lakestream: interrupted.\n")

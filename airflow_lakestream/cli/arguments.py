@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -364,3 +365,32 @@ def _load(dag_id: str, folder: Path | None) -> Any:
     failed = [f"{file}: {' '.join(str(error).split())[-300:]}" for file, error in errors.items()]
     remedy = f"These files can't be loaded: {'; '.join(failed)}" if failed else "Correct it, or give --dag-folder."
     raise InvalidArgument("--dag", problem, remedy)
+
+
+# An argument with a value in a remedy, such as schema_evolution="add".
+_SETTING = re.compile(r'\b([a-z_]+)="([^" ]*)"')
+_VERBS = ("is", "are", "has", "goes", "belongs", "needs")
+
+
+def in_options(text: str, command: Any, arguments: Sequence[str]) -> str:
+    """Return an error with arguments in the spelling of the called command's options.
+
+    The argument at the beginning is one only if the option was given: else a file or a DAG has it.
+
+    :param command: the program, as Click's group of commands.
+    :param arguments: the program's arguments.
+    """
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word, command)
+    options = {
+        option.removeprefix("--").replace("-", "_"): option
+        for one in command.params
+        for option in one.opts
+        if option.startswith("--")
+    }
+    text = _SETTING.sub(lambda match: f"{options[match[1]]} {match[2]}" if match[1] in options else match[0], text)
+    name, colon, problem = text.partition(": ")
+    name = options[name] if options.get(name) in arguments else name
+    # "--table is missing", but "--topic: there is no topic".
+    is_verb = name.startswith("--") and problem.partition(" ")[0] in _VERBS
+    return f"{name} {problem}" if is_verb else f"{name}{colon}{problem}"

@@ -293,11 +293,12 @@ def open_lake(table: str, iceberg_conn: str, storage_conn: str | None) -> Any:
     return open_catalog(iceberg_conn) if LakeCapability.CATALOG in lake_of(table).can else open_storage(storage_conn)
 
 
-def group_of(lake: Any, table: str, given: str | None) -> str:
+def group_of(lake: Any, table: str, given: str | None, remedy: str = "") -> str:
     """Return the given consumer group, or the only group with a ledger on the table.
 
     :param lake: catalog or store of the table; see `open_lake`.
     :param given: the option's value; None if the option is missing.
+    :param remedy: the remedy for a missing table, besides the right name.
 
     Raises InvalidArgument if no group is given and the table is missing, or has no ledger, or several.
     """
@@ -306,8 +307,7 @@ def group_of(lake: Any, table: str, given: str | None) -> str:
 
     streams = lake_of(table).part("books").at(lake, table)
     if streams is None:
-        near = lake_of(table).part("near")(lake, table)
-        raise InvalidArgument("--table", f"there is no table {table}.", f"Correct its name, or say --group, too.{near}")
+        raise InvalidArgument("--table", lake_of(table).missing_text(lake, table), remedy)
     known = tuple(group for group in streams.groups() if _has_ledger(streams, group))
     if len(known) == 1:
         return str(known[0])

@@ -75,9 +75,16 @@ def history_json(landings: Sequence[PastLanding]) -> list[dict[str, Any]]:
     ]
 
 
-def history_text(landings: Sequence[PastLanding]) -> str:
-    """Return landings as text, newest first."""
-    return "\n".join(line for past in landings for line in _landing_lines(past)) or "no landings"
+def history_text(landings: Sequence[PastLanding], ledger: Ledger) -> str:
+    """Return landings as text, newest first; and a line if the ledger has earlier landings whose snapshots are gone."""
+    lines = [line for past in landings for line in _landing_lines(past)]
+    missing = ledger.topics.keys() - {identity for past in landings for identity in past.landing.topics}
+    if missing:
+        topics = ", ".join(sorted({identity.topic for identity in missing}))
+        lines.append(
+            f"the snapshots of all landings of {topics} have expired: `lakestream ledger show` has their offsets"
+        )
+    return "\n".join(lines) or "no landings"
 
 
 def _landing_lines(past: PastLanding) -> Iterator[str]:
@@ -191,13 +198,14 @@ def history(
     with aside():
         from airflow_lakestream.audit.books import check_group
         from airflow_lakestream.audit.run import load
+        from airflow_lakestream.iceberg.ledger_store import read_ledger
         from airflow_lakestream.iceberg.upkeep.landing_history import landings
 
         catalog = open_catalog(iceberg_conn)
         loaded, group = load(catalog, table), group_of(catalog, table, group)
         check_group(loaded, group)
-        found = list(landings(loaded, group))
-    typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found))
+        found, ledger = list(landings(loaded, group)), read_ledger(loaded, group)
+    typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found, ledger))
 
 
 for command in (rebuild, rename, reset, forget):

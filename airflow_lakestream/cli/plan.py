@@ -134,7 +134,8 @@ def plan(
         )
         kafka = open_kafka(kafka_conn)
         lake = open_lake(table, iceberg_conn, storage_conn)
-        config = replace(config, consumer_group=group_of(lake, table, group))
+        remedy = "Give --group to plan the first run into a new table."
+        config = replace(config, consumer_group=group_of(lake, table, group, remedy))
         job = build_job(config, kafka.configuration, lake, run_id="dry run", where=kafka.where, dry=True)
         found = dry_run(job, lake)
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.render())

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airflow_lakestream.cli.arguments import one_of, takes_decoding, takes_pipeline
-from airflow_lakestream.cli.connections import Json, KafkaConn, KafkaConnection, aside, open_kafka, open_registry
+from airflow_lakestream.cli.connections import (
+    Json,
+    KafkaConn,
+    KafkaConnection,
+    aside,
+    connection_fields,
+    kafka_settings,
+    open_kafka,
+    open_registry,
+)
 from airflow_lakestream.core.policies import Tombstones
 from airflow_lakestream.core.printable import counted, printable
 from airflow_lakestream.exceptions import InvalidArgument
@@ -83,9 +92,14 @@ def open_topic(
     Raises InvalidArgument for a wrong name or connection. Kafka is not asked yet.
     """
     from airflow_lakestream.core.names import check_topic
+    from airflow_lakestream.onramp.dag_file import export_line
     from airflow_lakestream.onramp.samples import SampledTopic
 
     check_topic(topic)
+    if bootstrap_servers is None and kafka_settings(kafka_conn) is None and connection_fields(kafka_conn) is None:
+        line = export_line(kafka_conn, {"conn_type": "kafka", "extra": {"bootstrap.servers": "<broker:9092>"}})
+        problem, remedy = f"there is no connection {kafka_conn!r}.", f"Give --bootstrap-servers, or run: {line}"
+        raise InvalidArgument("--kafka-conn", problem, remedy)
     kafka, registry = open_servers(bootstrap_servers, kafka_conn, decoding.get("schema_registry"))
     return SampledTopic(kafka.configuration, topic, kafka.where), registry
 
@@ -116,9 +130,14 @@ def open_servers(
     return kafka, None if schema_registry is None else RegistryConfig.parse(schema_registry)
 
 
+def rounded(rate: float) -> str:
+    """Return a rate with three digits at least, and no exponent."""
+    return f"{rate:.3g}" if rate < 100 else f"{rate:,.0f}"
+
+
 def topic_lines(found: TopicPreview) -> list[str]:
     """Return the known facts about a topic as lines: size, format, and notes."""
-    rate = "" if found.rate is None else f", about {found.rate:,.3g} records a minute by the newest timestamps"
+    rate = "" if found.rate is None else f", about {rounded(found.rate)} records a minute by the newest timestamps"
     lines = [f"{found.topic}: {counted(found.partitions, 'partition')}, {counted(found.offsets, 'offset')}{rate}"]
     settings = {name: value for name, value in found.decoding.items() if isinstance(value, str) and name != "schema"}
     settings_text = ", ".join(f"{name}={value}" for name, value in settings.items())

@@ -95,10 +95,10 @@ def _table(streams: Sequence[StreamStatus]) -> Iterator[str]:
             stream.consumer_group,
             stream.engine or "",
         )
-        numbers = (stream.lag, stream.overdue)
+        numbers = (_number(stream.lag, ""), _number(stream.overdue, "" if stream.lag is None else "?"))
         yield (
             f"<tr>{''.join(f'<td>{escape(str(text))}</td>' for text in texts)}{state}"
-            + "".join(f'<td class="number">{"" if n is None else f"{n:,}"}</td>' for n in numbers)
+            + "".join(f'<td class="number">{text}</td>' for text in numbers)
             + f'<td>{age}</td><td class="number">{stream.rejected:,}</td></tr>'
         )
     yield "</table>"
@@ -162,7 +162,7 @@ def _partitions(stream: StreamStatus) -> Iterator[str]:
     titles = "".join(f'<th class="number">{escape(head)}</th>' for head in heads)
     yield f"<table><tr><th>Partition</th>{titles}</tr>"
     for partition, numbers in sorted(stream.partitions.items()):
-        cells = "".join(f'<td class="number">{numbers[head]:,}</td>' for head in heads)
+        cells = "".join(f'<td class="number">{_number(numbers[head], "?")}</td>' for head in heads)
         yield f"<tr><td>{partition}</td>{cells}</tr>"
     yield "</table>"
 
@@ -403,8 +403,8 @@ def _row(stream: StreamStatus) -> tuple[str, ...]:
         _name(stream),
         str(stream.engine or "-"),
         stream.state.value,
-        _number(stream.lag),
-        _number(stream.overdue),
+        _number(stream.lag, "-"),
+        _number(stream.overdue, "-" if stream.lag is None else "?"),
         "-" if stream.age is None else f"{span(stream.age)} ago",
         rows or "-",
         f"{stream.rejected:,}",
@@ -432,5 +432,5 @@ def _name(stream: StreamStatus) -> str:
     return f"{stream.topic or '?'} -> {stream.table} ({stream.consumer_group or '?'})"
 
 
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+def _number(value: int | None, missing: str) -> str:
+    return missing if value is None else f"{value:,}"

@@ -25,7 +25,7 @@ from airflow_lakestream.cli.connections import (
     open_registry,
     open_store_properties,
 )
-from airflow_lakestream.core.policies import SchemaEvolution, Tombstones, seconds
+from airflow_lakestream.core.policies import SchemaEvolution, Tombstones, seconds, size_in_bytes
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of
@@ -77,8 +77,7 @@ def audit(
         from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
         from airflow_lakestream.run.repair import TableRepair
 
-        more = {"tombstones": tombstones, "on_data_loss": on_data_loss}
-        options = {**decoding, **{name: value for name, value in more.items() if value is not None}}
+        options = {**decoding, **_given({"tombstones": tombstones, "on_data_loss": on_data_loss})}
         arguments: Mapping[str, Any] = json_object("--landing", landing)
         lake = lake_of(table)
         if repair:
@@ -149,12 +148,16 @@ def maintain(
         bool, typer.Option("--remove-orphans", help="delete old files that no snapshot has")
     ] = False,
     target_size: Annotated[
-        int | None, typer.Option("--target-size", help="bytes of a compacted file; default: the table's", min=1)
+        str | None, typer.Option("--target-size", help='size of a compacted file, such as "256MiB"')
     ] = None,
-    expire_older_than: Annotated[str, typer.Option("--expire-older-than", help="least age of a snapshot")] = "5d",
-    retain_last: Annotated[int, typer.Option("--retain-last", help="newest snapshots that stay", min=1)] = 1,
-    orphans_older_than: Annotated[str, typer.Option("--orphans-older-than", help="least age of an orphan")] = "3d",
-    longest_run: Annotated[str, typer.Option("--longest-run", help="time of the longest run into the tables")] = "1d",
+    expire_older_than: Annotated[
+        str | None, typer.Option("--expire-older-than", help="least age of a snapshot; default: 5d")
+    ] = None,
+    retain_last: Annotated[
+        int | None, typer.Option("--retain-last", help="snapshots that stay; default: 1", min=1)
+    ] = None,
+    orphans_older_than: Annotated[str | None, typer.Option("--orphans-older-than", help="default: 3d")] = None,
+    longest_run: Annotated[str | None, typer.Option("--longest-run", help="into the tables; default: 1d")] = None,
     budget: Annotated[
         str | None, typer.Option("--budget", help='time after which no work begins, such as "10m"')
     ] = None,
@@ -164,16 +167,19 @@ def maintain(
 ) -> None:
     """Compact tables, merge manifests, remove old snapshots and orphans, as far as needed; all four by default.
 
-    Landings and merges go on meanwhile. A run that ends early has changed nothing by halves, and the next one goes on.
+    A work's bound, such as --expire-older-than, chooses the work. Landings and merges go on meanwhile. A run that ends
+    early has changed nothing by halves, and the next one goes on.
     """
     with aside():
         from airflow_lakestream.config.arguments import positive_seconds
         from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
 
+        size = None if target_size is None else size_in_bytes("--target-size", target_size)
+        options = _given({"target-file-size-bytes": size})
+        age = _given({"older_than": expire_older_than, "retain_last": retain_last})
+        orphans = _given({"older_than": orphans_older_than, "longest_run": longest_run})
+        compact, expire, remove_orphans = compact or bool(options), expire or bool(age), remove_orphans or bool(orphans)
         every = not (compact or rewrite_manifests or expire or remove_orphans)
-        options = {} if target_size is None else {"target-file-size-bytes": target_size}
-        age = {"older_than": expire_older_than, "retain_last": retain_last}
-        orphans = {"older_than": orphans_older_than, "longest_run": longest_run}
         section = MaintenanceSection.parse(
             {
                 "tables": tables,
@@ -225,6 +231,7 @@ def show(
         groups = books.groups if group is None else (group,)
         parts = (part for one in groups for part in books.counting(one, columns=COLUMNS))
         found = by_reason(map(chosen.select, parts), limit)
+        total = sum(one.count for one in found)
     if as_json:
         reasons = [
             {
@@ -236,14 +243,15 @@ def show(
             }
             for one in found
         ]
-        total = sum(one.count for one in found)
         typer.echo(json.dumps({"table": table, "rejected": total, "reasons": reasons}, indent=2))
         return
-    typer.echo(f"{table}: {sum(one.count for one in found):,} rejected records")
+    typer.echo(f"{table}: {total:,} rejected records")
     for one in found:
         typer.echo(printable(f"  {one.count:,} of group {one.consumer_group}, stage {one.stage}: {one.kind}"))
         for example in one.examples:
             typer.echo(f"    {example.text}")
+    if found:
+        typer.echo(f"after a fix: lakestream rejects replay --table {table} --dag ID, or --pipeline FILE")
 
 
 @rejects_app.command()
@@ -271,7 +279,8 @@ def replay(
 ) -> None:
     """Land rejected records again, from the reject table; Kafka is not asked.
 
-    Records that become rows leave the reject table; records that are still bad stay, with the new reason. Without
+    Records that become rows leave the reject table; records that are still bad stay. They get the new reason with the
+    arguments of the landing or of a fix: --dag, --pipeline, --schema, --format, --sql or --schema-registry. Without
     a new row and a new reason nothing is committed.
     """
     with aside():
@@ -279,10 +288,7 @@ def replay(
         from airflow_lakestream.run.replay import RejectReplay, RejectSelection
         from airflow_lakestream.run.summary import figures, rejects_of
 
-        if limit is not None and limit < 1:
-            raise InvalidArgument("--limit", f"{limit} is not a number of records above 0.")
-        more = {"schema_evolution": schema_evolution, "tombstones": tombstones}
-        arguments = {**decoding, **{name: value for name, value in more.items() if value is not None}}
+        arguments = {**decoding, **_given({"schema_evolution": schema_evolution, "tombstones": tombstones})}
         arguments |= open_registry(decoding, kafka_conn)
         lake = open_lake(table, iceberg_conn, storage_conn)
         group = group_of(lake, table, group)
@@ -366,9 +372,8 @@ def resnapshot(
         since = _offsets(since_offset or ())
         if since and not no_signal:
             raise InvalidArgument("--since-offset", "goes with --no-signal: Debezium is asked now.")
-        given = {"format": value_format, "schema": schema, "key": key.split(",") if key else None}
-        named = {name: value for name, value in given.items() if value is not None}
-        decoding: dict[str, Any] = {**_landing(landing), **named}
+        named = {"format": value_format, "schema": schema, "key": key.split(",") if key else None}
+        decoding: dict[str, Any] = {**_landing(landing), **_given(named)}
         decoding |= open_registry({"schema_registry": schema_registry, "format": value_format}, kafka_conn)
         _refuse_running(checkpoint, storage_conn)
         kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
@@ -392,6 +397,11 @@ def resnapshot(
         return
     counts = "" if done.rows is None else f": {done.rows_before} rows before, {done.rows} now"
     typer.echo(f"{table} has the newly read rows from snapshot {done.snapshot_id} on{counts}")
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _landing(text: str | None) -> dict[str, Any]:

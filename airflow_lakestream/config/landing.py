@@ -139,8 +139,14 @@ class ExtractConfig(DecodingSettings):
         if payload.renamed and is_given(self.sql):
             raise InvalidArgument("rename_columns", "the statement in sql names the columns itself.", "Write AS in it.")
         if payload.times and is_given(self.sql) and choose(SqlInput, "sql_input", self.sql_input) is SqlInput.RAW:
-            problem = f"the statement in sql makes the column {payload.times[0][0][0]!r}, and no schema its times."
-            raise InvalidArgument("schema", problem, "Write make_timestamptz(...) or timezone(...) in it.")
+            path, source = payload.times[0]
+            problem = f"{source} has no effect on the column {path[0]!r}, which the statement in sql makes."
+            remedy = (
+                f"Leave it out of the schema ('{path[0]} timestamp'), and let the statement make the time from the "
+            )
+            raise InvalidArgument(
+                "schema", problem, f"{remedy}field: make_timestamptz(microseconds), or timezone('Europe/Berlin', ...)."
+            )
         if schema is not None:
             payload.check([column.name for column in schema.fields])
         self._check_schema_changes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 
 from pyiceberg.serializers import FromInputFile
@@ -14,6 +15,10 @@ from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.lineage import LedgerReading, SnapshotFacts, TableFacts
 from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.tables.rejects.settlement import names_of
+
+# Prefix of a table property, followed by a group's name: the times of its newest expired landings, by topic.
+EXPIRED_PREFIX = "lakestream.expired."
 
 
 class FormatVersionTooOld(LakestreamError, Terminal):
@@ -217,9 +222,33 @@ def properties_after(
     properties = {key: codec.encode_property(value) for key, value in after.items()}
     properties |= newcomer_properties(table, consumer_group)
     for group in {consumer_group, *groups(table)} if expiring else ():
-        noted = lineage.anchors_after(lambda: history(table), group, expiring)
-        properties[codec.anchors_key(group)] = codec.encode_anchors(noted)
+        properties |= properties_of_expiry(table, group, expiring)
     return properties
+
+
+def properties_of_expiry(table: Table, consumer_group: str, expiring: Collection[int]) -> dict[str, str]:
+    """Return the group's properties for a commit after which snapshots go: the anchors, and the times of landings.
+
+    :param expiring: these snapshots.
+    """
+    noted = lineage.anchors_after(lambda: history(table), consumer_group, expiring)
+    times, names = expired_landings(table.metadata, consumer_group), names_of(table.metadata.properties, consumer_group)
+    for snapshot in live_ancestors(table.metadata):
+        if snapshot.snapshot_id in expiring and summary_of(snapshot).get(codec.SUMMARY_GROUP) in names:
+            landing = landing_of(snapshot, summary_of(snapshot)[codec.SUMMARY_GROUP])
+            for identity in landing.topics if landing is not None and not landing.is_replay else ():
+                times[identity.topic] = max(snapshot.timestamp_ms, times.get(identity.topic, 0))
+    properties = {codec.anchors_key(consumer_group): codec.encode_anchors(noted)}
+    return properties | ({EXPIRED_PREFIX + consumer_group: json.dumps(times)} if times else {})
+
+
+def expired_landings(metadata: TableMetadata, consumer_group: str) -> dict[str, int]:
+    """Return the times of the group's newest expired landings by topic, as far as an expiry has noted them.
+
+    The times are in milliseconds since the epoch. Expiry by other programs notes nothing.
+    """
+    times: dict[str, int] = json.loads(metadata.properties.get(EXPIRED_PREFIX + consumer_group, "{}"))
+    return times
 
 
 def newcomer_properties(table: Table, consumer_group: str) -> dict[str, str]:

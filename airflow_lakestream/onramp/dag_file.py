@@ -237,9 +237,14 @@ def note_lines(notes: Sequence[str]) -> list[str]:
     ]
 
 
-def _schema(columns: str, source: str, notes: str) -> str:
+def column_texts(columns: str) -> list[str]:
+    """Return each column of a schema as DDL."""
     schema, times = to_timed_schema(columns)
-    lines = ",\n".join(f"    {_in_triple_quotes(schema_text(Schema(one), times))}" for one in schema.fields)
+    return [schema_text(Schema(one), times) for one in schema.fields]
+
+
+def _schema(columns: str, source: str, notes: str) -> str:
+    lines = ",\n".join(f"    {_in_triple_quotes(one)}" for one in column_texts(columns))
     comment = f"# The columns of the table, by {source}: correct names and types before the first run makes it.\n"
     return f'\n{comment}{notes}SCHEMA = """\n{lines}\n"""\n'
 

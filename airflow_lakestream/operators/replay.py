@@ -25,9 +25,10 @@ log = logging.getLogger(__name__)
 class LakestreamReplayOperator(SqlRendering, BaseOperator):
     """Land the rejected records of a table again, from the reject table, without reading Kafka.
 
-    Records that fit now become rows, and leave the reject table; records that are still bad stay, with the new reason.
+    Records that fit now become rows, and leave the reject table; records that are still bad stay, with the new reason
+    if a format, a schema, a registry or a statement is given.
     At any time each record is either a row or rejected. Returns `replayed`, `rows`, `still_rejected`, `skipped`,
-    `filtered` and `snapshot_ids`.
+    `filtered`, `snapshot_ids` and `empty_columns`.
 
     .. seealso:: docs/operators/replay.md
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from airflow_lakestream.onramp.dag_file import SCHEDULES, DagEngine, DagFile, note_lines
+from airflow_lakestream.onramp.dag_file import SCHEDULES, DagEngine, DagFile, column_texts, note_lines
 from airflow_lakestream.pipelines.check import check
 from airflow_lakestream.pipelines.compiling import compile_document
 from airflow_lakestream.pipelines.yaml_file import read_document
@@ -15,6 +15,8 @@ from airflow_lakestream.pipelines.yaml_file import read_document
 _HEAD = """\
 # A Kafka topic into a table. `lakestream pipeline validate` checks this file; `plan` says what a run would do.
 """
+# Longer schemas have a line for each column: YAML would break them within a type.
+_LINE = 80
 _SECTIONS = {
     "sinks": "# The first run creates the table if it is missing.",
     "orchestration": "# Engines take turns: another word here, and that engine goes on where the table's ledger ends.",
@@ -54,7 +56,7 @@ def _parts(file: DagFile) -> dict[str, Any]:
     if file.engine is DagEngine.MIRROR:
         sink |= {"mode": "mirror", "key": list(file.key)}
     if file.columns is not None:
-        (sink if sql is None or sql_input is None else source)["schema"] = file.columns
+        (sink if sql is None or sql_input is None else source)["schema"] = columns_text(file.columns)
     engine = DagEngine.EXTRACT if file.engine is DagEngine.MIRROR else file.engine
     schedule = (file.schedule or SCHEDULES[file.engine]).replace("@continuous", "continuous")
     rows = [{"name": "rows", "type": "sql_transform", "input": name, "sql": sql}]
@@ -65,6 +67,11 @@ def _parts(file: DagFile) -> dict[str, Any]:
         "sinks": {"lake": sink},
         "orchestration": {"engine": str(engine), "schedule": schedule},
     }
+
+
+def columns_text(columns: str) -> str:
+    """Return a schema that is too long for a line with a line for each column."""
+    return columns if len(columns) <= _LINE else ",\n".join(column_texts(columns))
 
 
 def _name_of(topic: str) -> str:

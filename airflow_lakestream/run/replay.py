@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 # Bytes of values that are landed at once, each time in a snapshot.
 BATCH_BYTES = 64 * 2**20
 TRIES = 5
+# Arguments by which a replay decodes as the landing did, or by a fix. Without any of them the new reasons are poorer.
+_DECIDING = ("format", "schema", "schema_registry", "sql")
 
 
 class CannotReplay(LakestreamError, Terminal):
@@ -92,16 +94,22 @@ class RejectSelection:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Result of a replay: the counts of records by outcome, and the table's snapshots."""
+    """Result of a replay: the counts of records by outcome, the table's snapshots, and columns without any value.
+
+    `empty` is None without a row.
+    """
 
     counts: Counts = Counts()
     snapshot_ids: tuple[int, ...] = ()
+    empty: tuple[str, ...] | None = None
 
     @property
     def note(self) -> str:
         """A sentence for a person, after a space, if records were replayed and nothing was committed; or nothing."""
         is_same = self.counts.read > 0 and not self.snapshot_ids
-        return " Nothing was committed: each of them is bad for the same reason as before." if is_same else ""
+        if is_same:
+            return " Nothing was committed: each of them is bad as before."
+        return f" Columns without a value: {', '.join(self.empty)}." if self.empty else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
@@ -113,6 +121,7 @@ class ReplayResult:
             "filtered": self.counts.filtered,
             # As text: browsers would round 64-bit numbers.
             "snapshot_ids": [str(one) for one in self.snapshot_ids],
+            "empty_columns": list(self.empty or ()),
         }
 
 
@@ -134,8 +143,9 @@ class RejectReplay:
         self._config("any", RangeSet.of("any", 0, 0, 1), ())
 
     def run(self, lake: Lake) -> ReplayResult:
-        """Land the chosen records again; records still bad stay rejected, with the new reason.
+        """Land the chosen records again; records still bad stay rejected.
 
+        Their reasons are new if `decoding` has a format, a schema, a registry or a statement, else those of before.
         The records are landed in batches of BATCH_BYTES, each in a snapshot. A batch whose records are all bad for the
         same reasons as before commits nothing. If another run changes them meanwhile, the
         remaining records are looked up again, TRIES times at most.
@@ -210,13 +220,19 @@ class RejectReplay:
         job = build_job(config, {}, lake, run_id=f"{REPLAY}{uuid.uuid4().hex}", stop=self.stop)
         records = RejectedRecords(lake, self.table, self.consumer_group, identity)
         # Only this process has the reader; a handful of records is not worth child processes.
-        sink = _ReplaySink(job.sink, records)
+        keeps_reasons = not any(is_given(self.decoding.get(name)) for name in _DECIDING)
+        sink = _ReplaySink(job.sink, records, keeps_reasons)
         try:
             report = land(replace(job, source=records, reader=records, children=None, sink=sink, rejects=sink))
         except _NothingChanges as same:
             log.info("%s: %s: bad for the same reasons as before, so nothing is committed.", self.table, ranges)
             return replace(done, counts=done.counts + same.counts)
-        return ReplayResult(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids))
+        empty = done.empty
+        if report.counts.written:
+            before = columns if empty is None else empty
+            made = set(before) - set(metadata_schema(names).names) - sink.filled
+            empty = tuple(name for name in before if name in made)
+        return ReplayResult(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids), empty)
 
     def _config(self, topic: str, ranges: RangeSet, names: tuple[str, ...]) -> ExtractConfig:
         return ExtractConfig(
@@ -320,12 +336,20 @@ class _ReplaySink(WrappedSink):
 
     :param inner: the sink and the reject store of the table.
     :param records: the records before the replay.
+    :param keeps_reasons: whether records that are bad again keep their reasons of before.
     """
 
-    def __init__(self, inner: Sink, records: RejectedRecords) -> None:
+    def __init__(self, inner: Sink, records: RejectedRecords, keeps_reasons: bool) -> None:
         super().__init__(inner)
-        self._records = records
+        self._records, self._keeps_reasons = records, keeps_reasons
         self._rejected: list[pa.Table] = []
+        self.filled = set[str]()
+
+    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
+        """Buffer rows, and note in `filled` the columns with a value."""
+        pairs = zip(rows.column_names, rows.columns, strict=True)
+        self.filled |= {name for name, column in pairs if column.null_count < len(column)}
+        self.inner.write(rows, identity)
 
     def load(self, run_id: str) -> TableState:
         """Load the table's present state."""
@@ -333,6 +357,8 @@ class _ReplaySink(WrappedSink):
 
     def reject(self, records: pa.Table) -> None:
         """Store records that are bad again."""
+        if self._keeps_reasons:
+            records = _with_reasons(records, self._records.reasons)
         self._rejected.append(records)
         cast(RejectStore, self.inner).reject(records)
 
@@ -358,6 +384,16 @@ def _reasons_of(rows: pa.Table) -> Iterator[tuple[tuple[int, int], tuple[str, st
     """Yield place and reason of rejected records: (partition, offset), (stage, reason)."""
     places = zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), strict=True)
     return zip(places, zip(rows["stage"].to_pylist(), rows["error"].to_pylist(), strict=True), strict=True)
+
+
+def _with_reasons(rows: pa.Table, reasons: Mapping[tuple[int, int], tuple[str, str]]) -> pa.Table:
+    """Return rejected records with these stages and reasons, by partition and offset, in the place of their own."""
+    pairs = [reasons.get(place, own) for place, own in _reasons_of(rows)]
+    for at, name in enumerate(("stage", "error")):
+        column = rows.schema.field(name)
+        values = pa.array([pair[at] for pair in pairs], column.type)
+        rows = rows.set_column(rows.schema.get_field_index(name), column, values)
+    return rows
 
 
 def _column(rows: pa.Table, field: pa.Field) -> pa.Array:

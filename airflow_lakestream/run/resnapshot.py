@@ -218,9 +218,7 @@ class ResnapshotTables:
     def _design(self, table: str) -> MirrorDesign:
         properties: Mapping[str, str] | None = self._swap.properties_of(self._lake, table)
         if properties is None:
-            raise InvalidArgument(
-                "table", f"there is no table {table}.{lake_of(table).part('near')(self._lake, table)}"
-            )
+            raise InvalidArgument("table", lake_of(table).missing_text(self._lake, table))
         note = properties.get(MIRROR)
         if note is None:
             raise InvalidArgument("table", f"{table} is not a mirror.", "Only a mirror can be read again.")

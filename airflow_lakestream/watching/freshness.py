@@ -170,8 +170,7 @@ def reached_ms(wanted: FreshnessConditions, facts: FreshnessFacts) -> int | None
     """
     if wanted.event_time_column is not None:
         return facts.event_ms
-    newest = facts.history.newest
-    return None if newest is None else newest.at_ms
+    return facts.history.landed_ms
 
 
 def is_young(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> bool:
@@ -210,9 +209,9 @@ def _judge_late(
     if facts.backlogs and not behind:
         topics = ", ".join(sorted({one.topic for _, one in facts.backlogs}))
         return wanted.idle_is_fresh, StreamReason(StreamCause.IDLE_TOPIC, f"all of {topics} is landed, {age_text}")
-    if facts.history.newest is None:
+    if (landed_ms := facts.history.landed_ms) is None:
         return False, no_landing_reason(wanted, facts.history)
-    lands = now_ms - facts.history.newest.at_ms <= wanted.max_age * 1000
+    lands = now_ms - landed_ms <= wanted.max_age * 1000
     lacks = [
         f"group {group} lacks {one.lacking.width:,} offsets: {format_ranges(one.lacking)}" for group, one in behind
     ]

@@ -159,7 +159,7 @@ def _of_history(name: str, ledger: Ledger, history: BranchHistory, with_steps: b
             entries = record.landing.topics.values()
             offsets = {key: e.landed.of_partition(*key).width for e in entries for key in e.landed.partitions}
             steps.append(PastCommit(record.at_ms / 1000, record.landing.run_id, offsets))
-    newest = history.newest.at_ms / 1000 if history.newest is not None else None
+    newest = None if history.landed_ms is None else history.landed_ms / 1000
     return ConsumerProgress(
         name, topics_of(ledger), None, ledger, newest, reasons, tuple(steps) if with_steps else None
     )

@@ -154,7 +154,7 @@ def test_the_program_itself_exits_so_and_prints_no_traceback(connections: Connec
     assert done.returncode == 2
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("lakestream: table: lake.none does not exist")
+    assert done.stderr.splitlines()[-1].startswith("lakestream: --table: there is no table lake.none in the catalog")
 
 
 # The operator

@@ -107,7 +107,7 @@ def test_a_replay_commits_only_rows_and_new_reasons(lake: Lake, topic_of: TopicO
 
     same = again(unknown_fields="fail")
     assert (same.counts, same.snapshot_ids) == (Counts(read=3, rejected=3), ())
-    assert "Nothing was committed: each of them is bad for the same reason as before." in same.note
+    assert "Nothing was committed: each of them is bad as before." in same.note
     assert (lake.snapshots(), lake.counting()) == (landed, stored)
 
     other = again(format="csv")

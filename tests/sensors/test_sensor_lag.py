@@ -204,6 +204,29 @@ def test_a_burst_of_more_than_a_look_reads_is_not_overdue_and_older_ones_behind_
     assert StreamCause.UNKNOWN_AGE not in [reason.cause for reason in verdict.reasons]
 
 
+@pytest.mark.parametrize("old", [15, 29])
+def test_old_records_behind_a_new_one_are_found_by_samples(
+    lake: Lake,
+    topic: Topics,
+    produce: Producing,
+    group: str,
+    admin: AdminClient,
+    monkeypatch: pytest.MonkeyPatch,
+    old: int,
+) -> None:
+    monkeypatch.setattr("airflow_lakestream.watching.lag.waiting.MOST_READ", 10)
+    name = topic(1)
+    commit(admin, group, name, {0: 0})
+    produce(name, 0, ["v"] * 30, timestamps=stamps(*[2 * HOUR if at == old else 0 for at in range(30)]))
+    watch = KafkaWatch(lake.kafka, "the broker")
+    waiting = TopicLook("", watch, watch.topic(name)).waiting(RangeSet.of(name, 0, 0, 30), RangeSet(), stamps(HOUR)[0])
+    found = run_now(waiting)
+    assert (found.overdue, found.unknown) == (RangeSet.of(name, 0, old, old + 1), {0})
+    verdict = lag(lake, group_id=group, max_lag_seconds="10m")
+    assert verdict.outcome is LookOutcome.WAITING
+    assert StreamCause.UNKNOWN_AGE not in [reason.cause for reason in verdict.reasons]
+
+
 def test_of_a_burst_that_the_broker_dated_all_ages_are_known(
     lake: Lake, topic_of: TopicOf, group: str, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

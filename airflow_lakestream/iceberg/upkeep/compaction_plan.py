@@ -16,6 +16,8 @@ from typing import TypeVar
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
 from pyiceberg.typedef import Record
 
+from airflow_lakestream.core.printable import counted
+
 # Reserved by the specification.
 _PATH_ID = 2147483546
 Partition = tuple[int, str]
@@ -145,10 +147,12 @@ class CompactionPlan:
         return sum(group.outputs for group in self.groups)
 
     def __str__(self) -> str:
-        text = f"{self.out:,} of {self.files:,} data files, of {self.bytes:,} bytes, become {self.new:,}"
+        files = counted(self.files, "data file")
+        text = f"{self.out:,} of {files}, of {counted(self.bytes, 'byte')}, become {self.new:,}"
+        text = text if self.groups else f"Nothing to compact in {files}"
         deletes = {one.file_path for g in self.groups for f in g.files for one in (*f.positions, *f.equalities)}
-        text += f"; {len(deletes):,} delete files apply to them" if deletes else ""
-        text += f"; {len(self.dangling):,} delete files apply to no data file" if self.dangling else ""
+        text += f"; delete files of theirs: {len(deletes):,}" if deletes else ""
+        text += f"; delete files of no data file: {len(self.dangling):,}" if self.dangling else ""
         return text + (f"; {self.unread:,} that can't be read here stay" if self.unread else "")
 
 

@@ -17,7 +17,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
-from airflow_lakestream.core import codec, lineage
+from airflow_lakestream.core import codec
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import retention
@@ -196,8 +196,7 @@ class _ExpiryEdit:
         for group in ledger_store.groups(head):
             value = ledger_store.read(head, group).property_after(snapshot_id, None)
             properties[codec.property_key(group)] = codec.encode_property(value)
-            noted = lineage.anchors_after(lambda: ledger_store.history(head), group, self.expiring)
-            properties[codec.anchors_key(group)] = codec.encode_anchors(noted)
+            properties |= ledger_store.properties_of_expiry(head, group, self.expiring)
         removals = retention.removals(self.expiring) if self._removes else ()
         return RequestPart(updates=(*property_part(properties).updates, *removals))
 

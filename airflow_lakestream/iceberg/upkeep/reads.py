@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pyiceberg.manifest import DataFileContent, ManifestContent
 from pyiceberg.table import Table
 
+from airflow_lakestream.core.printable import counted
 from airflow_lakestream.iceberg.replace.takeout import live_files
 from airflow_lakestream.iceberg.write.deletes import deleted_positions
 
@@ -66,8 +67,8 @@ class TableSize:
         return {"files": self.files, "delete_files": self.deletes, "bytes": self.bytes}
 
     def __str__(self) -> str:
-        deletes = f" ({self.deletes} of them delete files)" if self.deletes else ""
-        return f"{self.files} files{deletes} of {self.bytes:,} bytes"
+        deletes = f" ({self.deletes:,} of them delete files)" if self.deletes else ""
+        return f"{counted(self.files, 'file')}{deletes} of {counted(self.bytes, 'byte')}"
 
 
 def live_rows(table: Table) -> int:

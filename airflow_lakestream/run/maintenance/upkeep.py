@@ -19,6 +19,7 @@ from pyiceberg.transforms import IdentityTransform
 from airflow_lakestream.cdc.iceberg_head import PLAIN_BOUNDS
 from airflow_lakestream.config.maintenance import CompactionConfig, MaintenanceSection
 from airflow_lakestream.core.landing.run_log import span
+from airflow_lakestream.core.printable import counted
 from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import fitness, ledger_store
@@ -71,11 +72,15 @@ class TableUpkeep:
 
     def __str__(self) -> str:
         works = [
-            f"{self.expired:,} snapshots expired",
-            f"{self.orphans:,} orphans of {self.orphan_bytes:,} bytes removed",
-            *([f"{self.manifests:,} manifests fewer"] if self.manifests else []),
-            *([f"wrong bounds of {self.mended:,} files mended"] if self.mended else []),
-            *([f"{self.lost:,} groups of files left to the next run, since they were changed"] if self.lost else []),
+            f"{counted(self.expired, 'snapshot')} expired",
+            f"{counted(self.orphans, 'orphan')} of {counted(self.orphan_bytes, 'byte')} removed",
+            *([f"{counted(self.manifests, 'manifest')} fewer"] if self.manifests else []),
+            *([f"wrong bounds of {counted(self.mended, 'file')} mended"] if self.mended else []),
+            *(
+                [f"{counted(self.lost, 'group')} of files left to the next run, since they were changed"]
+                if self.lost
+                else []
+            ),
             *([] if self.is_whole else ["the time was over: the next run goes on"]),
         ]
         if self.after is not None:

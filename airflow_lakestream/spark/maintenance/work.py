@@ -17,6 +17,7 @@ from pyiceberg.types import TimeType
 from airflow_lakestream.cdc.iceberg_head import PLAIN_BOUNDS
 from airflow_lakestream.cdc.merge.merge import MOST_DELETED
 from airflow_lakestream.config.maintenance import CompactionConfig, CompactionStrategy, MaintenanceSection
+from airflow_lakestream.core.printable import counted
 from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.driver.lease import LeaseLost
 from airflow_lakestream.driver.progress import BatchProgress
@@ -229,10 +230,10 @@ class TableReport:
     mended: int = 0
 
     def __str__(self) -> str:
-        mended = f", wrong bounds of {self.mended} files mended" if self.mended else ""
+        mended = f", wrong bounds of {counted(self.mended, 'file')} mended" if self.mended else ""
         return (
-            f"{self.table}: {self.before} before, {self.after} after; {self.expired} snapshots expired, "
-            f"{self.orphans} orphans removed{mended}"
+            f"{self.table}: {self.before} before, {self.after} after; "
+            f"{counted(self.expired, 'snapshot')} expired, {counted(self.orphans, 'orphan')} removed{mended}"
         )
 
 

@@ -34,9 +34,9 @@ from airflow_lakestream.tables.schema.columns import (
     check_metadata,
     fits,
     to_schema,
+    wider_types,
     with_metadata,
 )
-from airflow_lakestream.tables.schema.ddl import MAX_PRECISION
 from airflow_lakestream.tables.schema.types import (
     all_optional,
     arrow_schema,
@@ -212,7 +212,7 @@ class _EvolutionWalk:
     def _primitive(self, held: iceberg.IcebergType, wanted: iceberg.IcebergType, path: str) -> iceberg.IcebergType:
         if fits(wanted, held):
             return held
-        wide = next((kind for kind in _wider(held) if fits(wanted, kind)), None)
+        wide = next((kind for kind in wider_types(held) if fits(wanted, kind)), None)
         sides = f"{path!r} is {type_text(held)} in the table and {type_text(wanted)} is given"
         if wide is None:
             self.problems.append(f"{sides}: {_incompatibility(held, wanted)}")
@@ -222,21 +222,6 @@ class _EvolutionWalk:
             return held
         self.changes.append(f"widen column {path} from {type_text(held)} to {type_text(wide)}")
         return wide
-
-
-def _wider(held: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
-    """Yield the wider types for a column; each type holds all values of the type before."""
-    match held:
-        case iceberg.IntegerType():
-            yield iceberg.LongType()
-        case iceberg.FloatType():
-            yield iceberg.DoubleType()
-        case iceberg.DecimalType():
-            # The scale stays: files contain the digits alone, and the scale sets the point.
-            for precision in range(held.precision + 1, MAX_PRECISION + 1):
-                yield iceberg.DecimalType(precision, held.scale)
-        case _:
-            return
 
 
 def _incompatibility(held: iceberg.IcebergType, wanted: iceberg.IcebergType) -> str:

@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from airflow_lakestream.core.names import ICEBERG_COLUMNS, RESCUED
 from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.ddl import parse_schema, parse_timed_schema
+from airflow_lakestream.tables.schema.ddl import MAX_PRECISION, parse_schema, parse_timed_schema
 from airflow_lakestream.tables.schema.types import (
     Path,
     TimeSource,
@@ -144,11 +144,12 @@ def check_compatible(
         first = (
             _CORRECT_SQL if argument == "sql" else "Leave the argument out to take the table's own schema, correct it"
         )
-        raise InvalidArgument(
-            argument,
-            f"it contradicts the table {table_name}: {'; '.join(problems)}.",
-            f'{first}, or let the table be changed: schema_evolution="add" adds columns, "widen" also widens types.',
-        )
+        change = 'or let the table be changed: schema_evolution="add" adds columns, "widen" also widens types.'
+        if stuck := [one.name for one in given.fields if one.name in columns and _is_stuck(one, columns[one.name])]:
+            held_type, given_type = columns[stuck[0]].field_type, given.find_field(stuck[0]).field_type
+            change = f"or land in a new table: {type_text(held_type)} can't be widened to {type_text(given_type)}."
+        problem = f"it contradicts the table {table_name}: {'; '.join(problems)}."
+        raise InvalidArgument(argument, problem, f"{first}, {change}")
     check_metadata(table, table_name, metadata)
 
 
@@ -210,6 +211,21 @@ def check_metadata(table: Schema, table_name: str, metadata: pa.Schema) -> None:
 def fits(given: iceberg.IcebergType, table: iceberg.IcebergType) -> bool:
     """Return whether every value of the type `given`, nulls aside, fits into `table` unchanged."""
     return not any(_type_problems(given, table, "", nulls=False))
+
+
+def wider_types(held: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
+    """Yield the wider types for a column; each type holds all values of the type before."""
+    match held:
+        case iceberg.IntegerType():
+            yield iceberg.LongType()
+        case iceberg.FloatType():
+            yield iceberg.DoubleType()
+        case iceberg.DecimalType():
+            # The scale stays: files contain the digits alone, and the scale sets the point.
+            for precision in range(held.precision + 1, MAX_PRECISION + 1):
+                yield iceberg.DecimalType(precision, held.scale)
+        case _:
+            return
 
 
 def _is_metadata(name: str, metadata_names: Collection[str]) -> bool:
@@ -292,6 +308,14 @@ def _type_problems(given: iceberg.IcebergType, table: iceberg.IcebergType, path:
             yield from _field_problems(given.value_field, table.value_field, f"{path}.value", nulls=nulls)
         case _ if not _primitive_fits(given, table):
             yield f"{path!r} is given as {type_text(given)} and is {type_text(table)} in the table"
+
+
+def _is_stuck(given: iceberg.NestedField, table: iceberg.NestedField) -> bool:
+    """Return whether a table's column can neither hold the values of a given type, nor be widened to it."""
+    pair = given.field_type, table.field_type
+    if not all(isinstance(one, iceberg.PrimitiveType) for one in pair):
+        return False
+    return not any(_primitive_fits(pair[0], kind) for kind in (pair[1], *wider_types(pair[1])))
 
 
 def _primitive_fits(given: iceberg.IcebergType, table: iceberg.IcebergType) -> bool:

@@ -146,7 +146,10 @@ class _DdlParser:
             at = match.end()
 
     def _error(self, expected: str, got: _DdlToken, hint: str = "") -> InvalidArgument:
-        excerpt = self._text[max(0, got.at - 20) : got.at + 20]
+        # Words are whole: a word without its first letters looks like another mistake.
+        begin = self._text.rfind(" ", 0, max(0, got.at - 20)) + 1
+        end = self._text.find(" ", got.at + 20)
+        excerpt = self._text[max(begin, got.at - 40) : min(got.at + 40, end if end >= 0 else len(self._text))]
         return InvalidArgument(
             self._argument, f"expected {expected} at position {got.at + 1}, got {got} (near {excerpt!r}).{hint}"
         )

@@ -131,11 +131,7 @@ class ConsumerLag:
     def _unknown_reasons(self, limits: LagLimits) -> list[StreamReason]:
         if limits.age is None:
             return []
-        return [
-            reason
-            for one in self.unread
-            for reason in reasons_unknown(one.state.identity.topic, one.unknown, limits.age)
-        ]
+        return [reason for one in self.unread for reason in reasons_unknown(one, limits.age)]
 
     def _lag_text(self, behind: list[PartitionLag], worst: PartitionLag) -> str:
         total = sum(lag.records for lag in behind)

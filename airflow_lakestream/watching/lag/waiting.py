@@ -2,9 +2,9 @@
 
 Overdue is any unread record with a timestamp before a given time, at any offset: producers send timestamps in any
 order. If the first unread record is older, no more proof is needed. Otherwise all are read, since no request to Kafka
-answers whether an older record exists behind a younger one. If they are too many or too large for that, older ones
-behind the first are not known, and do not count as overdue. A record dated in the future counts as just arrived, and
-does not hide others. A record without a timestamp is older than any time.
+answers whether an older record exists behind a younger one. If they are too many or too large for that, only the one in
+the middle and the last are read, and others do not count as overdue. A record dated in the future counts as just
+arrived, and does not hide others. A record without a timestamp is older than any time.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class UnreadOffsets:
     """Unread offsets of a topic.
 
     `firsts` are the first unread records, by partition. `oldest` are the least timestamps seen, in milliseconds since
-    the epoch. `overdue` are offsets from before the given time. `unknown` are the partitions without an overdue offset
-    that have more records than a look reads: whether older ones are behind the first is not known.
+    the epoch. `overdue` are offsets from before the given time. `unknown` are the partitions that have more records
+    than a look reads, and a first one that is not overdue: of those behind it only samples are known.
     """
 
     state: TopicState
@@ -125,11 +125,13 @@ def reasons_lost(unread: Iterable[UnreadOffsets]) -> list[StreamReason]:
     )
 
 
-def reasons_unknown(topic: str, partitions: Collection[int], max_age: float) -> list[StreamReason]:
-    """Return a list with the reason for `unknown` partitions, or an empty list without any.
+def reasons_unknown(unread: UnreadOffsets | TopicBacklog, max_age: float) -> list[StreamReason]:
+    """Return a list with the reason for `unknown` partitions without a known overdue record, or an empty list.
 
     :param max_age: seconds for which a record may wait.
     """
+    topic = unread.state.identity.topic
+    partitions = unread.unknown - {p for _, p in unread.overdue.partitions}
     where = partitions_text(topic, partitions)
     return (
         [
@@ -214,7 +216,27 @@ class TopicLook:
             if before_ms is not None:
                 overdue |= one.before(topic, p, before_ms)
         known = {p for _, p in overdue.partitions} | {p for p, first in unread.firsts.items() if first.is_append_time}
-        return replace(unread, oldest=oldest, overdue=overdue, unknown=frozenset(crowded) - known)
+        unknown = frozenset(crowded) - known
+        for p, sample in (yield from self._samples(unread, unknown)) if before_ms is not None else ():
+            oldest[p] = min(sample.timestamp_ms, oldest.get(p, sample.timestamp_ms))
+            if sample.timestamp_ms < before_ms:
+                overdue |= unread.ranges & RangeSet.of(topic, p, sample.offset, sample.offset + 1)
+        return replace(unread, oldest=oldest, overdue=overdue, unknown=unknown)
+
+    def _samples(self, unread: UnreadOffsets, partitions: Collection[int]) -> Asking:
+        """Find the records in the middle and at the end of the unread offsets. Returns pairs: partition, record."""
+        topic = self.state.identity.topic
+        bounds = {
+            p: (unread.ranges.intervals(topic, p)[0][0], unread.ranges.intervals(topic, p)[-1][1]) for p in partitions
+        }
+        samples: list[tuple[int, FirstRecord]] = []
+        for positions in (
+            {p: sum(ends) // 2 for p, ends in bounds.items()},
+            {p: end - 1 for p, (_, end) in bounds.items()},
+        ):
+            records = (yield self._ask_firsts(positions, reread=True)) if positions else {}
+            samples += [(p, record) for p, record in records.items() if record is not None]
+        return samples
 
     def _overdue_below(self, unread: UnreadOffsets, proven: list[int], before_ms: int | None) -> Asking:
         """Find the overdue offsets of partitions with an overdue first unread record.

@@ -7,7 +7,7 @@ records are left out: they are no sign of life of a consumer. `delta` does the s
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
@@ -91,13 +91,14 @@ class BranchHistory:
 
     `recent` are the newest snapshots that count; `since` are newer snapshots that do not count. `rolled_back` are
     landings newer than all that count, and in no branch's history. `expired`: there were landings, but their
-    snapshots have expired.
+    snapshots have expired; `expired_ms` is the time of the newest of them, if an expiry has noted it.
     """
 
     recent: tuple[SnapshotRecord, ...] = ()
     since: tuple[SnapshotRecord, ...] = ()
     rolled_back: tuple[SnapshotRecord, ...] = ()
     expired: bool = False
+    expired_ms: int | None = None
     # Of an Iceberg table's head.
     files: FileUse | None = None
 
@@ -105,6 +106,11 @@ class BranchHistory:
     def newest(self) -> SnapshotRecord | None:
         """The newest counting snapshot, or None."""
         return self.recent[0] if self.recent else None
+
+    @property
+    def landed_ms(self) -> int | None:
+        """Time of the newest landing, expired or not, or None if unknown; in milliseconds since the epoch."""
+        return self.expired_ms if self.newest is None else self.newest.at_ms
 
     @property
     def silent(self) -> Mapping[str, str]:
@@ -180,9 +186,9 @@ def look_back(
         if record.is_replay:
             continue
         counts = record.landing is not None or (names is None and bool(operations))
-        met |= record.landing is not None
         if topic is not None and record.landing is not None and topic not in record.topics:
             continue
+        met |= record.landing is not None
         if counts and (not operations or record.operation in operations):
             enough = len(recent) >= RECENT and (since_ms is None or record.at_ms < since_ms)
             if enough:
@@ -193,9 +199,17 @@ def look_back(
             since.append(record)
         if consumer_group is not None and _starts_over(snapshot, consumer_group):
             break
-    expired = not met and any(ledger.topics for ledger in read_ledgers(table, consumer_group, branch).values())
+    ledgers = {} if met else read_ledgers(table, consumer_group, branch)
+    expired = any(topic in (None, one.topic) for ledger in ledgers.values() for one in ledger.topics)
+    expired_ms = _expired_ms(metadata, names or ledgers, topic) if expired else None
     rolled_back = (one for one in _rolled_back(metadata, names, recent) if topic is None or topic in one.topics)
-    return BranchHistory(tuple(recent), tuple(since), tuple(rolled_back), expired)
+    return BranchHistory(tuple(recent), tuple(since), tuple(rolled_back), expired, expired_ms)
+
+
+def _expired_ms(metadata: TableMetadata, names: Iterable[str], topic: str | None) -> int | None:
+    """Return the noted time of the newest expired landing of groups, or None without a note."""
+    notes = (ledger_store.expired_landings(metadata, name) for name in names)
+    return max((at for note in notes for one, at in note.items() if topic in (None, one)), default=None)
 
 
 def newest_snapshots(table: Table, most: int) -> list[SnapshotRecord]:

@@ -135,9 +135,7 @@ class StreamSearch:
         if streams is None:
             # Catalogs also list tables of other formats, and tables that are just being dropped.
             if not queries and name in self.tables:
-                where = "in the catalog:" if LakeCapability.CATALOG in lake_of(name).can else "at"
-                near = lake_of(name).part("near")(lake, name)
-                raise InvalidArgument("table", f"there is no table {where} {name}.{near}")
+                raise InvalidArgument("table", lake_of(name).missing_text(lake, name))
             yield from (self._of_query(query, name) for query in queries)
             return
         other_queries = list(queries)

@@ -14,6 +14,7 @@ from typing import Any
 from airflow_lakestream.core.column_use import silent_texts
 from airflow_lakestream.core.landing.run_log import stale_text
 from airflow_lakestream.core.ledger import LandingEngine, TopicEntry
+from airflow_lakestream.core.printable import counted
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
 from airflow_lakestream.driver.progress import DriverProgress
@@ -113,13 +114,16 @@ class StreamFacts:
     @property
     def reached_ms(self) -> int | None:
         """Time of the last progress, in milliseconds since the epoch."""
-        newest = self.history.newest
-        return self.newest_ms if newest is None else newest.at_ms
+        landed = self.history.landed_ms
+        return self.newest_ms if landed is None else landed
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """Status of a stream. `lag` and `overdue` are offsets, `age` seconds since the newest landing."""
+    """Status of a stream. `lag` and `overdue` are offsets, `age` seconds since the newest landing.
+
+    `overdue` is None if the ages of some unread records are not known; the reasons have the known ones.
+    """
 
     table: str
     consumer_group: str
@@ -132,7 +136,7 @@ class StreamStatus:
     age: float | None = None
     rejected: int = 0
     landings: tuple[SnapshotRecord, ...] = ()
-    partitions: dict[int, dict[str, int]] = field(default_factory=dict)
+    partitions: dict[int, dict[str, int | None]] = field(default_factory=dict)
     checkpoint: str | None = None
     driver: str | None = None
     silent: Mapping[str, str] = field(default_factory=dict)
@@ -197,7 +201,7 @@ def stream_status(facts: StreamFacts, now_ms: int, max_age: float) -> StreamStat
         state=state,
         reasons=tuple(reasons),
         lag=None if backlog is None else backlog.lacking.width + backlog.lost.width,
-        overdue=None if backlog is None else backlog.overdue.width,
+        overdue=None if backlog is None or backlog.unknown else backlog.overdue.width,
         age=age,
         rejected=0 if entry is None else entry.counts.rejected,
         landings=facts.history.recent,
@@ -231,7 +235,7 @@ def _decide_state(
             StreamCause.LOST_RECORDS, f"Kafka no longer has {format_ranges(backlog.lost)}, and the table never had it"
         )
         return StreamState.FAILING, [lost, *of_query, *additional]
-    additional = [*reasons_unknown(backlog.topic, backlog.unknown, max_age), *additional]
+    additional = [*reasons_unknown(backlog, max_age), *additional]
     lands = age is not None and age <= max_age
     if backlog.overdue:
         state, overdue = _overdue_state(facts, backlog, max_age, age)
@@ -250,11 +254,18 @@ def _decide_state(
 def _overdue_state(
     facts: StreamFacts, backlog: TopicBacklog, max_age: float, age: float | None
 ) -> tuple[StreamState, StreamReason]:
-    text = f"{backlog.overdue.width:,} offsets wait for more than {span(max_age)}: {format_ranges(backlog.overdue)}"
+    width = backlog.overdue.width
+    wait = f"{counted(width, 'offset')} {'waits' if width == 1 else 'wait'} for more than {span(max_age)}"
+    text = f"{'at least ' if backlog.unknown else ''}{wait}: {format_ranges(backlog.overdue)}"
     if age is not None and age <= max_age:
         return StreamState.BEHIND, StreamReason(StreamCause.SLOW_CONSUMER, text)
     stopped = StreamCause.STOPPED_CONSUMER if facts.checkpoint is None else StreamCause.STOPPED_QUERY
-    since = "nothing was landed yet" if age is None else f"nothing was landed for {span(age)}"
+    if age is not None:
+        since = f"nothing was landed for {span(age)}"
+    elif landed := backlog.entry.landed:
+        since = f"the last landing's snapshot has expired, with {format_ranges(landed)} landed"
+    else:
+        since = "nothing was landed yet"
     return StreamState.STALLED, StreamReason(stopped, f"{since}, and {text}")
 
 
@@ -280,7 +291,7 @@ def _engine(facts: StreamFacts, now_ms: int) -> LandingEngine | None:
     return newest.engine
 
 
-def _partitions(backlog: TopicBacklog) -> dict[int, dict[str, int]]:
+def _partitions(backlog: TopicBacklog) -> dict[int, dict[str, int | None]]:
     def width(ranges: RangeSet, partition: int) -> int:
         return ranges.of_partition(backlog.topic, partition).width
 
@@ -288,7 +299,7 @@ def _partitions(backlog: TopicBacklog) -> dict[int, dict[str, int]]:
         p: {
             "end": marks.end,
             "lag": width(backlog.lacking, p) + width(backlog.lost, p),
-            "overdue": width(backlog.overdue, p),
+            "overdue": None if p in backlog.unknown else width(backlog.overdue, p),
         }
         for p, marks in sorted(backlog.state.marks.items())
     }

@@ -35,7 +35,7 @@ def test_the_nearest_table_of_the_namespace_is_suggested(table: str, hint: str, 
     with pytest.raises(TableMissing) as missing:
         load(catalog, table)
     assert str(missing.value) == (
-        f"table: {table} does not exist in the catalog. Correct the name or the Iceberg connection.{hint}"
+        f"table: there is no table {table} in the catalog. Correct the name or the Iceberg connection.{hint}"
     )
 
 

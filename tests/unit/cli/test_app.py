@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from airflow_lakestream import __version__
-from airflow_lakestream.cli.app import FAILED, run
+from airflow_lakestream.cli.app import FAILED, _connection_lines, app, run
+from airflow_lakestream.cli.arguments import in_options
+from airflow_lakestream.cli.preview import rounded
 from airflow_lakestream.cli.status import paint_over, painted
+from airflow_lakestream.onramp.dag_file import DagFile
 
 CHECKOUT = Path(__file__).parents[3]
 HEAVY = {"airflow", "pyarrow", "pyiceberg", "confluent_kafka", "numpy", "sqlalchemy", "duckdb"}
@@ -96,3 +100,47 @@ def test_a_command_of_a_group_is_found_without_its_group(
 ) -> None:
     assert run([name]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "shown"),
+    [
+        ('schema: bad, or schema_evolution="add"', ["--schema", "x"], "--schema: bad, or --schema-evolution add"),
+        ('schema: bad, or schema_evolution="add"', ["--dag", "x"], "schema: bad, or --schema-evolution add"),
+        ('idle_after: set missing="wait"', [], 'idle_after: set missing="wait"'),
+        ("--table: is missing. Give it.", [], "--table is missing. Give it."),
+        ("--topic: there is no topic a: b", [], "--topic: there is no topic a: b"),
+    ],
+)
+def test_errors_have_the_spelling_of_options(text: str, arguments: list[str], shown: str) -> None:
+    assert in_options(text, get_command(app), ["rejects", "replay", *arguments]) == shown
+
+
+def test_preview_without_a_connection_shows_both_ways_to_the_brokers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("airflow_lakestream.cli.preview.connection_fields", lambda _: None)
+    assert run(["preview", "orders", "--kafka-conn", "nowhere"]) == FAILED
+    said = capsys.readouterr().err
+    assert "--kafka-conn: there is no connection 'nowhere'. Give --bootstrap-servers, or run: " in said
+    assert (
+        'export AIRFLOW_CONN_NOWHERE=\'{"conn_type": "kafka", "extra": {"bootstrap.servers": "<broker:9092>"}}\''
+        in said
+    )
+
+
+@pytest.mark.parametrize(("rate", "shown"), [(4012.3, "4,012"), (0.25, "0.25"), (12.345, "12.3"), (1e6, "1,000,000")])
+def test_a_rate_has_no_exponent(rate: float, shown: str) -> None:
+    assert rounded(rate) == shown
+
+
+@pytest.mark.parametrize("password", [None, "s3cret"])
+def test_init_speaks_of_secrets_only_among_connections_with_one(
+    password: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"conn_type": "kafka", "password": password, "extra": {"bootstrap.servers": "b:1"}}
+    monkeypatch.setattr("airflow_lakestream.cli.app.connection_fields", lambda _: fields)
+    file = DagFile(topic="t", table="lake.t", group="g", dag_id="d")
+    first, *lines = _connection_lines(file, None, "kafka_default", "iceberg_default", None)
+    assert first == "It uses these connections, which are there" + ("; each <...> is a secret:" if password else ":")
+    assert "s3cret" not in "".join(lines)

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.cli.status import DAY_MS, StatusLook, page
+from airflow_lakestream.cli.status import DAY_MS, StatusLook, page, render
 from airflow_lakestream.core.ledger import LandingEngine
 from airflow_lakestream.iceberg.upkeep.file_use import FileUse
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
@@ -46,6 +46,13 @@ class Tags(HTMLParser):
         found = cls()
         found.feed(text)
         return found
+
+
+def test_unknown_ages_are_no_numbers() -> None:
+    unknown = stream(overdue=None, partitions={0: {"end": 9, "lag": 5, "overdue": None}})
+    assert page([StatusLook(NOW, [unknown])]).count('<td class="number">?</td>') == 2
+    assert render([unknown]).splitlines()[1].split()[6:8] == ["5", "?"]
+    assert "?" not in page([StatusLook(NOW, [stream(lag=None, overdue=None, partitions={})])])
 
 
 def test_a_stream_with_its_landings_of_the_last_day() -> None:

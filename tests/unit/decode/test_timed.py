@@ -182,7 +182,8 @@ def test_a_local_time_is_its_instant_or_bad(zone: str, times: list[datetime]) ->
         ({"schema": "at map<string, timestamp from epoch_ms>"}, "Times inside a map are not made from something else"),
         (
             {"schema": "at timestamp from epoch_ms", "sql": "SELECT now() AS at FROM {{ input }}"},
-            r"schema: the statement in sql makes the column 'at'.*make_timestamptz",
+            r"schema: from epoch_ms has no effect on the column 'at', which the statement in sql makes. Leave it out "
+            r"of the schema \('at timestamp'\), and let the statement make .*make_timestamptz",
         ),
     ],
 )

@@ -119,6 +119,8 @@ def test_words_of_the_grammar_are_names_too() -> None:
         ("  \n ", "it has no columns"),
         ("a", "expected a type at position 2, got the end"),
         ("a strng", r"expected a type at position 3, got 'strng' \(near 'a strng'\)\. Did you mean 'string'\?"),
+        ("orderId bigint, shippedAt timestmp, b int", r"\(near 'orderId bigint, shippedAt timestmp, b int'\)"),
+        ("id bigint, deliveredToAt timestmp", r"\(near 'bigint, deliveredToAt timestmp'\)"),
         ("a timestmp", r"Did you mean 'timestamp'\?"),
         ("a DATETIME", r"got 'DATETIME' .* Did you mean 'timestamp'\?"),
         ("a int64", r"Did you mean 'bigint'\?"),

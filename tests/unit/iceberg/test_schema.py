@@ -292,6 +292,22 @@ def test_every_contradiction_is_named_with_both_types_and_the_remedy() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "held", "remedy"),
+    [
+        ("string", "bigint", "or land in a new table: bigint can't be widened to string."),
+        ("bigint", "int", 'schema_evolution="add" adds columns, "widen" also widens types.'),
+        ("decimal(20, 2)", "decimal(9, 2)", 'schema_evolution="add" adds columns, "widen" also widens types.'),
+        ("decimal(20, 2)", "bigint", "or land in a new table: bigint can't be widened to decimal(20, 2)."),
+        ("timestamp", "bigint", "or land in a new table: bigint can't be widened to timestamp."),
+    ],
+)
+def test_widening_is_a_remedy_only_where_it_works(given: str, held: str, remedy: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        check_compatible(parse_schema(f"id {given}"), parse_schema(f"id {held}"), "db.t", NO_METADATA)
+    assert str(error.value).endswith(remedy)
+
+
 def test_a_table_may_have_more_and_laxer_columns_than_given() -> None:
     table = with_metadata(parse_schema("id bigint, extra string, l array<int>"), METADATA)
 

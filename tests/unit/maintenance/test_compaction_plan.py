@@ -198,4 +198,4 @@ def test_a_file_with_equality_deletes_is_rewritten_alone_and_one_of_the_right_si
     assert [[live.file for live in group.files] for group in found.groups] == [[deleted.data_file]]
     assert found.out == 1
     assert found.files == 2
-    assert str(found) == "1 of 2 data files, of 900 bytes, become 1; 1 delete files apply to them"
+    assert str(found) == "1 of 2 data files, of 900 bytes, become 1; delete files of theirs: 1"

@@ -50,7 +50,8 @@ def test_a_dry_run_says_what_there_is_to_gain_and_changes_nothing(
     aged(folder / "data" / "lost.parquet", 9)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     head = lake.iceberg().metadata_location
-    assert run(["maintain", lake.name, "--dry-run", "--expire-older-than", "0s", "--json", *CONN]) == 0
+    every = ("--compact", "--rewrite-manifests", "--remove-orphans", "--expire-older-than", "0s")
+    assert run(["maintain", lake.name, "--dry-run", *every, "--json", *CONN]) == 0
     [found] = json.loads(capsys.readouterr().out)
     assert (found["rewritten"], found["new"], found["manifests"]) == (6, 1, 5)
     assert (found["expired"], found["orphans"], found["orphan_bytes"], found["after"]) == (5, 1, 4, None)
@@ -70,6 +71,35 @@ def test_the_command_does_the_works_that_are_asked_for(lake: GivenLake, capsys: 
     assert run(["maintain", lake.name, "--expire", "--expire-older-than", "0s", "--retain-last", "2", *CONN]) == 0
     assert "5 snapshots expired" in capsys.readouterr().out
     assert lake.rows() == rows
+
+
+@pytest.mark.parametrize(
+    ("bound", "done"),
+    [
+        (("--expire-older-than", "0d"), {"expired": 5}),
+        (("--retain-last", "1"), {}),
+        (("--target-size", "64MiB"), {"rewritten": 6}),
+        (("--orphans-older-than", "2d"), {"orphans": 1}),
+        (("--longest-run", "1d", "--rewrite-manifests"), {"orphans": 1, "manifests": 5}),
+    ],
+)
+def test_a_bound_chooses_its_work_alone(
+    lake: GivenLake, bound: tuple[str, ...], done: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    aged(Path(urlsplit(lake.iceberg().location()).path) / "data" / "lost.parquet", 9)
+    assert run(["maintain", lake.name, *bound, "--json", *CONN]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    works = ("rewritten", "manifests", "expired", "orphans")
+    assert {name: found[name] for name in works if found[name]} == done
+
+
+def test_numbers_have_their_nouns_and_sizes_their_units(lake: GivenLake, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["maintain", lake.name, "--compact", *CONN]) == 0
+    assert "1 file of " in capsys.readouterr().out
+    assert run(["maintain", lake.name, "--dry-run", "--compact", *CONN]) == 0
+    assert "Nothing to compact in 1 data file; 0 snapshots would expire, 0 orphans" in capsys.readouterr().out
+    assert run(["maintain", lake.name, "--target-size", "much", *CONN]) == FAILED
+    assert "--target-size: 'much' is not a positive size." in capsys.readouterr().err
 
 
 def test_the_operator_returns_the_reports_and_fails_for_a_table_that_is_none(lake: GivenLake) -> None:

@@ -36,7 +36,7 @@ def read(file: DagFile) -> CompiledPipeline:
     ("told", "landing"),
     [
         ({}, {}),
-        ({"columns": COLUMNS}, {"schema": COLUMNS}),
+        ({"columns": COLUMNS}, {"schema": COLUMNS.replace(", ", ",\n").replace("double,\n", "double, ")}),
         (
             {"table": "/lake/orders", "connections": {"storage_conn_id": "s", "kafka_conn_id": "k"}},
             {"table": "/lake/orders", "table_format": "delta", "storage_conn_id": "s", "kafka_conn_id": "k"},
@@ -58,6 +58,13 @@ def test_it_says_what_the_dag_file_says(engine: DagEngine, told: dict[str, Any],
     [landed] = found.landings
     assert landed.arguments == {**LANDING, **file.decoding, **landing}
     assert (found.name, found.engine, landed.mode) == (file.dag_id, str(engine), "append")
+
+
+def test_a_long_schema_has_a_line_for_each_column() -> None:
+    text = pipeline_text(dag_file(columns=COLUMNS))
+    lines = ["id bigint not null,", '"odd "" name" string,', "place struct<x: double, y: double> comment"]
+    at = text.index("schema: |-\n")
+    assert [one.strip()[: len(line)] for one, line in zip(text[at:].splitlines()[1:], lines, strict=False)] == lines
 
 
 def test_a_mirror_is_a_mode_of_its_table() -> None:

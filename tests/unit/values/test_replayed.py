@@ -52,6 +52,35 @@ def test_what_fits_becomes_a_row_and_the_rest_stays_rejected(lake: GivenLake) ->
     assert len(lake.rows()) == 2
 
 
+def reasons_of(lake: GivenLake) -> dict[int, str]:
+    books = open_rejected(store_of(lake), lake.name)
+    rows = [row for part in books.counting(GROUP, columns=("error",)) for row in part.to_pylist()]
+    return {row["_kafka_offset"]: row["error"] for row in rows}
+
+
+def test_a_replay_that_knows_less_than_the_landing_keeps_the_reasons(tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path)
+    timed = "id bigint, at timestamp from epoch_s"
+    records = [b'{"id": 1, "at": 1}', b'{"id": 2, "at": "x"}', b'{"id": 3, "at": 4, "more": 5}']
+    lake.land(records, schema=timed, on_error="reject", max_rejected=1.0, unknown_fields="fail")
+    first = reasons_of(lake)
+    # By the table alone a number is not a time.
+    replay(lake, RejectSelection())
+    assert reasons_of(lake) == first
+    assert replay(lake, RejectSelection(), unknown_fields="ignore", schema=timed)["rows"] == 1
+    assert reasons_of(lake) == {1: first[1]}
+    replay(lake, RejectSelection(), schema="id bigint, at timestamp")
+    assert reasons_of(lake)[1] != first[1]
+
+
+def test_columns_that_get_no_value_are_named(lake: GivenLake) -> None:
+    work = RejectReplay(table=lake.name, consumer_group=GROUP, decoding={"sql": "SELECT 7 AS id FROM {{ input }}"})
+    done = work.run(store_of(lake))
+    assert (done.counts.written, done.empty) == (3, ("at",))
+    assert done.note == " Columns without a value: at."
+    assert done.to_dict()["empty_columns"] == ["at"]
+
+
 def test_who_has_landed_nothing_is_told_who_has(lake: GivenLake) -> None:
     with pytest.raises(NoLedger, match=f"{GROUP}"):
         RejectReplay(table=lake.name, consumer_group="nobody").run(store_of(lake))
@@ -68,6 +97,8 @@ def test_the_commands_show_and_replay_a_delta_table(tmp_path: Path, capsys: pyte
     on = ("--table", lake.name)
     assert run(["rejects", "show", *on, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rejected"] == 3
+    assert run(["rejects", "show", *on]) == 0
+    assert f"after a fix: lakestream rejects replay --table {lake.name} --dag ID" in capsys.readouterr().out
     decoding = ("--schema", "id bigint, at timestamp from epoch_s", "--reason", "likely seconds")
     assert run(["rejects", "replay", *on, *decoding, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 1

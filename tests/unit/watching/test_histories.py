@@ -11,14 +11,25 @@ import pytest
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
+from airflow_lakestream.cli.ledger import history_text
+from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.policies import MergeMode
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.commit.attempt import LandingTransaction, overwriting
 from airflow_lakestream.iceberg.replace.takeout import live_files, read_rows
+from airflow_lakestream.iceberg.upkeep.compaction import compact
+from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule, expire, prepare
+from airflow_lakestream.iceberg.upkeep.ledger_edit import rename
 from airflow_lakestream.iceberg.upkeep.reads import live_rows
 from airflow_lakestream.iceberg.write.deletes import delete_rows, with_deletes
 from airflow_lakestream.iceberg.write.files import write_data_files
+from airflow_lakestream.watching.causes import StreamCause
+from airflow_lakestream.watching.freshness import FreshnessConditions, FreshnessFacts, measure_freshness
 from airflow_lakestream.watching.streams.landings import look_back
+from tests.support.given_records import GROUP
 from tests.support.mirroring import Event, HandMirror
+from tests.unit.maintenance.test_compaction import RULE, lake_of, land
 
 
 @pytest.fixture
@@ -80,3 +91,38 @@ def test_rows_that_are_there_are_counted_whatever_the_totals_say(table: Table) -
     assert head.summary is not None
     assert (head.summary["total-records"], head.summary["total-position-deletes"]) == ("17", "3")
     assert live_rows(table) == 17
+
+
+@pytest.mark.parametrize("expires", ["at once", "prepared for Spark"])
+def test_the_time_of_a_topics_last_landing_outlives_its_snapshot(tmp_path: Path, expires: str) -> None:
+    lake, rule = lake_of(tmp_path), ExpiryRule(0)
+    at_ms = lake.iceberg().metadata.snapshots[-1].timestamp_ms
+    compact(lake.catalog(), lake.name, RULE)
+    while found := prepare(lake.catalog(), lake.name, rule) if "Spark" in expires else ():
+        lake.iceberg().maintenance.expire_snapshots().by_ids(found).commit()
+    while expires == "at once" and expire(lake.catalog(), lake.name, rule).snapshots:
+        pass
+    history = look_back(lake.iceberg(), GROUP, topic="given")
+    assert (history.newest, history.expired, history.landed_ms) == (None, True, at_ms)
+    conditions = FreshnessConditions.of({"table": lake.name, "max_age": "1h"})
+    late = measure_freshness(conditions, FreshnessFacts(history), at_ms + 7_200_000)
+    assert (late.fresh, late.age, late.reasons[0].cause) == (False, 7200, StreamCause.STOPPED_CONSUMER)
+    assert measure_freshness(conditions, FreshnessFacts(history), at_ms + 1000).fresh
+    ledger = ledger_store.read_ledger(lake.iceberg(), GROUP)
+    rename(lake.catalog(), lake.name, GROUP, "new", lambda _: {"new": ledger, GROUP: Ledger(GROUP)})
+    assert look_back(lake.iceberg(), "new", topic="given").landed_ms == at_ms
+    # The journal of a table with landings of many groups may no longer have any of this one.
+    assert "all landings of given have expired: `lakestream ledger show`" in history_text([], ledger)
+    assert history_text([], Ledger(GROUP)) == "no landings"
+
+
+def test_landings_that_remove_snapshots_note_the_time_of_the_newest(tmp_path: Path) -> None:
+    lake = lake_of(tmp_path)
+    snapshots = lake.iceberg().metadata.snapshots
+    lake.iceberg().transaction().set_properties({retention.KEEP: "2"}).commit_transaction()
+    land(lake, [{"n": 99}])
+    metadata = lake.iceberg().metadata
+    gone = {one.snapshot_id for one in snapshots} - {one.snapshot_id for one in metadata.snapshots}
+    newest = max(one.timestamp_ms for one in snapshots if one.snapshot_id in gone)
+    assert ledger_store.expired_landings(metadata, GROUP) == {"given": newest}
+    assert look_back(lake.iceberg(), GROUP).landed_ms == metadata.snapshots[-1].timestamp_ms

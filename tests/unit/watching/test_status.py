@@ -84,6 +84,31 @@ def test_overdue_records_of_a_consumer_that_lands_no_more_are_a_stopped_consumer
     assert "t[0] [10,12)" in stream.reasons[0].text
 
 
+def test_a_number_that_is_not_known_is_not_0() -> None:
+    unknown = replace(backlog(10, 14), unknown=frozenset({0}))
+    stream = look(history=OLD, backlog=unknown)
+    assert (stream.overdue, stream.partitions[0]["overdue"], stream.partitions[1]["overdue"]) == (None, None, 0)
+    assert causes(stream) == [StreamCause.UNKNOWN_AGE]
+    assert stream.to_dict()["overdue"] is None
+    stream = look(history=OLD, backlog=replace(unknown, overdue=RangeSet.of("t", 0, 12, 13)))
+    assert (stream.state, stream.overdue) == (StreamState.STALLED, None)
+    assert "at least 1 offset waits" in stream.reasons[0].text
+    assert StreamCause.UNKNOWN_AGE not in causes(stream)
+
+
+@pytest.mark.parametrize("expired_ms", [None, NOW - 7_200_000])
+def test_a_landing_whose_snapshot_has_expired_is_no_new_stream(expired_ms: int | None) -> None:
+    history = BranchHistory(expired=True, expired_ms=expired_ms)
+    stream = look(history=history, backlog=backlog(10, 14, overdue=2))
+    assert (stream.state, stream.reasons[0].cause) == (StreamState.STALLED, StreamCause.STOPPED_CONSUMER)
+    expected = (
+        "the last landing's snapshot has expired, with t[0] [0,10) landed, and 2 offsets"
+        if expired_ms is None
+        else "nothing was landed for 2.0 h, and 2 offsets"
+    )
+    assert stream.reasons[0].text.startswith(expected)
+
+
 @pytest.mark.parametrize(
     ("changes", "cause", "text"),
     [
