@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
+from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.rows import RowDecoderFactory
-from tests.support.mirroring import IDENTITY, Event, HandMirror, landing_of
+from tests.support.mirroring import IDENTITY, Event, HandDeltaMirror, HandMirror, landing_of
 
 Row = dict[str, Any]
 
@@ -115,3 +118,14 @@ class Follower:
         found = [row for row in self.mirror.found() if not row.get("_is_deleted")]
         beside = ("_cdc_", "_kafka_", "_is_deleted")
         return [{name: value for name, value in row.items() if not name.startswith(beside)} for row in found]
+
+
+def stopped(follower: Follower, records: list[Record], reason: StopReason, match: str) -> None:
+    """Assert that records stop a mirror, which stays as it was and leaves nothing behind."""
+    mirror = follower.mirror
+    folder = Path(mirror.place) if isinstance(mirror, HandDeltaMirror) else Path(mirror.table().location()[7:])
+    before, files = follower.rows(), sorted(folder.rglob("*.parquet"))
+    with pytest.raises(MirrorStopped, match=match) as raised:
+        follower.land(records)
+    assert raised.value.reason is reason
+    assert (follower.rows(), sorted(folder.rglob("*.parquet"))) == (before, files)

@@ -107,13 +107,13 @@ class KnownRecords:
         repeated[order[1:]] = same & (identical | (copies[order[1:]] & is_new[order[1:]]))
         return order, repeated
 
-    def places(self, versions: Versions, *, of_log: bool) -> list[Place]:
-        """Return the places of records in the order of their key.
+    def places(self, versions: Versions, *, of_log: bool) -> Versions:
+        """Return the places of records in the order of their key, a row of five numbers for each.
 
         :param versions: `firsts` or `lasts`.
         """
-        columns = [*versions[:, :2].T, self.kinds(of_log=of_log), *versions[:, 2:].T]
-        return list(zip(*(one.tolist() for one in columns), strict=True))
+        found: Versions = np.column_stack([versions[:, :2], self.kinds(of_log=of_log), versions[:, 2:]])
+        return found
 
 
 def _of_begin(rows: pa.Table) -> pa.Table:
@@ -146,6 +146,13 @@ class RowVersions:
     sources: Numbers
     hits: Numbers
 
+    def joined(self, more: RowVersions) -> RowVersions:
+        """Return these versions and others of the same records."""
+        names = [one.name for one in fields(KnownRecords)[:-2]]
+        arrays = {name: np.concatenate([getattr(own, name) for own in (self.known, more.known)]) for name in names}
+        known = KnownRecords(**arrays, batch=self.known.batch, hits=self.known.hits)
+        return RowVersions(known, np.concatenate([self.sources, more.sources]), np.concatenate([self.hits, more.hits]))
+
     def end(self, cuts: Sequence[VersionCut], *, of_log: bool) -> None:
         """Set the end of each version: the time of the key's next version or deletion, or of an earlier truncation.
 
@@ -165,10 +172,10 @@ class RowVersions:
             known.ends[earlier], known.is_open[earlier] = cut.time, False
 
 
-def before(versions: Versions, than: Sequence[int]) -> Mask:
-    """Return a mask of the versions below another one."""
+def before(versions: Versions, than: Sequence[int] | Versions) -> Mask:
+    """Return a mask of the versions below another one, or below the one in the same row of others."""
     found, same = np.zeros(len(versions), np.bool_), np.ones(len(versions), np.bool_)
-    for column, bound in zip(versions.T, than, strict=True):
+    for column, bound in zip(versions.T, than.T if isinstance(than, np.ndarray) else than, strict=True):
         found |= same & (column < bound)
         same &= column == bound
     return found

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.columns import COMMIT, TIME, UNAVAILABLE
 from airflow_lakestream.cdc.rows import RowStrategy
+from airflow_lakestream.cdc.stops import StopReason
 from airflow_lakestream.core.policies import MergeMode
-from tests.support.keyed import Follower, Record
+from tests.support.keyed import Follower, Record, Source, stopped
 from tests.support.mirroring import Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 from tests.unit.cdc.strategies import cut, histories, shuffled, with_copies
 
@@ -212,10 +214,141 @@ def test_the_history_of_a_databases_table_has_each_version_until_the_next_one(
     with tempfile.TemporaryDirectory() as folder:
         modes = [MergeMode.AUTO] if table_format == "delta" else [*MergeMode]
         mirror = MIRRORS[table_format](Path(folder), modes=modes, executors=data.draw(st.sampled_from([0, 2])))
-        rows = RowStrategy.of(soft_delete=False, history=True, by_columns=bool(columns))
-        mirror.design = replace(mirror.design, rows=rows, history_columns=columns)
+        history(mirror, columns)
         seen: list[Event] = []
         for part in cut(data.draw, delivered):
             land(mirror, part)
             seen += part
             assert found_in(mirror) == sorted(versions_of(seen, columns), key=lambda one: one[:3])
+
+
+@pytest.fixture(params=sorted(MIRRORS))
+def mirror(request: pytest.FixtureRequest, tmp_path: Path) -> HandMirror:
+    return history(MIRRORS[request.param](tmp_path))
+
+
+def history(mirror: HandMirror, columns: tuple[str, ...] = ()) -> HandMirror:
+    """Return a mirror that keeps each version of a row."""
+    rows = RowStrategy.of(soft_delete=False, history=True, by_columns=bool(columns))
+    mirror.design = replace(mirror.design, rows=rows, history_columns=columns)
+    return mirror
+
+
+@pytest.mark.parametrize("columns", [(), ("name",)])
+def test_a_deletion_whose_row_was_never_seen_ends_only_the_row_that_comes_late(
+    mirror: HandMirror, columns: tuple[str, ...]
+) -> None:
+    history(mirror, columns)
+    kept = Event("c", 9, ("kept", "K"), 1, 1, 0, 0)
+    land(mirror, [kept, Event("d", 1, None, 20, 20, 0, 1)])
+    assert found_in(mirror) == [(9, ("kept", "K"), 1, None)]
+    # Of another partition: the row from before the deletion, and the one after it, which has the same values.
+    land(mirror, [Event("c", 1, ("a", "A"), 30, 30, 1, 1)])
+    land(mirror, [Event("c", 1, ("a", "A"), 10, 10, 1, 0)])
+    expected = [(1, ("a", "A"), 10, 20), (1, ("a", "A"), 30, None), (9, ("kept", "K"), 1, None)]
+    assert found_in(mirror) == sorted(expected, key=lambda one: one[:3])
+    land(mirror, [replace(kept, offset=2), Event("d", 1, None, 20, 20, 0, 3)])
+    assert found_in(mirror) == sorted(expected, key=lambda one: one[:3])
+
+
+@pytest.fixture
+def follower(mirror: HandMirror) -> Follower:
+    return Follower(mirror, {"history": True})
+
+
+def current(follower: Follower) -> tuple[list[int], list[int]]:
+    """Return the ids of current rows, and of ended ones."""
+    rows = sorted(follower.rows(), key=lambda row: row["id"])
+    ids = {is_current: [row["id"] for row in rows if row["_is_current"] == is_current] for is_current in (True, False)}
+    return ids[True], ids[False]
+
+
+def test_a_deletion_that_has_another_rows_values_stops_a_history(follower: Follower) -> None:
+    source = Source()
+    source.begin()
+    follower.land([one for key in (0, 1) for one in source.change(None, {"id": key, "u": 10 + key})])
+    source.begin()
+    stopped(follower, [source.event("d", {"id": 0, "u": 11}, None)], StopReason.KEY_NOT_SENT, "USING INDEX")
+    # Also if the row is one of the batch.
+    source.begin()
+    created = source.change(None, {"id": 2, "u": 12})
+    stopped(follower, [*created, source.event("d", {"id": 0, "u": 12}, None)], StopReason.KEY_NOT_SENT, "USING INDEX")
+    follower.land([*created, source.event("d", {"id": 0, "u": 10}, None)])
+    assert current(follower) == ([1, 2], [0])
+
+
+def test_two_rows_of_a_key_where_a_batch_ends_stop_a_history(follower: Follower) -> None:
+    source, row = Source(), {"id": 3, "u": 13}
+    source.begin()
+    follower.land(source.change(None, {"id": 9, "u": 19}))
+    source.begin()
+    # The constraint is DEFERRABLE: the next batch deletes the first row of both.
+    twice = [*source.change(None, row), *source.change(None, row | {"u": 99})]
+    stopped(follower, twice, StopReason.ORDER_UNKNOWN, r"orders\[0\] offset 2: .* DEFERRABLE")
+    follower.land([*twice, *source.change(row, None)])
+    assert current(follower)[0] == [3, 9]
+    assert [row["u"] for row in follower.rows() if row["id"] == 3 and row["_is_current"]] == [99]
+
+
+PLACE = 1_000
+
+
+@pytest.mark.parametrize("sizes", [[7], [3, 4], [4, 1, 1, 1], [3, 2, 2]], ids=str)
+@pytest.mark.parametrize("columns", [(), ("name",)])
+def test_a_snapshot_in_between_ends_the_rows_that_it_has_not_read(
+    mirror: HandMirror, columns: tuple[str, ...], sizes: list[int]
+) -> None:
+    history(mirror, columns)
+    old = [Event("c", key, (f"old{key}", "x"), 10 + key, 10 + key, 0, key) for key in range(3)]
+    marks = {0: "first", 4: "true", 2: "last"}
+    read = [
+        Event("r", key, (f"new{key}", "x"), PLACE, PLACE, 0, 10 + number, mark)
+        for number, (key, mark) in enumerate(marks.items())
+    ]
+    update = Event("u", 4, ("newer4", "x"), PLACE + 10, PLACE + 10, 0, 20)
+    events, start = [*old, *read, update], 0
+    for size in sizes:
+        land(mirror, events[start : start + size])
+        start += size
+    expected = [
+        (0, ("old0", "x"), 10, PLACE),
+        (0, ("new0", "x"), PLACE, None),
+        (1, ("old1", "x"), 11, PLACE),
+        (2, ("old2", "x"), 12, PLACE),
+        (2, ("new2", "x"), PLACE, None),
+        (4, ("new4", "x"), PLACE, PLACE + 10),
+        (4, ("newer4", "x"), PLACE + 10, None),
+    ]
+    assert found_in(mirror) == sorted(expected, key=lambda one: one[:3])
+    # Sent again, or late from another partition: the snapshot has not read it.
+    late = Event("c", 6, ("old6", "x"), 16, 16, 1, 6)
+    land(mirror, [*(replace(one, partition=1) for one in old), late])
+    assert found_in(mirror) == sorted([*expected, (6, ("old6", "x"), 16, PLACE)], key=lambda one: one[:3])
+
+
+def test_values_come_from_the_record_before_in_batches_of_many_keys(mirror: HandMirror) -> None:
+    """Absent values, deletions and late records of keys of one batch do not reach each other."""
+    asked: Row = {"envelope": None, "key": ["id"], "history": True, "sequence_by": "at", "delete_when": "op = 'D'"}
+    asked |= {"schema": "id bigint, at timestamptz, a bigint, op string", "history_columns": ["a"], "merge": "given"}
+    follower = Follower(mirror, asked)
+
+    def record(key: int, at: int, **values: Any) -> Record:
+        return Record(None, json.dumps({"id": key, "at": str(day(at)), **values}).encode())
+
+    follower.land([record(key, 0, a=key) for key in range(100)])
+    # By turns: the same value, none, another, a deletion, and a record that is late.
+    changes: list[Row] = [{}, {}, {"a": -1}, {"op": "D"}, {"a": -7}]
+    follower.land([record(key, -1 if key % 5 == 4 else 1, **({"a": key} if key % 5 == 0 else changes[key % 5]))
+                   for key in range(100)])  # fmt: skip
+    follower.land([record(key, 2, op="U") for key in range(100)])
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    for row in sorted(mirror.found(), key=lambda row: (row["id"], row["_valid_from"])):
+        found.setdefault(row["id"], []).append((row["a"], row["_valid_from"], row["_valid_to"]))
+    whole = {
+        0: lambda key: [(key, day(0), None)],
+        1: lambda key: [(key, day(0), None)],
+        2: lambda key: [(key, day(0), day(1)), (-1, day(1), None)],
+        3: lambda key: [(key, day(0), day(1)), (None, day(2), None)],
+        4: lambda key: [(-7, day(-1), day(0)), (key, day(0), None)],
+    }
+    assert found == {key: whole[key % 5](key) for key in range(100)}

@@ -18,7 +18,7 @@ from airflow_lakestream.cdc.events.record_keys import names_in
 from airflow_lakestream.cdc.keys.images import images
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.exceptions import InvalidArgument
-from tests.support.keyed import Follower, Record, Row, Source
+from tests.support.keyed import Follower, Record, Row, Source, stopped
 from tests.support.mirroring import HandDeltaMirror, HandMirror
 
 KINDS = {"iceberg": HandMirror, "delta": HandDeltaMirror}
@@ -32,17 +32,6 @@ def follower(request: pytest.FixtureRequest, tmp_path: Path) -> Follower:
 
 def by_id(rows: list[Row], name: str = "id") -> list[Row]:
     return sorted(rows, key=lambda row: row[name])
-
-
-def stopped(follower: Follower, records: list[Record], reason: StopReason, match: str) -> None:
-    """Assert that records stop a mirror, which stays as it was and leaves nothing behind."""
-    mirror = follower.mirror
-    folder = Path(mirror.place) if isinstance(mirror, HandDeltaMirror) else Path(mirror.table().location()[7:])
-    before, files = follower.rows(), sorted(folder.rglob("*.parquet"))
-    with pytest.raises(MirrorStopped, match=match) as raised:
-        follower.land(records)
-    assert raised.value.reason is reason
-    assert (follower.rows(), sorted(folder.rglob("*.parquet"))) == (before, files)
 
 
 def play(source: Source, rows: list[Row], random: Random, *, twice: bool = True) -> tuple[list[Record], bool]:
