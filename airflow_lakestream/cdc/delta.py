@@ -98,15 +98,16 @@ class DeltaEntries(DeltaSink):
         # `made` has the compacted files of all attempts.
         return self._drive(self._new_commit(landing, stage, made, checks=(files_fit,)))
 
-    def _change_of(self, head: DeltaTableHead) -> SchemaChange:
+    def change_of(self, head: DeltaTableHead) -> SchemaChange:
+        """Return the table's schema change by the next commit; a dropped mirror may have had another key."""
         if self._is_own(head):
-            return super()._change_of(head)
-        # A dropped mirror may have had another key.
+            return super().change_of(head)
         return SchemaChange.nowhere(whole_schema(self._design, None))
 
-    def _target(self) -> DeltaTarget:
+    def target(self) -> DeltaTarget:
+        """Return the target of the next commit; it has none of the columns of a dropped mirror."""
         if self._head is None or self._is_own(self._head):
-            return super()._target()
+            return super().target()
         return DeltaTarget(self._head, delta_fields(self._columns), self._head.partitions)
 
     def _is_own(self, head: DeltaTableHead) -> bool:

@@ -228,7 +228,7 @@ class DeltaSink(TableSink[Add]):
         if MIRROR not in self._design.notes:
             refuse_mirror(self._name, head.properties, "landed into, or replaced, by records")
         ledger_store.check_not_taken_away(head, self._group, self._store)
-        self._change = change = self._change_of(head)
+        self._change = change = self.change_of(head)
         check_layout(head.schema, head.partitions, self._name, self._design.partition_by)
         if not isinstance(self._tables, handover.DeltaOutline):
             self._prove(*proof_of(*self._layout()))
@@ -279,7 +279,7 @@ class DeltaSink(TableSink[Add]):
         Buffered rows are written first. Raises RowsNotWritable.
         """
         self._buffer.flush()
-        return handover.outline(self._tables, self._name, self._target(), self._columns)
+        return handover.outline(self._tables, self._name, self.target(), self._columns)
 
     def staging_outline(self, columns: pa.Schema) -> handover.DeltaOutline:
         """Return the outline of a staging table in this table's folder."""
@@ -289,7 +289,7 @@ class DeltaSink(TableSink[Add]):
         """Return the reason why handed files do not fit the table at the last `load`, or None."""
         if self._change is None:
             return "the table is not there (any more)"
-        return handover.misfit(self._target(), self._store, files)
+        return handover.misfit(self.target(), self._store, files)
 
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
         """Return a landing's changes of the table's schema, in words; empty once the log has lost the version."""
@@ -309,7 +309,7 @@ class DeltaSink(TableSink[Add]):
         """
         ledger = ledger_allows_overlap if self._allow_group_overlap else ledger_allows
         checks = checks or (files_fit, ledger)
-        target, notes = self._target(), self._design.notes
+        target, notes = self.target(), self._design.notes
         return DeltaCommit(self._name, self._group, landing, target, stage, checks, notes, written=written)
 
     def _drive(self, commit: DeltaCommit) -> int:
@@ -320,11 +320,11 @@ class DeltaSink(TableSink[Add]):
         except BaseException:
             # This may be a refusal or an interrupt: if the commit may have been applied, its files must stay.
             if committer.may_be_applied():
-                self._leave_in_place()
+                self.leave_in_place()
             elif commit.written:
                 delete_files(self._store, without_committed(commit.written, ()))
             raise
-        self._leave_in_place()
+        self.leave_in_place()
         look_after(self._tables, self._name, version)
         # The next rows are written for the table after this commit.
         self._head = self._tables.open(self._name)
@@ -342,9 +342,10 @@ class DeltaSink(TableSink[Add]):
         if self._head is None:
             self._found(None)
         else:
-            self._change = self._change_of(self._head)
+            self._change = self.change_of(self._head)
 
-    def _target(self) -> DeltaTarget:
+    def target(self) -> DeltaTarget:
+        """Return the target of the next commit: the table at the last look, with the columns after the commit."""
         columns = self._columns
         wanted = delta_fields(columns)
         if self._head is None:
@@ -367,7 +368,7 @@ class DeltaSink(TableSink[Add]):
     def _layout(self) -> tuple[pa.Schema, Sequence[str], Sequence[tuple[str, bool, bool]]]:
         """Return the columns of files, the partition columns, and the order of rows."""
         columns = self._columns
-        return columns, self._target().partitions, check_order(columns, self._design.sort_order)
+        return columns, self.target().partitions, check_order(columns, self._design.sort_order)
 
     def _writing(self, rows: pa.Table) -> Callable[[], list[Add]]:
         write = partial(write_files, self._store, *self._layout(), folder=self._folder)
@@ -386,7 +387,7 @@ class DeltaSink(TableSink[Add]):
         return partial(unwritable, *self._layout())
 
     def _encode(self, files: Sequence[Add]) -> Mapping[str, Any]:
-        return handover.encode_files(self._target(), files)
+        return handover.encode_files(self.target(), files)
 
     def _decode(self, handed: Mapping[str, Any]) -> Sequence[Add]:
         found: Sequence[Add] = handed["files"]
@@ -410,7 +411,7 @@ class DeltaSink(TableSink[Add]):
         if self.takes_records:
             self._prove(*proof_of(*self._layout()))
 
-    def _change_of(self, head: DeltaTableHead) -> SchemaChange:
+    def change_of(self, head: DeltaTableHead) -> SchemaChange:
         """Return the table's schema change by the next commit. Raises InvalidArgument for a contradiction."""
         for name in narrow_integers(head.schema):
             problem = f"{self._name} has a column {name!r} of Delta's byte or short."

@@ -98,8 +98,9 @@ class _DeltaSwapTable(DeltaMirror):
         read_again = self._entries(aside_name, id_of(aside), aside.schema, key)
         remember(read_again, self._entries(self._name, self._id, self.columns, key))
 
-    def _target(self) -> DeltaTarget:
-        return super()._target() if self._swapped is None else self._swapped
+    def target(self) -> DeltaTarget:
+        """Return the target of the next commit: in an exchange, with the columns of the new rows."""
+        return super().target() if self._swapped is None else self._swapped
 
     def _exchange(self, swap: RowSwap, landing: Landing, reach: RangeSet) -> int:
         def not_ahead(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
