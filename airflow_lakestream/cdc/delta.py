@@ -26,13 +26,12 @@ from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.delta import handover
 from airflow_lakestream.delta.columns import conform, delta_fields
-from airflow_lakestream.delta.committing import DeltaTarget, check_fit, check_ledger
-from airflow_lakestream.delta.files import Add, without_committed
+from airflow_lakestream.delta.committing import DeltaCommit, DeltaFileChange, DeltaTarget, files_fit
+from airflow_lakestream.delta.files import Add
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.protocol import Action, check_removable
-from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
+from airflow_lakestream.delta.protocol import check_removable
+from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaTableAccess
-from airflow_lakestream.delta.takeout import remove_action
 from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
 
 
@@ -86,35 +85,29 @@ class DeltaEntries(DeltaSink):
         The same commit compacts many files into few. If the table has the entries of a dropped mirror, the commit
         removes these entries, and the columns of another key.
         """
-        adds, target, made, committed = list(self._buffer.flush()), self._target(), list[Add](), list[Add]()
+        adds, made = list(self._buffer.flush()), list[Add]()
 
-        # Called for each commit attempt, with the head of the attempt.
-        def make(head: DeltaTableHead | None) -> list[Action]:
-            check_fit(head, target, self._name)
-            committed[:], files = (), [{"add": dict(add)} for add in adds]
+        def stage(head: DeltaTableHead | None) -> DeltaFileChange:
             if head is None:
-                return self._actions(head, target, landing, files, CREATE)
+                return DeltaFileChange(new=adds)
             look = DeltaHead(self._tables, head, head.schema, made=made)
             # Entries of a dropped mirror no longer count.
             few = compacted(look, self._key, self._lows, every=self._every) if self._is_own(head) else []
-            if few is None:
-                return self._actions(head, target, landing, files, APPEND)
-            committed[:] = few
-            files += [*map(remove_action, look.files()), *({"add": dict(add)} for add in committed)]
-            return self._actions(head, target, landing, files, OVERWRITE)
+            return DeltaFileChange(new=adds) if few is None else DeltaFileChange(look.files(), [*adds, *few])
 
-        # `made` has the compacted files of all attempts. Only the files of the last attempt are committed.
-        return self._drive_and_clean(landing, make, lambda done: without_committed(made, committed if done else ()))
+        # `made` has the compacted files of all attempts.
+        return self._drive(self._new_commit(landing, stage, made, checks=(files_fit,)))
 
-    def _change_of(self, head: DeltaTableHead) -> SchemaChange:
+    def change_of(self, head: DeltaTableHead) -> SchemaChange:
+        """Return the table's schema change by the next commit; a dropped mirror may have had another key."""
         if self._is_own(head):
-            return super()._change_of(head)
-        # A dropped mirror may have had another key.
+            return super().change_of(head)
         return SchemaChange.nowhere(whole_schema(self._design, None))
 
-    def _target(self) -> DeltaTarget:
+    def target(self) -> DeltaTarget:
+        """Return the target of the next commit; it has none of the columns of a dropped mirror."""
         if self._head is None or self._is_own(self._head):
-            return super()._target()
+            return super().target()
         return DeltaTarget(self._head, delta_fields(self._columns), self._head.partitions)
 
     def _is_own(self, head: DeltaTableHead) -> bool:
@@ -220,8 +213,7 @@ class DeltaMirror(DeltaSink):
         The entries of deleted rows are committed before, to their own table. Raises MirrorStopped, ValueMissing,
         ChecksFailed, and the errors of a commit.
         """
-        target, (columns, _, order), key = self._target(), self._layout(), mirror.key or ()
-        committed, written = list[Add](), list[Add]()
+        (columns, _, order), key, written = self._layout(), mirror.key or (), list[Add]()
         every, further = mirror.needs_all_entries, mirror.entry_columns
         entries = self._entries(self._name, self._id, columns, key, landing.lows, every=every, further=further)
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=columns))
@@ -229,30 +221,25 @@ class DeltaMirror(DeltaSink):
         merger = make_merger(batch, self._name, key, mirror.rows, entries, mirror.merge_mode, self.hands, written, look)
         founded: MergeResult | None = None
 
-        def make(head: DeltaTableHead | None) -> list[Action]:
-            # Called for each commit attempt: another head needs another decision of the merge.
+        def stage(head: DeltaTableHead | None) -> DeltaFileChange:
+            # Another head needs another decision of the merge.
             nonlocal founded
-            check_fit(head, target, self._name)
-            check_ledger(head, self._group, landing, allow_group_overlap=self._allow_group_overlap)
-            if head is not None and id_of(head) != self._id:
-                # Its entries are of the new id; entries of the old one would remove these.
-                raise StaleFiles(self._name, REPLACED)
             at = DeltaHead(self._tables, head, columns, order, written, self._folder) if head is not None else None
             merged = merger.merge(at)
             merger.remember(merged)
             # Set only if this attempt creates the table; see `BatchMerger.remember_again`.
             founded = merged if head is None else None
-            rest = self._write_files(merged.rows) if len(merged.rows) else []
-            written.extend(rest)
-            committed[:] = [*merged.new, *rest]
-            files = [*map(remove_action, merged.out), *({"add": dict(add)} for add in committed)]
-            operation = CREATE if head is None else OVERWRITE if merged.out else APPEND
-            return self._actions(head, target, landing, files, operation)
+            rest = self._write_noting(written, merged.rows) if len(merged.rows) else []
+            return DeltaFileChange(merged.out, [*merged.new, *rest])
 
-        # `written` has the files of all attempts. Only the files of the last attempt are committed.
-        version = self._drive_and_clean(
-            landing, make, lambda done: without_committed(written, committed if done else ())
-        )
+        # `written` has the files of all attempts.
+        commit = self._new_commit(landing, stage, written)
+        version = self._drive(replace(commit, checks=(*commit.checks, self._check_same)))
         if founded is not None:
             merger.remember_again(founded)
         return version
+
+    def _check_same(self, _: DeltaCommit, head: DeltaTableHead | None) -> None:
+        if head is not None and id_of(head) != self._id:
+            # Its entries are of the new id; entries of the old one would remove these.
+            raise StaleFiles(self._name, REPLACED)

@@ -70,7 +70,6 @@ class IcebergEntries(IcebergSink):
         design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN, further)
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key, self._lows, self._every = mirror_id, key.names, lows or {}, every
-        self._loaded: Table | None = None
 
     def open(self) -> EntryFiles | None:
         """Return the files of the entries, or None without a table, or with only the table of a dropped mirror.
@@ -114,14 +113,9 @@ class IcebergEntries(IcebergSink):
 
     def _there(self) -> Table | None:
         try:
-            return super()._load_table()
+            return fitness.load_table(self._catalog, self._name)
         except NoSuchTableError:
             return None
-
-    def _load_table(self) -> Table:
-        # The merge has loaded the table already; the commit loads it again, and refuses an unfit table.
-        loaded, self._loaded = self._loaded, None
-        return loaded or super()._load_table()
 
     def _is_own(self, table: Table) -> bool:
         return table.properties.get(MIRROR_ID) == self._id
@@ -146,7 +140,6 @@ class IcebergMirror(IcebergSink):
     staging: StagedEventFiles = handover
     # Only an audit, which may lack the first events, sets it; see `cdc.merge.values.RowValues`.
     borrowed: Borrowed | None = None
-    _loaded: Table | None = None
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Load the table; return the properties and columns, or None if the table does not exist.
@@ -155,16 +148,11 @@ class IcebergMirror(IcebergSink):
         """
         self._loaded = None
         try:
-            self._loaded = super()._load_table()
+            self._loaded = fitness.load_table(self._catalog, self._name)
         except NoSuchTableError:
             return None
         fitness.check_metadata(self._loaded.metadata, self._name)
         return self._loaded.metadata.properties, arrow_schema(self._loaded.metadata.schema())
-
-    def _load_table(self) -> Table:
-        # `load` comes right after `held`.
-        loaded, self._loaded = self._loaded, None
-        return loaded or super()._load_table()
 
     def take(self, mirror: MirrorDesign) -> None:
         """Use this design of the mirror from now on."""

@@ -12,14 +12,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from airflow_lakestream.core import codec
-from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.delta import ledger_store
+from airflow_lakestream.delta.files import Add
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.protocol import Action, check_writable, info_of, protocol_of, put_commit, read_commit
 from airflow_lakestream.delta.storage import DeltaTableAccess
@@ -33,6 +34,10 @@ COMMIT_TRIES = 20
 RETRY_PAUSE = 0.05
 # The default of Delta's other writers.
 CHECKPOINT_INTERVAL = 10
+
+APPEND = ("WRITE", {"mode": "Append"})
+CREATE = ("CREATE TABLE AS SELECT", {"mode": "ErrorIfExists"})
+OVERWRITE = ("WRITE", {"mode": "Overwrite"})
 
 
 class DeltaCommitUnknown(LakestreamError, Transient):
@@ -56,24 +61,140 @@ class DeltaCommitRefused(LakestreamError, Transient):
         )
 
 
-class DeltaCommitter:
-    """Commit of a landing, with retries.
+@dataclass(frozen=True)
+class DeltaTarget:
+    """Target of written files: the table at the last look, with the schema change of the next commit.
 
-    :param make: returns the landing's actions for a head (None without a table), or raises to refuse the landing. It is
-        called for each attempt.
+    :param base: None for a table that the commit creates.
+    :param fields: the columns after the commit, as Delta's JSON.
+    :param partitions: the names of the partition columns.
+    :param changes: the schema change in words.
+    :param properties: the properties of a new table.
     """
 
-    def __init__(
-        self,
-        tables: DeltaTableAccess,
-        table: str,
-        landing_id: str,
-        make: Callable[[DeltaTableHead | None], Sequence[Action]],
-    ) -> None:
-        self._tables, self._table, self._landing_id, self._make = tables, table, landing_id, make
+    base: DeltaTableHead | None
+    fields: Sequence[Mapping[str, Any]]
+    partitions: tuple[str, ...]
+    changes: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DeltaFileChange:
+    """Removed and new files of a version.
+
+    :param landing: the landing completed for this head; None: the commit's own landing.
+    """
+
+    out: Sequence[Add] = ()
+    new: Sequence[Add] = ()
+    landing: Landing | None = None
+
+    def actions(self) -> list[Action]:
+        """Return the actions that remove files now, and add files."""
+        return [*map(_remove_action, self.out), *({"add": dict(add)} for add in self.new)]
+
+
+@dataclass(frozen=True)
+class DeltaCommit:
+    """One change of a table, in one version; see `iceberg.commit.commit` for the same value of Iceberg.
+
+    :param target: the table for which the files were written, and the change of its columns in the same version.
+    :param stage: returns the files to change at a head (None without a table); called after the checks.
+    :param checks: checks of the head of each attempt, in this order; a check or `stage` raises to refuse the head.
+    :param notes: table properties to set next to the ledger's.
+    :param gone: the names of table properties to remove.
+    :param written: files that `stage` has written, for any head; it grows. Those of other attempts are deleted.
+    """
+
+    table: str
+    group: str
+    landing: Landing
+    target: DeltaTarget
+    stage: Callable[[DeltaTableHead | None], DeltaFileChange]
+    checks: tuple[DeltaCheck, ...]
+    notes: Mapping[str, str] = field(default_factory=dict)
+    gone: Sequence[str] = ()
+    written: Sequence[Add] = ()
+
+
+# A check of a table's head (None without a table); raises the error that refuses the head.
+DeltaCheck: TypeAlias = Callable[[DeltaCommit, DeltaTableHead | None], None]
+
+
+def files_fit(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
+    """Refuse files written for another table, schema or partitioning. Raises StaleFiles, and UnfitTable.
+
+    A head that has the target's schema change already is accepted.
+    """
+    table, target = commit.table, commit.target
+    if target.base is None or head is None:
+        if head is not None:
+            raise StaleFiles(table, "another run created the table")
+        if target.base is not None:
+            raise StaleFiles(table, "the table was dropped")
+        return
+    check_writable(head)
+    if head.table_id != target.base.table_id:
+        raise StaleFiles(table, "the table was dropped and created again")
+    if list(head.fields) != list(target.base.fields) and list(head.fields) != list(target.fields):
+        raise StaleFiles(table, "the schema was changed")
+    if head.partitions != target.partitions:
+        raise StaleFiles(table, "the partitioning was changed")
+
+
+def ledger_allows(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
+    """Refuse a landing that the ledgers of this group or of another group forbid.
+
+    Raises the errors of `tables.guards.check_landing`, and UnreadableLedger.
+    """
+    if head is not None:
+        _check_landing(commit, head, ledger_store.other_ledgers(head, commit.group))
+
+
+def ledger_allows_overlap(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
+    """Refuse a landing that the ledger of this group forbids; other groups may have the same offsets."""
+    if head is not None:
+        _check_landing(commit, head, {})
+
+
+def _check_landing(commit: DeltaCommit, head: DeltaTableHead, others: Mapping[str, Ledger]) -> None:
+    check_landing(head.table, commit.landing, ledger_store.read_ledger(head, commit.group), others.values())
+
+
+def _actions(commit: DeltaCommit, head: DeltaTableHead | None, change: DeltaFileChange) -> list[Action]:
+    """Return the actions of a version: commit info, protocol, properties with the ledger, transaction, files.
+
+    Raises the errors of the landing's precondition.
+    """
+    landing, target, group = change.landing or commit.landing, commit.target, commit.group
+    landing.check_precondition()
+    # The change in words is left out if another landing has made the change already.
+    changes = target.changes if head is not None and list(head.fields) != list(target.fields) else ()
+    summary = ledger_store.summary_of(head, group, landing, changes)
+    version = 0 if head is None else head.version + 1
+    own = {**ledger_store.properties_after(head, group, version, landing), **commit.notes}
+    generation = ledger_store.next_generation(head, group)
+    operation = CREATE if head is None else OVERWRITE if change.out else APPEND
+    actions: list[Action] = [_commit_info(*operation, dict(summary)), *protocol_of(head, target.fields)]
+    if head is None:
+        head = _new_head(target)
+    kept = {key: value for key, value in head.properties.items() if key not in commit.gone}
+    properties = {**kept, **own}
+    actions.append(head.metadata_action(properties, target.fields))
+    actions.append({"txn": {"appId": ledger_store.app_id(group), "version": generation}})
+    return [*actions, *change.actions()]
+
+
+class DeltaCommitter:
+    """Attempts of a commit, at each new head."""
+
+    def __init__(self, tables: DeltaTableAccess, commit: DeltaCommit) -> None:
+        self._tables, self._commit, self._table = tables, commit, commit.table
+        # The new files of the committed version.
+        self.committed: Sequence[Add] = ()
         # Versions requested without an answer: each may be this landing's, or may yet be.
         self._open: list[int] = []
-        self.head: DeltaTableHead | None = None
 
     @cached_property
     def _store(self) -> Any:
@@ -86,8 +207,8 @@ class DeltaCommitter:
     def commit(self) -> int:
         """Commit the landing, or find its earlier commit, and return the version.
 
-        An unclear outcome of an attempt is looked up in the log. Raises the errors of `make`, DeltaCommitUnknown and
-        DeltaCommitRefused, and an error of the store if no attempt has sent a request.
+        An unclear outcome of an attempt is looked up in the log. Raises the errors of checks and `stage`,
+        DeltaCommitUnknown and DeltaCommitRefused, and an error of the store if no attempt has sent a request.
         """
         unknown: BaseException | None = None
         for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
@@ -109,15 +230,19 @@ class DeltaCommitter:
         raise DeltaCommitRefused(self._table)
 
     def _try(self) -> int | None:
-        self.head = self._tables.open(self._table)
+        head = self._tables.open(self._table)
         # The search follows the read of the head: if the head has this landing, the search finds it.
         if (landed := self._landed()) is not None:
             return landed
-        version = 0 if self.head is None else self.head.version + 1
-        actions = self._make(self.head)
+        for check in self._commit.checks:
+            check(self._commit, head)
+        change = self._commit.stage(head)
+        actions = _actions(self._commit, head, change)
+        version = 0 if head is None else head.version + 1
         # The version is noted before the request: without an answer, it may be this landing's.
         self._open.append(version)
         if put_commit(self._store, version, actions):
+            self.committed = change.new
             return version
         # The version may be this landing's: the store's client may have sent the request twice.
         return self._landed()
@@ -127,7 +252,9 @@ class DeltaCommitter:
             actions = read_commit(self._store, version)
             if actions is None:
                 continue
-            if info_of(actions).get(codec.SUMMARY_LANDING_ID) == self._landing_id:
+            if info_of(actions).get(codec.SUMMARY_LANDING_ID) == self._commit.landing.landing_id:
+                # Its files may be those of an earlier attempt at the same head, whose answer was lost.
+                self.committed = [action["add"] for action in actions if "add" in action]
                 log.info("%s: version %s is this landing's: it was written before.", self._table, version)
                 return version
             # Another landing has the version, so this landing's request was not applied.
@@ -153,8 +280,7 @@ def look_after(tables: DeltaTableAccess, table: str, version: int) -> None:
         log.warning("%s: no checkpoint was written at version %s: %r", table, version, e)
 
 
-def commit_info(operation: str, parameters: dict[str, Any], summary: dict[str, Any]) -> Action:
-    """Return the `commitInfo` action of a commit."""
+def _commit_info(operation: str, parameters: dict[str, Any], summary: dict[str, Any]) -> Action:
     return {
         "commitInfo": {
             "timestamp": time.time_ns() // 1_000_000,
@@ -166,94 +292,17 @@ def commit_info(operation: str, parameters: dict[str, Any], summary: dict[str, A
     }
 
 
-_NO_UUID = "the table was dropped and created again"
-
-
-@dataclass(frozen=True)
-class DeltaTarget:
-    """Target of written files: the table at the last look, with the schema change of the next commit.
-
-    :param base: None for a table that the commit creates.
-    :param fields: the columns after the commit, as Delta's JSON.
-    :param partitions: the names of the partition columns.
-    :param changes: the schema change in words.
-    :param properties: the properties of a new table.
-    """
-
-    base: DeltaTableHead | None
-    fields: Sequence[Mapping[str, Any]]
-    partitions: tuple[str, ...]
-    changes: tuple[str, ...] = ()
-    properties: Mapping[str, str] = field(default_factory=dict)
-
-
-def check_fit(head: DeltaTableHead | None, target: DeltaTarget, table: str) -> None:
-    """Refuse files written for another table, schema or partitioning. Raises StaleFiles, and UnfitTable.
-
-    A head that has the target's schema change already is accepted.
-    """
-    if target.base is None or head is None:
-        if head is not None:
-            raise StaleFiles(table, "another run created the table")
-        if target.base is not None:
-            raise StaleFiles(table, "the table was dropped")
-        return
-    check_writable(head)
-    if head.table_id != target.base.table_id:
-        raise StaleFiles(table, _NO_UUID)
-    if list(head.fields) != list(target.base.fields) and list(head.fields) != list(target.fields):
-        raise StaleFiles(table, "the schema was changed")
-    if head.partitions != target.partitions:
-        raise StaleFiles(table, "the partitioning was changed")
-
-
-def check_ledger(
-    head: DeltaTableHead | None, consumer_group: str, landing: Landing, *, allow_group_overlap: bool
-) -> None:
-    """Refuse a landing forbidden by the ledgers at the head; without a table, nothing is forbidden.
-
-    Raises the errors of `tables.guards.check_landing`, and UnreadableLedger.
-    """
-    if head is None:
-        return
-    others = {} if allow_group_overlap else ledger_store.other_ledgers(head, consumer_group)
-    check_landing(head.table, landing, ledger_store.read_ledger(head, consumer_group), others.values())
-
-
-def landing_actions(
-    head: DeltaTableHead | None,
-    target: DeltaTarget,
-    consumer_group: str,
-    landing: Landing,
-    files: Sequence[Action],
-    operation: tuple[str, dict[str, Any]],
-    notes: Mapping[str, str],
-    gone: Sequence[str] = (),
-) -> list[Action]:
-    """Return the actions of a version: commit info, protocol, properties with the ledger, transaction, files.
-
-    Raises the errors of the landing's precondition.
-
-    :param files: actions that add and remove files.
-    :param operation: the name and the parameters of the operation in the commit info.
-    :param notes: further properties to set.
-    :param gone: the names of properties to remove.
-    """
-    landing.check_precondition()
-    # The change in words is left out if another landing has made the change already.
-    changes = target.changes if head is None or list(head.fields) != list(target.fields) else ()
-    summary = ledger_store.summary_of(head, consumer_group, landing, changes if head is not None else ())
-    version = 0 if head is None else head.version + 1
-    own = {**ledger_store.properties_after(head, consumer_group, version, landing), **notes}
-    generation = ledger_store.next_generation(head, consumer_group)
-    actions: list[Action] = [commit_info(*operation, dict(summary)), *protocol_of(head, target.fields)]
-    if head is None:
-        head = _new_head(target)
-    kept = {key: value for key, value in head.properties.items() if key not in gone}
-    properties = {**kept, **own}
-    actions.append(head.metadata_action(properties, target.fields))
-    actions.append({"txn": {"appId": ledger_store.app_id(consumer_group), "version": generation}})
-    return [*actions, *files]
+def _remove_action(add: Add) -> Action:
+    return {
+        "remove": {
+            "path": add["path"],
+            "deletionTimestamp": time.time_ns() // 1_000_000,
+            "dataChange": True,
+            "extendedFileMetadata": True,
+            "partitionValues": dict(add["partitionValues"]),
+            "size": add["size"],
+        }
+    }
 
 
 def _new_head(target: DeltaTarget) -> DeltaTableHead:

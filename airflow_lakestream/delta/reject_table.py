@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,13 +16,12 @@ from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.committing import check_fit
-from airflow_lakestream.delta.files import Add, delete_files, read_file, without_committed
+from airflow_lakestream.delta.committing import DeltaFileChange, files_fit
+from airflow_lakestream.delta.files import Add, delete_files, read_file
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.protocol import Action
-from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
+from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaTableAccess
-from airflow_lakestream.delta.takeout import live_files, may_hold, remove_action
+from airflow_lakestream.delta.takeout import live_files, may_hold
 from airflow_lakestream.tables.rejects import sink
 from airflow_lakestream.tables.rejects.book import RejectTableSink
 from airflow_lakestream.tables.rejects.settlement import (
@@ -97,35 +97,22 @@ class DeltaRejectTable(DeltaSink, RejectTableSink):
         return (rows for _, rows in self._rows_in(self._head, ranges, columns))
 
     def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
-        adds, target = self._files, self._target()
+        adds, written = self._files, list[Add]()
         # The files of remaining rows by the path of the old file: a retry at another head does not write them again.
-        written: dict[str, list[Add]] = {}
-        committed: list[Add] = []
+        rests: dict[str, list[Add]] = {}
 
-        def make(head: DeltaTableHead | None) -> list[Action]:
-            check_fit(head, target, self._name)
-            due = head is not None and settlement.is_due
-            rows = self._rows_in(head, settlement.ranges) if head is not None and due else ()
+        def stage(head: DeltaTableHead | None) -> DeltaFileChange:
+            rows = self._rows_in(head, settlement.ranges) if head is not None and settlement.is_due else ()
             stale = dict[str, Add]()
             for add, rest in settlement.remainders(rows):
                 stale[add["path"]] = add
-                if add["path"] not in written:
-                    written[add["path"]] = self._write_files(rest) if len(rest) else []
-            # The list is changed in place, since `unneeded` reads the files of the last attempt.
-            committed[:] = [file for path in stale for file in written[path]]
-            removes = [remove_action(add) for add in stale.values()]
-            files = [*removes, *({"add": dict(add)} for add in (*committed, *adds))]
-            notes = {one.key: one.encode() for one in pending}
-            operation = CREATE if head is None else OVERWRITE if removes else APPEND
-            gone = [one.key for one in settlement.settled]
-            return self._actions(head, target, landing, files, operation, notes=notes, gone=gone)
+                if add["path"] not in rests:
+                    rests[add["path"]] = self._write_noting(written, rest) if len(rest) else []
+            return DeltaFileChange(list(stale.values()), [*(file for path in stale for file in rests[path]), *adds])
 
-        def unneeded(is_committed: bool) -> list[Add]:
-            return without_committed(
-                [add for files in written.values() for add in files], committed if is_committed else ()
-            )
-
-        self._drive_and_clean(landing, make, unneeded)
+        notes, gone = {one.key: one.encode() for one in pending}, [one.key for one in settlement.settled]
+        commit = self._new_commit(landing, stage, written, checks=(files_fit,))
+        self._drive(replace(commit, notes=notes, gone=gone))
 
     def _rows_in(
         self, head: DeltaTableHead, ranges: RangeSet | None, columns: Sequence[str] = ()

@@ -31,11 +31,14 @@ from airflow_lakestream.delta.columns import (
     narrow_integers,
 )
 from airflow_lakestream.delta.committing import (
+    DeltaCheck,
+    DeltaCommit,
     DeltaCommitter,
+    DeltaFileChange,
     DeltaTarget,
-    check_fit,
-    check_ledger,
-    landing_actions,
+    files_fit,
+    ledger_allows,
+    ledger_allows_overlap,
     look_after,
 )
 from airflow_lakestream.delta.files import (
@@ -46,12 +49,20 @@ from airflow_lakestream.delta.files import (
     path_of,
     proof_of,
     unwritable,
+    without_committed,
     write_files,
 )
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.protocol import Action, check_writable
+from airflow_lakestream.delta.protocol import check_writable
 from airflow_lakestream.delta.storage import DeltaStorage, DeltaTableAccess, check_place
-from airflow_lakestream.delta.takeout import DeltaReplacement, Finder, adds_of, bounds_of
+from airflow_lakestream.delta.takeout import (
+    Finder,
+    adds_of,
+    bounds_of,
+    not_replaced_since,
+    ranges_landed,
+    replaced_files,
+)
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.design import TableDesign
@@ -168,10 +179,6 @@ def check_new(design: TableDesign) -> None:
 
 log = logging.getLogger(__name__)
 
-APPEND = ("WRITE", {"mode": "Append"})
-CREATE = ("CREATE TABLE AS SELECT", {"mode": "ErrorIfExists"})
-OVERWRITE = ("WRITE", {"mode": "Overwrite"})
-
 
 class DeltaSink(TableSink[Add]):
     """`core.ports.Sink` on a Delta table."""
@@ -221,7 +228,7 @@ class DeltaSink(TableSink[Add]):
         if MIRROR not in self._design.notes:
             refuse_mirror(self._name, head.properties, "landed into, or replaced, by records")
         ledger_store.check_not_taken_away(head, self._group, self._store)
-        self._change = change = self._change_of(head)
+        self._change = change = self.change_of(head)
         check_layout(head.schema, head.partitions, self._name, self._design.partition_by)
         if not isinstance(self._tables, handover.DeltaOutline):
             self._prove(*proof_of(*self._layout()))
@@ -242,15 +249,8 @@ class DeltaSink(TableSink[Add]):
 
     def commit(self, landing: Landing) -> int:
         """Commit the buffered rows and the landing as a version; see `core.ports.Sink`."""
-        adds, target = self._files, self._target()
-
-        def make(head: DeltaTableHead | None) -> list[Action]:
-            check_fit(head, target, self._name)
-            check_ledger(head, self._group, landing, allow_group_overlap=self._allow_group_overlap)
-            files = [{"add": dict(add)} for add in adds]
-            return self._actions(head, target, landing, files, CREATE if head is None else APPEND)
-
-        return self._drive(DeltaCommitter(self._tables, self._name, landing.landing_id, make))
+        files = DeltaFileChange(new=self._files)
+        return self._drive(self._new_commit(landing, lambda _: files))
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the rows of ranges by the buffered rows, in a single version; see `core.ports.Sink`."""
@@ -259,23 +259,19 @@ class DeltaSink(TableSink[Add]):
             raise RangesNotLanded(self._name, ranges)
         refuse_replacing(self._name, self._head.properties, self._group)
         check_columns(self._design.metadata.names, self._name)
-        files, target = self._files, self._target()
-        replacement = DeltaReplacement(
-            store=self._store,
-            table=self._name,
-            consumer_group=self._group,
-            landing=landing,
-            target=target,
-            files=files,
-            finder=Finder(ranges, files, self._write_files, self._passed_over),
-            since=self._first_version or 0,
-            own=self._landed,
-            notes=dict(self._design.notes),
-        )
-        version = self._drive_and_clean(landing, replacement.make, replacement.unneeded)
-        assert replacement.made is not None
+        files, written, made = self._files, list[Add](), landing
+        finder = Finder(ranges, files, partial(self._write_noting, written), self._passed_over)
+
+        def stage(head: DeltaTableHead | None) -> DeltaFileChange:
+            nonlocal made
+            assert head is not None, "the files fit no missing table"
+            takeout, made = replaced_files(self._store, head, finder, landing, self._group)
+            return DeltaFileChange(takeout.out, [*takeout.remainders, *files], made)
+
+        checks = (not_replaced_since(self._store, self._first_version or 0, self._landed), files_fit, ranges_landed)
+        version = self._drive(self._new_commit(landing, stage, written, checks=checks))
         self._landed.add(landing.landing_id)
-        return version, replacement.made
+        return version, made
 
     def outline(self) -> handover.DeltaOutline:
         """Return the outline of the table, existing or new, for writing files in another process.
@@ -283,7 +279,7 @@ class DeltaSink(TableSink[Add]):
         Buffered rows are written first. Raises RowsNotWritable.
         """
         self._buffer.flush()
-        return handover.outline(self._tables, self._name, self._target(), self._columns)
+        return handover.outline(self._tables, self._name, self.target(), self._columns)
 
     def staging_outline(self, columns: pa.Schema) -> handover.DeltaOutline:
         """Return the outline of a staging table in this table's folder."""
@@ -293,62 +289,48 @@ class DeltaSink(TableSink[Add]):
         """Return the reason why handed files do not fit the table at the last `load`, or None."""
         if self._change is None:
             return "the table is not there (any more)"
-        return handover.misfit(self._target(), self._store, files)
+        return handover.misfit(self.target(), self._store, files)
 
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
         """Return a landing's changes of the table's schema, in words; empty once the log has lost the version."""
         return ledger_store.schema_changes(self._store, snapshot_id)
 
-    def _drive_and_clean(
+    def _new_commit(
         self,
         landing: Landing,
-        make: Callable[[DeltaTableHead | None], Sequence[Action]],
-        unneeded: Callable[[bool], list[Add]],
-    ) -> int:
-        """Commit actions with removed files, then delete the files written in vain for the commit.
+        stage: Callable[[DeltaTableHead | None], DeltaFileChange],
+        written: Sequence[Add] = (),
+        *,
+        checks: tuple[DeltaCheck, ...] = (),
+    ) -> DeltaCommit:
+        """Return a commit of files for the target.
 
-        After an error, nothing is deleted if the commit may have been applied.
-
-        :param unneeded: returns the files written in vain; its argument is whether the last actions made are committed.
+        :param checks: checks instead of those of an append.
         """
-        committer = DeltaCommitter(self._tables, self._name, landing.landing_id, make)
-        try:
-            version = self._drive(committer)
-        except BaseException:
-            if not committer.may_be_applied():
-                delete_files(self._store, unneeded(False))
-            raise
-        delete_files(self._store, unneeded(True))
-        return version
+        ledger = ledger_allows_overlap if self._allow_group_overlap else ledger_allows
+        checks = checks or (files_fit, ledger)
+        target, notes = self.target(), self._design.notes
+        return DeltaCommit(self._name, self._group, landing, target, stage, checks, notes, written=written)
 
-    def _drive(self, committer: DeltaCommitter) -> int:
+    def _drive(self, commit: DeltaCommit) -> int:
+        """Commit, then delete the files written in vain; after an error, nothing that may have been applied."""
+        committer = DeltaCommitter(self._tables, commit)
         try:
             version = committer.commit()
         except BaseException:
             # This may be a refusal or an interrupt: if the commit may have been applied, its files must stay.
             if committer.may_be_applied():
-                self._leave_in_place()
+                self.leave_in_place()
+            elif commit.written:
+                delete_files(self._store, without_committed(commit.written, ()))
             raise
-        self._leave_in_place()
+        self.leave_in_place()
         look_after(self._tables, self._name, version)
         # The next rows are written for the table after this commit.
         self._head = self._tables.open(self._name)
         self._change = SchemaChange.none(self._planned(None).metadata)
+        delete_files(self._store, without_committed(commit.written, committer.committed))
         return version
-
-    def _actions(
-        self,
-        head: DeltaTableHead | None,
-        target: DeltaTarget,
-        landing: Landing,
-        files: Sequence[Action],
-        operation: tuple[str, dict[str, Any]],
-        *,
-        notes: Mapping[str, str] | None = None,
-        gone: Sequence[str] = (),
-    ) -> list[Action]:
-        noted = self._design.notes if notes is None else notes
-        return landing_actions(head, target, self._group, landing, files, operation, noted, gone)
 
     @property
     def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
@@ -360,9 +342,10 @@ class DeltaSink(TableSink[Add]):
         if self._head is None:
             self._found(None)
         else:
-            self._change = self._change_of(self._head)
+            self._change = self.change_of(self._head)
 
-    def _target(self) -> DeltaTarget:
+    def target(self) -> DeltaTarget:
+        """Return the target of the next commit: the table at the last look, with the columns after the commit."""
         columns = self._columns
         wanted = delta_fields(columns)
         if self._head is None:
@@ -385,7 +368,7 @@ class DeltaSink(TableSink[Add]):
     def _layout(self) -> tuple[pa.Schema, Sequence[str], Sequence[tuple[str, bool, bool]]]:
         """Return the columns of files, the partition columns, and the order of rows."""
         columns = self._columns
-        return columns, self._target().partitions, check_order(columns, self._design.sort_order)
+        return columns, self.target().partitions, check_order(columns, self._design.sort_order)
 
     def _writing(self, rows: pa.Table) -> Callable[[], list[Add]]:
         write = partial(write_files, self._store, *self._layout(), folder=self._folder)
@@ -394,11 +377,17 @@ class DeltaSink(TableSink[Add]):
     def _write_files(self, rows: pa.Table) -> list[Add]:
         return self._writing(rows)()
 
+    def _write_noting(self, written: list[Add], rows: pa.Table) -> list[Add]:
+        """Write rows as files of an attempt, noted in `written` for the clean-up."""
+        files = self._write_files(rows)
+        written += files
+        return files
+
     def _trial(self) -> Trial:
         return partial(unwritable, *self._layout())
 
     def _encode(self, files: Sequence[Add]) -> Mapping[str, Any]:
-        return handover.encode_files(self._target(), files)
+        return handover.encode_files(self.target(), files)
 
     def _decode(self, handed: Mapping[str, Any]) -> Sequence[Add]:
         found: Sequence[Add] = handed["files"]
@@ -422,7 +411,7 @@ class DeltaSink(TableSink[Add]):
         if self.takes_records:
             self._prove(*proof_of(*self._layout()))
 
-    def _change_of(self, head: DeltaTableHead) -> SchemaChange:
+    def change_of(self, head: DeltaTableHead) -> SchemaChange:
         """Return the table's schema change by the next commit. Raises InvalidArgument for a contradiction."""
         for name in narrow_integers(head.schema):
             problem = f"{self._name} has a column {name!r} of Delta's byte or short."

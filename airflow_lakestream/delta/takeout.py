@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile, StaleFiles
+from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet, overlapping
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.committing import DeltaTarget, check_fit, landing_actions
+from airflow_lakestream.delta.committing import DeltaCheck, DeltaCommit
 from airflow_lakestream.delta.files import Add, read_file, read_parts
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.protocol import Action, check_no_dead_rows, check_removable
+from airflow_lakestream.delta.protocol import check_no_dead_rows, check_removable
 from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, TOPIC
 from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, replaced_ranges, rows_landed
@@ -115,89 +113,56 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def remove_action(add: Add) -> dict[str, Any]:
-    """Return the action for removing a live file now."""
-    return {
-        "remove": {
-            "path": add["path"],
-            "deletionTimestamp": time.time_ns() // 1_000_000,
-            "dataChange": True,
-            "extendedFileMetadata": True,
-            "partitionValues": dict(add["partitionValues"]),
-            "size": add["size"],
-        }
-    }
-
-
 def may_hold(add: Add, ranges: RangeSet) -> bool:
     """Return by a file's statistics whether rows of the ranges are possible; True without statistics."""
     low, high = add["stats"]["minValues"].get(OFFSET), add["stats"]["maxValues"].get(OFFSET)
     return any(overlapping(ranges.intervals(*key), low, high) for key in ranges.partitions)
 
 
-@dataclass
-class DeltaReplacement:
-    """Actions of a replacing landing, made for each new head.
+def not_replaced_since(store: Any, since: int, own: Collection[str]) -> DeltaCheck:
+    """Return a check that refuses ranges replaced by another run, since another plan may have older rows.
 
-    :param files: the files of the rows read again.
-    :param finder: finds the rows to take out at a head.
+    The check raises ReplacedMeanwhile, and CannotReplace if the log has lost versions.
+
     :param since: the version at the run's first look.
     :param own: the ids of this run's landings.
-    :param notes: further table properties to set.
     """
 
-    store: Any
-    table: str
-    consumer_group: str
-    landing: Landing
-    target: DeltaTarget
-    files: Sequence[Add]
-    finder: Finder
-    since: int
-    own: Collection[str]
-    notes: dict[str, str] = field(default_factory=dict)
-    # The last landing made, with the counts of removed rows.
-    made: Landing | None = None
-    _takeout: Takeout | None = None
+    def check(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
+        _, ranges = replaced_ranges(commit.landing)
+        landings = _landings_since(store, commit.group, head, since, ranges) if head is not None else ()
+        if replaced := replaced_by_others(landings, ranges, own):
+            raise ReplacedMeanwhile(commit.table, replaced)
 
-    def make(self, head: DeltaTableHead | None) -> list[Action]:
-        """Return the actions for a head, and set `made`. Writes the files of remaining rows.
+    return check
 
-        Raises a Conflict, such as StaleFiles, ReplacedMeanwhile, CannotReplace, and UnfitTable.
-        """
-        if head is None:
-            raise StaleFiles(self.table, "the table was dropped")
-        _, ranges = replaced_ranges(self.landing)
-        if replaced := replaced_by_others(self._landings_since(head, ranges), ranges, self.own):
-            raise ReplacedMeanwhile(self.table, replaced)
-        check_fit(head, self.target, self.table)
-        ledgers = ledger_store.ledgers(head, self.consumer_group)
-        check_replace(self.table, self.landing, self.consumer_group, ledgers)
+
+def _landings_since(
+    store: Any, consumer_group: str, head: DeltaTableHead, since: int, ranges: RangeSet
+) -> Iterator[Landing]:
+    at = ledger_store.previous_version(head, consumer_group)
+    while at is not None and at > since:
+        item = ledger_store.landing_at(store, at, consumer_group)
+        if item is None:
+            raise CannotReplace(
+                f"{head.table}: its log no longer has version {at}, so it is unknown whether another run "
+                f"replaced {ranges} meanwhile. Nothing was changed. Run it again, or keep the log longer."
+            )
+        landing, at = item
+        yield landing
+
+
+def ranges_landed(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
+    """Refuse ranges missing in the group's ledger, ranges with possible rows of others, and tables without removal."""
+    if head is not None:
+        check_replace(commit.table, commit.landing, commit.group, ledger_store.ledgers(head, commit.group))
         check_removable(head)
-        self._takeout = takeout = self.finder.find(DeltaFiles(self.store, head), rows_landed(ledgers.values()))
-        self.made = completed(self.landing, takeout.rows, ledgers[self.consumer_group])
-        removes = [remove_action(add) for add in takeout.out]
-        adds = [{"add": dict(add)} for add in (*takeout.remainders, *self.files)]
-        operation = ("WRITE", {"mode": "Overwrite"})
-        return landing_actions(
-            head, self.target, self.consumer_group, self.made, [*removes, *adds], operation, self.notes
-        )
 
-    def unneeded(self, is_committed: bool) -> list[Add]:
-        """Return the written files of remaining rows outside of all versions, for deletion.
 
-        :param is_committed: whether the last actions made are committed.
-        """
-        return self.finder.unneeded(self._takeout if is_committed else None)
-
-    def _landings_since(self, head: DeltaTableHead, ranges: RangeSet) -> Iterator[Landing]:
-        at = ledger_store.previous_version(head, self.consumer_group)
-        while at is not None and at > self.since:
-            item = ledger_store.landing_at(self.store, at, self.consumer_group)
-            if item is None:
-                raise CannotReplace(
-                    f"{self.table}: its log no longer has version {at}, so it is unknown whether another run "
-                    f"replaced {ranges} meanwhile. Nothing was changed. Run it again, or keep the log longer."
-                )
-            landing, at = item
-            yield landing
+def replaced_files(
+    store: Any, head: DeltaTableHead, finder: Finder, landing: Landing, consumer_group: str
+) -> tuple[Takeout, Landing]:
+    """Return the takeout at a head, and the landing with the counts of removed rows. Writes remaining rows."""
+    ledgers = ledger_store.ledgers(head, consumer_group)
+    takeout = finder.find(DeltaFiles(store, head), rows_landed(ledgers.values()))
+    return takeout, completed(landing, takeout.rows, ledgers[consumer_group])

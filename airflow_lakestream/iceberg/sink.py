@@ -147,6 +147,8 @@ class IcebergSink(TableSink[DataFile]):
         super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._catalog = catalog
         self._table: Table | None = None
+        # The table as loaded before, which the next `load` takes.
+        self._loaded: Table | None = None
         self._staged: NewTable | None = None
         # The run's first look, kept when the run plans again: a replace must find later landings of other runs.
         self._first: FirstLook | None = None
@@ -163,7 +165,8 @@ class IcebergSink(TableSink[DataFile]):
         """
         fitness.check_catalog(self._catalog, self._name)
         try:
-            self._table = self._load_table()
+            loaded, self._loaded = self._loaded, None
+            self._table = loaded or fitness.load_table(self._catalog, self._name)
         except NoSuchIcebergTableError as e:
             raise fitness.NotIceberg(self._name) from e
         except NoSuchTableError:
@@ -226,7 +229,7 @@ class IcebergSink(TableSink[DataFile]):
         check_columns(self._design.metadata.names, self._name)
         files = self._files
         guard = self._guard(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
-        stage = ReplaceStage(landing, self._finder(finder, ranges, files), complete)
+        stage = ReplaceStage(landing, self.finder(finder, ranges, files), complete)
         attempt = CommitAttempt(self._catalog, self._name, guard, {}, stage, stage.unneeded)
         return self._drive(attempt, landing, files), stage
 
@@ -290,7 +293,7 @@ class IcebergSink(TableSink[DataFile]):
     def _check_design(self, table: Table) -> SchemaChange:
         fitness.check_table(table)
         design = self._design
-        self._check_part(table)
+        self.check_part(table)
         if MIRROR not in design.notes:
             refuse_mirror(self._name, table.metadata.properties, "landed into, or replaced, by records")
         change = change_for(design, table.metadata, self._name)
@@ -298,7 +301,7 @@ class IcebergSink(TableSink[DataFile]):
         self._announce(change.texts)
         return change
 
-    def _check_part(self, table: Table) -> None:
+    def check_part(self, table: Table) -> None:
         """Refuse a fan-out's home, and a table of a fan-out of this group. Raises LandedByFanOut."""
         note = note_on(table.metadata.properties)
         if note and (BOOKS in table.metadata.properties or landed_by_fan_out(table, self._group)):
@@ -361,10 +364,6 @@ class IcebergSink(TableSink[DataFile]):
     def _delete(self, files: Sequence[DataFile]) -> Sequence[str]:
         return delete_files(self._io(), [file.file_path for file in files])
 
-    def _load_table(self) -> Table:
-        """Return the current table. Raises NoSuchTableError, UnreadableTable."""
-        return fitness.load_table(self._catalog, self._name)
-
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
         try:
             # Files for a table that is still to be created are at the location of the staged table.
@@ -389,21 +388,22 @@ class IcebergSink(TableSink[DataFile]):
         files = self._files
         guard = self._guard(landing, partial(dataclasses.replace, for_one_head=True), *builders)
         stage = RewriteStage(rewrite, written)
-        attempt = CommitAttempt(self._catalog, self._name, guard, self._summary(landing), stage, stage.unneeded)
+        attempt = CommitAttempt(self._catalog, self._name, guard, self.summary(landing), stage, stage.unneeded)
         snapshot_id = self._drive(attempt, landing, files)
         self._committed_paths = stage.new_in(snapshot_id)
         return snapshot_id
 
     def _attempt(self, landing: Landing, *builders: CommitBuilder) -> CommitAttempt:
-        guard, summary = self._guard(landing, *builders), self._summary(landing)
+        guard, summary = self._guard(landing, *builders), self.summary(landing)
         assert self._table is not None or self._staged is not None
         new = self._staged if self._table is None else None
         return CommitAttempt(self._catalog, self._name, guard, summary, new=new)
 
-    def _summary(self, landing: Landing) -> Mapping[str, str]:
+    def summary(self, landing: Landing) -> Mapping[str, str]:
+        """Return the entries of the snapshot's summary for a landing."""
         return codec.encode_summary(self._group, landing)
 
-    def _finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
+    def finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
         """Return the search for rows removed by a replace."""
         return make(ranges, files, self._write_files, self._passed_over)
 
@@ -429,18 +429,18 @@ class IcebergSink(TableSink[DataFile]):
         except BaseException:
             # This may be a refusal or an interrupt: if the commit may have been applied, its files must stay.
             if committer.may_be_applied:
-                self._leave_in_place()
+                self.leave_in_place()
             raise
         self._landed.add(landing.landing_id)
-        self._leave_in_place()
+        self.leave_in_place()
         # The next rows are written for the table after this commit, which may have created it.
         self._table = self._catalog.load_table(self._name)
         self._change = SchemaChange.none(self._table.metadata)
         return snapshot_id
 
-    def _leave_in_place(self) -> None:
+    def leave_in_place(self) -> None:
         """Keep files and namespace from being discarded."""
-        super()._leave_in_place()
+        super().leave_in_place()
         self._staged = None
 
     def _io(self) -> FileIO:

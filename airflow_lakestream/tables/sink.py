@@ -203,7 +203,7 @@ class TableSink(ABC, Generic[File]):
         """
         return [*self._buffer.flush(), *self._adopted]
 
-    def _leave_in_place(self) -> None:
+    def leave_in_place(self) -> None:
         """Forget the files of the next commit without deletion."""
         self._buffer.forget()
         self._adopted, self._passed_over, self._handed_over = [], [], 0

@@ -76,7 +76,7 @@ MUTANTS = (
         """
     properties = {**kept, **own}
     actions.append(head.metadata_action(properties, target.fields))
-    actions.append({"txn": {"appId": ledger_store.app_id(consumer_group), "version": generation}})
+    actions.append({"txn": {"appId": ledger_store.app_id(group), "version": generation}})
 """,
         """
     actions.append(head.metadata_action(kept, target.fields))

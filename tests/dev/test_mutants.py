@@ -79,7 +79,7 @@ def ledger_of_the_first_attempt(patch: Patch) -> None:
 
 def files_deleted_after_an_unknown_outcome(patch: Patch) -> None:
     """Nobody keeps the files of a commit that may have been applied."""
-    patch.setattr(sink.IcebergSink, "_leave_in_place", lambda self: None)
+    patch.setattr(sink.IcebergSink, "leave_in_place", lambda self: None)
 
 
 def failed_means_not_applied(patch: Patch) -> None:

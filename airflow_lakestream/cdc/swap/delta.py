@@ -24,17 +24,13 @@ from airflow_lakestream.cdc.swap.exchange import (
     remember,
 )
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
+from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.columns import delta_fields
-from airflow_lakestream.delta.committing import DeltaTarget, check_fit, check_ledger
-from airflow_lakestream.delta.files import Add, without_committed
+from airflow_lakestream.delta.committing import DeltaCommit, DeltaFileChange, DeltaTarget, files_fit, ledger_allows
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.protocol import Action
-from airflow_lakestream.delta.sink import OVERWRITE
 from airflow_lakestream.delta.storage import DeltaTableAccess
-from airflow_lakestream.delta.takeout import remove_action
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
 from airflow_lakestream.tables.schema.columns import fits, to_schema
@@ -102,29 +98,22 @@ class _DeltaSwapTable(DeltaMirror):
         read_again = self._entries(aside_name, id_of(aside), aside.schema, key)
         remember(read_again, self._entries(self._name, self._id, self.columns, key))
 
-    def _target(self) -> DeltaTarget:
-        return super()._target() if self._swapped is None else self._swapped
+    def target(self) -> DeltaTarget:
+        """Return the target of the next commit: in an exchange, with the columns of the new rows."""
+        return super().target() if self._swapped is None else self._swapped
 
     def _exchange(self, swap: RowSwap, landing: Landing, reach: RangeSet) -> int:
-        target, committed = self._target(), list[Add]()
+        def not_ahead(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
+            if head is not None and (more := beyond(ledger_store.read_ledger(head, commit.group), landing, reach)):
+                raise LedgerConflict(commit.table, more)
 
-        # Called for each commit attempt, with the head of the attempt.
-        def make(head: DeltaTableHead | None) -> list[Action]:
-            if head is None:
-                raise StaleFiles(self._name, "the table was dropped")
-            check_fit(head, target, self._name)
-            check_ledger(head, self._group, landing, allow_group_overlap=False)
-            if more := beyond(ledger_store.read_ledger(head, self._group), landing, reach):
-                raise LedgerConflict(self._name, more)
+        def stage(head: DeltaTableHead | None) -> DeltaFileChange:
+            assert head is not None, "the files fit no missing table"
             mirror = DeltaHead(self._tables, head, head.schema)
-            out = mirror.files()
-            committed[:] = swap.make(mirror)
-            files = [*(remove_action(add) for add in out), *({"add": dict(add)} for add in committed)]
-            return self._actions(head, target, landing, files, OVERWRITE)
+            return DeltaFileChange(mirror.files(), swap.make(mirror))
 
-        return self._drive_and_clean(
-            landing, make, lambda done: without_committed(swap.written, committed if done else ())
-        )
+        checks = (files_fit, ledger_allows, not_ahead)
+        return self._drive(self._new_commit(landing, stage, swap.written, checks=checks))
 
 
 def changed(head: DeltaTableHead, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, DeltaTarget]:

@@ -125,7 +125,7 @@ class CheckedIcebergSink(IcebergSink):
                 raise
             if isinstance(e, ChecksFailed):
                 # The branch has the files now.
-                self._leave_in_place()
+                self.leave_in_place()
                 self._drop_superseded(landing, branch)
                 raise
             self._withdraw(branch)
@@ -162,7 +162,7 @@ class CheckedIcebergSink(IcebergSink):
             # New columns of the records wait for the checks.
             change = SchemaChange.none(self._table.metadata)
             guard = CommitGuard(self._catalog, TableCommit(self._group, first, change, self._ledger_check))
-            attempt = CommitAttempt(self._catalog, self._name, guard, self._summary(first))
+            attempt = CommitAttempt(self._catalog, self._name, guard, self.summary(first))
         IcebergCommitter(self._catalog, self._name, self._group, first, attempt).commit(())
         if self._table is None:
             self._staged, self._table = None, self._catalog.load_table(self._name)
@@ -178,7 +178,7 @@ class CheckedIcebergSink(IcebergSink):
             return branches.stage(self._catalog, current, self._group, landing, files, handed=bool(self._adopted))
         except BaseException:
             # It may have been applied. The next landing of these offsets drops the branch, and its files with it.
-            self._leave_in_place()
+            self.leave_in_place()
             raise
 
     def _withdraw(self, branch: CheckBranch) -> None:
@@ -187,7 +187,7 @@ class CheckedIcebergSink(IcebergSink):
             branches.drop(self._catalog, self._name, branch)
         except Exception as e:  # noqa: BLE001  # the error that led here is the one to raise
             log.warning("%s: the branch %s was left in place: %r", self._name, branch.name, e)
-            self._leave_in_place()
+            self.leave_in_place()
 
     def _drop_superseded(self, landing: Landing, own: CheckBranch | None) -> None:
         # The commit has just looked at the table again.

@@ -100,7 +100,7 @@ class RowDelta(_OverwriteFiles):
         sizes = Counter[int]()
         for spec, files in new.items():
             if files:
-                changed[spec, 0] += map(self._entry, files)
+                changed[spec, 0] += map(self.manifest_entry, files)
         held = live_entries(self._io, manifests) if out else repeat(())
         for manifest, entries in zip(manifests, held, strict=False):
             found = out.intersection(entry.data_file for entry in entries)
@@ -117,7 +117,8 @@ class RowDelta(_OverwriteFiles):
         written = [self._write(open_writer(self.spec(spec)), out, entries) for (spec, _), entries in changed.items()]
         return [*written, *left]
 
-    def _entry(self, file: DataFile) -> ManifestEntry:
+    def manifest_entry(self, file: DataFile) -> ManifestEntry:
+        """Return the manifest's entry of a new data file."""
         added = ManifestEntryStatus.ADDED
         return ManifestEntry.from_args(status=added, snapshot_id=self.snapshot_id, data_file=file)
 

@@ -68,7 +68,7 @@ class _PropertiesSink(IcebergSink, ABC):
     def _stamp(self, properties: Properties) -> Properties:
         """Return the properties for the next commit; raises a LakestreamError to refuse the commit."""
 
-    def _check_part(self, table: Table) -> None:
+    def check_part(self, table: Table) -> None:
         """Accept the table: this is the fan-out."""
 
     def _look(self, table: Table) -> None:
@@ -125,9 +125,10 @@ class HomeSink(_PropertiesSink):
     def _stamp(self, properties: Properties) -> Properties:
         return self.change(properties)
 
-    def _summary(self, landing: Landing) -> Mapping[str, str]:
+    def summary(self, landing: Landing) -> Mapping[str, str]:
+        """Return the entries of the snapshot's summary, with the rows of each table."""
         rows = {ROWS: json.dumps(dict(sorted(self.rows.items())), separators=(",", ":"))} if self.rows else {}
-        return {**super()._summary(landing), **rows}
+        return {**super().summary(landing), **rows}
 
 
 class TargetSink(_PropertiesSink):
@@ -186,7 +187,7 @@ class TargetSink(_PropertiesSink):
                     found[key] = found.get(key, RangeSet()) | entry.landed | entry.replaced
         return found
 
-    def _check_part(self, table: Table) -> None:
+    def check_part(self, table: Table) -> None:
         """Refuse a table outside of this fan-out and of further fan-outs of the group. Raises NotItsOwn."""
         if (owner := self._owner(table)) is not None:
             raise NotItsOwn(self._name, owner)
@@ -213,5 +214,6 @@ class TargetSink(_PropertiesSink):
             raise Fenced(self._name)
         return {key: self.fingerprint}
 
-    def _finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
+    def finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
+        """Return the search for rows removed by a replace, by the offsets that the fan-out has read."""
         return make(ranges, files, self._write_files, _read_again=self.read)

@@ -297,7 +297,7 @@ class _CompactedFiles(FileExchange):
         for file in (file for one in exchanged for file in one.new):
             self.append_data_file(file)
 
-    def _entry(self, file: DataFile) -> ManifestEntry:
+    def manifest_entry(self, file: DataFile) -> ManifestEntry:
         return ManifestEntry.from_args(
             status=ManifestEntryStatus.ADDED,
             snapshot_id=self.snapshot_id,

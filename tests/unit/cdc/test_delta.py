@@ -167,6 +167,25 @@ def test_a_lost_answer_changes_nothing(
         mirror.land(CREATED)
 
 
+def test_files_of_a_request_that_is_applied_late_stay(mirror: HandDeltaMirror, faults: Callable[..., None]) -> None:
+    mirror.land(CREATED)
+    late = list[Callable[[], Any]]()
+
+    def unanswered(request: Callable[[], Any]) -> Any:
+        late.append(request)
+        raise OSError("time-out")
+
+    def second(request: Callable[[], Any]) -> Any:
+        # The first request arrives after the second attempt has written files of its own.
+        assert late[0]()
+        return request()
+
+    faults(unanswered, second)
+    mirror.land([Event("u", 1, ("new", "N"), 200, 1, offset=4)])
+    assert mirror.rows()[1] == ("new", "N")
+    assert_whole(mirror)
+
+
 def test_a_writer_that_gets_in_between_is_merged_on(mirror: HandDeltaMirror, faults: Callable[..., None]) -> None:
     mirror.land(CREATED)
     other = [Event("u", 1, ("other", "O"), 300, 1, offset=5)]
