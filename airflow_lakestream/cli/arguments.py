@@ -390,7 +390,7 @@ def in_options(text: str, command: Any, arguments: Sequence[str]) -> str:
     }
     text = _SETTING.sub(lambda match: f"{options[match[1]]} {match[2]}" if match[1] in options else match[0], text)
     name, colon, problem = text.partition(": ")
-    name = options[name] if options.get(name) in arguments else name
+    name = options[name] if options.get(name) in [one.partition("=")[0] for one in arguments] else name
     # "--table is missing", but "--topic: there is no topic".
     is_verb = name.startswith("--") and problem.partition(" ")[0] in _VERBS
     return f"{name} {problem}" if is_verb else f"{name}{colon}{problem}"

@@ -288,14 +288,12 @@ def replay(
         from airflow_lakestream.run.replay import RejectReplay, RejectSelection
         from airflow_lakestream.run.summary import figures, rejects_of
 
+        chosen = RejectSelection(stage, reason, limit)
         arguments = {**decoding, **_given({"schema_evolution": schema_evolution, "tombstones": tombstones})}
         arguments |= open_registry(decoding, kafka_conn)
         lake = open_lake(table, iceberg_conn, storage_conn)
         group = group_of(lake, table, group)
-        work = RejectReplay(
-            table=table, consumer_group=group, chosen=RejectSelection(stage, reason, limit), decoding=arguments
-        )
-        done = work.run(lake)
+        done = RejectReplay(table=table, consumer_group=group, chosen=chosen, decoding=arguments).run(lake)
     if as_json:
         typer.echo(json.dumps({"table": table, **done.to_dict()}, indent=2))
         return

@@ -198,7 +198,10 @@ def test_by_the_command_line(mistake: Mistake, capsys: pytest.CaptureFixture[str
     given = {"topic": "orders", "table": "lake.orders", "group": "g"}
     given[mistake.option] = str(next(iter(mistake.given.values())))
     assert run(["plan", *(word for name, value in given.items() for word in (f"--{name}", value))]) == FAILED
-    assert_said(capsys.readouterr().err, f"lakestream: {mistake.said}")
+    name, _, problem = mistake.said.partition(": ")
+    name = f"--{mistake.option}" if name == mistake.option.replace("-", "_") else name
+    problem = problem.replace('start_offset="timestamp"', "--start-offset timestamp")
+    assert_said(capsys.readouterr().err, f"lakestream: {name}: {problem}")
 
 
 def assert_said(text: str, said: str) -> None:
@@ -450,10 +453,10 @@ def test_an_error_of_another_kind_is_left_as_it_is() -> None:
 
 COMMANDS: list[tuple[int, list[str], str]] = [
     (61, ["stauts"], "No such command 'stauts'."),
-    (62, ["status"], "--table: is missing. Give --table, --namespace or --checkpoint, also several."),
+    (62, ["status"], "--table is missing. Give --table, --namespace or --checkpoint, also several."),
     (63, ["status", "--table", "lake.t", "--every", "soon", "--watch"], "--every: 'soon' is not a number of seconds."),
     (64, ["status", "--tables", "lake.t"], "No such option: --tables"),
-    (65, ["plan", "--table", "lake.t", "--group", "g"], "--topic: is missing. Give it, or a --pipeline or --d"),
+    (65, ["plan", "--table", "lake.t", "--group", "g"], "--topic is missing. Give it, or a --pipeline or --d"),
     (
         66,
         ["ledger", "history", "--table", "/lake/t"],

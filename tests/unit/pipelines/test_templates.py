@@ -193,7 +193,6 @@ def test_no_option_of_a_command_takes_a_template(path: tuple[str, ...], capsys: 
         one.opts[0] for one in ALL[path].params if one.opts[0].startswith("--") and not getattr(one, "is_flag", 0)
     ]
     for option in options:
-        name = "sql" if option == "--sql" else option
         for written in (
             [option, "a {{ ds }} b"],
             [f"{option}=a {{{{ ds }}}} b"],
@@ -201,7 +200,7 @@ def test_no_option_of_a_command_takes_a_template(path: tuple[str, ...], capsys: 
             [option, "{#"],
         ):
             assert run([*path, *written]) == FAILED
-            assert f"lakestream: {name}: '{{" in capsys.readouterr().err, option
+            assert f"lakestream: {option}: '{{" in capsys.readouterr().err, option
     assert run([*path, TEMPLATE]) == FAILED
     assert "is a template, and only a task of Airflow renders it" in capsys.readouterr().err
 
