@@ -294,7 +294,7 @@ def test_a_file_is_not_replaced_without_force_and_nothing_is_written_where_the_t
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "--topic: is missing"),
+        ([], "--topic is missing"),
         (["--topic", "a b"], "is not a topic's name"),
         (["--topic", "t", "--engine", "flink"], "'flink' is not one of 'extract', 'group', 'spark'"),
         (["--topic", "t", "--schedule", "sometimes"], "not a cron expression"),
