@@ -37,7 +37,7 @@ with DAG("heard", schedule=None, default_args={"retries": 0}) as dag:
 @pytest.fixture(autouse=True)
 def _is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let operators of this process keep their facts; its listener stays off."""
-    for module in ("landing", "supervised.lineage"):
+    for module in ("landing", "lineage"):
         monkeypatch.setattr(f"airflow_lakestream.operators.{module}.is_lineage_enabled", lambda: True)
 
 
