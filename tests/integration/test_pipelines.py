@@ -243,7 +243,7 @@ def test_a_pipeline_is_validated_planned_and_run_without_a_scheduler(
     pipelines.break_files({"wrong": ("schedule: never", "schedule: '*/5 * *'")})
     assert run(["pipeline", "validate", str(pipelines.folder)]) == 2
     printed = capsys.readouterr()
-    assert "2 right, 1 wrong (1 mistake)." in printed.out
+    assert "2 right, 1 wrong (2 mistakes)." in printed.out
     assert "wrong.yaml:27:3: orchestration.schedule: '*/5 * *' is not a cron expression" in printed.err
     (pipelines.folder / "wrong.yaml").unlink()
     assert run(["pipeline", "plan", file, "--json"]) == 0
@@ -305,6 +305,6 @@ def test_commands_take_what_the_file_says_and_ask_for_a_group_only_where_there_a
         assert "--group: lake.pages has ledgers of pages, second. Say which" in said(
             2, *command, "--table", "lake.pages"
         )
-    assert "--topic: is missing. Give it, or a --pipeline" in said(
+    assert "--topic is missing. Give it, or a --pipeline" in said(
         2, "plan", "--table", "lake.pages", "--group", "pages"
     )
