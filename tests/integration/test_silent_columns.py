@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,7 +171,8 @@ def test_a_replay_is_no_run_of_the_topic_whose_silent_columns_would_alarm(
     opened = DeltaStorage() if isinstance(lake, DeltaLake) else lake.catalog()
     assert RejectReplay(table=lake.name, consumer_group=GROUP).run(opened).counts.written == 20
     assert lake.column("name") == ["x"] * 20 + [None] * 20
-    assert history_of(lake) == landed
+    # A replay adds a file, and no landing of the topic.
+    assert replace(history_of(lake), files=landed.files) == landed
     assert (landed.silent, len(landed.recent)) == ({}, 1)
 
 
