@@ -244,6 +244,8 @@ LOADING = {
 # Imports on the way of all landings whose branch only some take: (users, globs of used files, the reason). The branch
 # counts for those that have a row in USES, or another import.
 _ALL_LANDINGS = (
+    "airflow_lakestream/audit/delta.py",
+    "airflow_lakestream/audit/keyed.py",
     "airflow_lakestream/lakes.py",
     "airflow_lakestream/pipelines/check.py",
     "airflow_lakestream/run/job.py",

@@ -110,7 +110,7 @@ def test_a_task_says_what_commands_need(lake: Lake, name: str, tmp_path: Path, s
         ((*several, "--task", "no"), "--task: several has no task 'no' that lands; there is land, rendered, stream."),
         ((*several, "--task", "rendered"), "topic: '{{ params.topic }}' is a template, and only a task"),
         (("--dag", "no", *several[2:]), "--dag: there is no DAG 'no' in "),
-        (("--task", "land"), "--task: goes with --dag."),
+        (("--task", "land"), "--task goes with --dag."),
         ((*alone, "--pipeline", str(folder / "told.py")), "--dag: does not go with --pipeline."),
     ):
         assert words in said(2, "plan", *wrong)

@@ -280,5 +280,5 @@ def test_commands_and_sensors_see_the_mirror(
     [stream] = json.loads(status)["streams"]
     assert (stream["topic"], stream["engine"], stream["lag"]) == (name, "extract", more)
     assert f"landed [0,{count})" in told("ledger", "show", *on)[1]
-    code, said = told("audit", "--full", *on)
+    code, said = told("audit", "--full", *on, "--landing", '{"key": ["id"]}')
     assert (code, "CLEAN" in said) == (0, True), said
