@@ -90,7 +90,7 @@ class KeyComparison:
 
     def _insert(self, table: str, rows: pa.Table) -> None:
         self._sql.register("part_of_it", rows)
-        self._sql.execute(f"INSERT INTO {table} SELECT * FROM part_of_it")  # noqa: S608  # names of this module
+        self._sql.execute(f"INSERT INTO {table} SELECT * FROM part_of_it")  # noqa: S608  # tables that this class has made
         self._sql.unregister("part_of_it")
 
     def _keys(self, rows: pa.Table) -> Hashes:

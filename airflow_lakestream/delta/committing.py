@@ -216,8 +216,7 @@ class DeltaCommitter:
                 version = self._try()
             except LakestreamError:
                 raise
-            except Exception as e:
-                # The store's client may raise any error: raised if nothing was sent; else the outcome is looked up.
+            except Exception as e:  # any error of the store: raised if nothing was sent, else the outcome is looked up
                 if not self._open:
                     raise
                 log.warning("%s: the store did not report whether the commit was written: %r", self._table, e)

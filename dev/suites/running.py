@@ -96,7 +96,7 @@ class SuiteResult:
 
 @dataclass(frozen=True)
 class PlayedRun:
-    """What one run of pytest left behind.
+    """Outcome of one run of pytest.
 
     :param code: pytest's exit code.
     :param failed: ids of the tests that failed.

@@ -38,8 +38,8 @@ def test_rejected_records_are_landed_again_and_the_audit_finds_each_once(
     assert run.task("replay").xcom["rows"] == 1
 
     replay = start(airflow, "lake_replay", reason=None, limit=None).task("replay")
-    told = {key: value for key, value in replay.xcom.items() if key != "snapshot_ids"}
-    assert told == {
+    counts = {key: value for key, value in replay.xcom.items() if key != "snapshot_ids"}
+    assert counts == {
         **NAMES,
         "replayed": 2,
         "rows": 1,

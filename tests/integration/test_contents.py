@@ -1,4 +1,4 @@
-"""What is told of a table is what it holds: files, snapshots, and the rejected records that count, the newest first."""
+"""The contents of a table, as reported: files, snapshots, and the rejected records that count, the newest first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 ATTACK = '<img src=x onerror="taken()">\u202e'
 
 
-def told(lake: Lake, samples: int = 3) -> dict[str, Any]:
+def contents_of(lake: Lake, samples: int = 3) -> dict[str, Any]:
     return TableContents(TABLE, GROUP, samples).look(lake.catalog())
 
 
@@ -34,7 +34,7 @@ def name(lake: Lake, topic: Topics, produce: Producing) -> str:
 
 
 def test_files_and_snapshots_are_those_of_the_table(lake: Lake, name: str) -> None:
-    found, table = told(lake), lake.table()
+    found, table = contents_of(lake), lake.table()
     files = table.inspect.data_files().to_pylist()
     assert found["files"] == {
         "data_files": len(files),
@@ -46,16 +46,16 @@ def test_files_and_snapshots_are_those_of_the_table(lake: Lake, name: str) -> No
     }
     assert found["snapshots"]["count"] == len(table.snapshots())
     lake.compact()
-    compacted = told(lake)["files"]
-    assert (compacted["small_files"], compacted["compacted_at"]) == (0, told(lake)["snapshots"]["newest"][0]["at"])
-    newest = told(lake)["snapshots"]["newest"]
+    compacted = contents_of(lake)["files"]
+    newest = contents_of(lake)["snapshots"]["newest"]
+    assert (compacted["small_files"], compacted["compacted_at"]) == (0, newest[0]["at"])
     assert [one["kind"] for one in newest[:3]] == ["compaction", "landing", "landing"]
     assert newest[0]["snapshot_id"] == str(lake.table().metadata.current_snapshot_id)
     assert (newest[1]["consumer_group"], newest[1]["rows"]) == (GROUP, 1)
 
 
 def test_rejected_records_are_the_newest_that_count(lake: Lake, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rejects = told(lake)["rejects"]
+    rejects = contents_of(lake)["rejects"]
     assert (rejects["count"], rejects["looked_at"], rejects["kinds"]) == (3, 3, 3)
     samples = {one["offset"]: one for reason in rejects["reasons"] for one in reason["samples"]}
     assert samples[1]["value"] == ATTACK.replace("\u202e", "\\u202e")
@@ -65,15 +65,15 @@ def test_rejected_records_are_the_newest_that_count(lake: Lake, name: str, monke
     # Files that are read are bounded: the newest ones are.
     sizes = [one["file_size_in_bytes"] for one in lake.table(f"{TABLE}__rejected").inspect.data_files().to_pylist()]
     monkeypatch.setattr(contents, "READ_BYTES", max(sizes))
-    some = told(lake)["rejects"]
+    some = contents_of(lake)["rejects"]
     assert (some["count"], some["looked_at"]) == (3, 1)
     assert [one["offset"] for reason in some["reasons"] for one in reason["samples"]] == [4]
     monkeypatch.setattr(contents, "READ_BYTES", 1)
-    assert (told(lake)["rejects"]["looked_at"], told(lake)["rejects"]["reasons"]) == (0, [])
+    assert (contents_of(lake)["rejects"]["looked_at"], contents_of(lake)["rejects"]["reasons"]) == (0, [])
 
 
 def test_without_samples_no_value_is_told(lake: Lake, name: str) -> None:
-    rejects = told(lake, samples=0)["rejects"]
+    rejects = contents_of(lake, samples=0)["rejects"]
     assert [one["records"] for one in rejects["reasons"]] == [1, 1, 1]
     assert [one["samples"] for one in rejects["reasons"]] == [[], [], []]
     assert "taken" not in str(rejects)
@@ -81,7 +81,7 @@ def test_without_samples_no_value_is_told(lake: Lake, name: str) -> None:
 
 def test_what_is_rolled_back_or_replayed_does_not_count(lake: Lake, name: str) -> None:
     def counted() -> tuple[int, int]:
-        rejects = told(lake)["rejects"]
+        rejects = contents_of(lake)["rejects"]
         return rejects["count"], rejects["looked_at"]
 
     first, _ = lake.snapshots()
@@ -99,7 +99,7 @@ def test_the_count_is_that_of_the_command(lake: Lake, name: str) -> None:
     main, rejects = load_both(lake.catalog(), TABLE)
     assert rejects is not None
     shown = reject_summary.by_reason(counting_rows(rejects, main, GROUP, columns=reject_summary.COLUMNS), 3)
-    found = told(lake)["rejects"]["reasons"]
+    found = contents_of(lake)["rejects"]["reasons"]
     assert {(one.stage, one.kind, one.count) for one in shown} == {
         (one["stage"], one["reason"], one["records"]) for one in found
     }

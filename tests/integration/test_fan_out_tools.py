@@ -55,18 +55,18 @@ def test_an_audit_of_the_home_is_one_of_all_its_tables(
     job = build_job(config, kafka.client_config(), connections.catalog, run_id="r")
     land(job)
 
-    def told(code: int, *options: str, table: str = "lake.{event}") -> dict[str, Any]:
+    def audited(code: int, *options: str, table: str = "lake.{event}") -> dict[str, Any]:
         command = ["audit", "--table", table, "--topic", name, "--group", "g", "--json", *options]
         capsys.readouterr()
         ended, printed = run(command), capsys.readouterr()
         assert ended == code, printed
         return dict(json.loads(printed.out or "{}"))
 
-    assert told(0)["table"] == job.table
-    clean = told(0, "--full")
+    assert audited(0)["table"] == job.table
+    clean = audited(0, "--full")
     assert (clean["findings"], clean["notes"]) == ([], [])
     assert [(one["rows"], one["rejected"], one["readable"]) for one in clean["partitions"]] == [(5, 1, 6)]
-    assert "were not compared with the tables" in told(0, "--full", table=job.table)["notes"][0]
+    assert "were not compared with the tables" in audited(0, "--full", table=job.table)["notes"][0]
     file = tmp_path / "events.yaml"
     file.write_text(PIPELINE.format(topic=name))
     assert run(["audit", "--full", "--pipeline", str(file)]) == 0, capsys.readouterr()
@@ -75,12 +75,12 @@ def test_an_audit_of_the_home_is_one_of_all_its_tables(
     moved = a.scan("_kafka_offset = 2").to_arrow()
     a.delete("_kafka_offset in (0, 2)")
     b.append(moved)
-    found = told(1, "--full")
+    found = audited(1, "--full")
     assert [one["missing"] for one in found["partitions"]] == [[[0, 1]]]
     assert found["findings"] == [f"misplaced: lake.b has rows of {name}[0] [2,3), whose values name lake.a"]
-    [lacking] = [one for one in told(1)["counts"] if one["expected"] != one["found"]]
+    [lacking] = [one for one in audited(1)["counts"] if one["expected"] != one["found"]]
     assert lacking["expected"] - lacking["found"] == 1
-    assert told(2, "--repair", table=job.table) == {}
+    assert audited(2, "--repair", table=job.table) == {}
 
 
 def test_ledger_show_says_what_the_table_is(home: str, capsys: pytest.CaptureFixture[str]) -> None:

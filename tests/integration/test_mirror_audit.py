@@ -68,7 +68,7 @@ def with_values(rows: pa.Table, new: Mapping[str, Any]) -> pa.Table:
     return rows
 
 
-def told(result: AuditResult) -> list[tuple[str, int, int, str, tuple[str, ...]]]:
+def wrong_rows_of(result: AuditResult) -> list[tuple[str, int, int, str, tuple[str, ...]]]:
     return [(one.fault.value, one.partition, one.offset, dict(one.key)["id"], one.columns) for one in result.wrong]
 
 
@@ -94,7 +94,7 @@ def test_each_fault_of_a_row_is_found_and_no_other(mirror_lake: MirrorLake, topi
 
     result = audit(lake)
     assert result.verdict is DAMAGE
-    assert told(result) == [
+    assert wrong_rows_of(result) == [
         ("missing", 0, 20, "0", ()),
         ("doubled", 0, 21, "2", ()),
         ("extra", 0, 22, "4", ()),
@@ -132,7 +132,7 @@ def test_rows_whose_records_have_expired_are_counted_and_never_wrong(
     change(lake, 3, name="who knows")
     lake.append(with_values(one, {"id": 2, "_kafka_offset": 2}))
     lake.table().delete("id = 4")
-    assert told(audit(lake)) == [("extra", 0, 2, "2", ()), ("missing", 0, 6, "4", ())]
+    assert wrong_rows_of(audit(lake)) == [("extra", 0, 2, "2", ()), ("missing", 0, 6, "4", ())]
 
 
 @pytest.mark.parametrize("soft_delete", [False, True])
@@ -155,11 +155,11 @@ def test_mirrors_of_events_are_folded_by_their_log_and_left_out_values_are_no_di
 
     change(lake, 5, big="other")
     change(lake, 2, big="other")
-    assert told(audit(lake)) == [("different", 0, 5, "5", ("big",)), ("different", 0, 7, "2", ("big",))]
+    assert wrong_rows_of(audit(lake)) == [("different", 0, 5, "5", ("big",)), ("different", 0, 7, "2", ("big",))]
     # The value of 2 was in an expired event, and that of 5 is in an event of its own.
     trim(admin, name, 0, 4)
     result = audit(lake)
-    assert told(result) == [("different", 0, 5, "5", ("big",))], result.render()
+    assert wrong_rows_of(result) == [("different", 0, 5, "5", ("big",))], result.render()
     assert "2 rows have values of records that Kafka has no more" in " ".join(result.made)
 
 
