@@ -93,13 +93,23 @@ class KeyComparison:
         self._sql.execute(f"INSERT INTO {table} SELECT * FROM part_of_it")  # noqa: S608  # tables that this class has made
         self._sql.unregister("part_of_it")
 
+    def _content(self, rows: pa.Table) -> pa.Table:
+        # A column that none of Kafka's records has any more is NULL in the fold.
+        held = self._sides["held"].columns
+        return pa.table(
+            {
+                name: rows[name] if name in rows.column_names else pa.nulls(len(rows), held.field(name).type)
+                for name in self._names
+            }
+        )
+
     def _keys(self, rows: pa.Table) -> Hashes:
         return self._hashes.of_rows(self._hashes.of_columns(by_place(rows, self._key)))
 
     def _load(self, side: str) -> None:
         self._execute(f"CREATE TABLE {side} ({_SIDE})")
         for rows in self._sides[side].rows():
-            content = self._hashes.of_rows(self._hashes.of_columns(rows.select(self._names)))
+            content = self._hashes.of_rows(self._hashes.of_columns(self._content(rows)))
             gone = rows[DELETED] if DELETED in rows.column_names else pa.repeat(pa.scalar(False), len(rows))
             columns = [self._keys(rows), content, *(rows[name] for name in VERSION), gone]
             self._insert(side, pa.table(dict(zip(("k", "h", *VERSION, "gone"), columns, strict=True))))
@@ -154,7 +164,7 @@ class KeyComparison:
             at = np.searchsorted(wanted, hashes)
             own = np.flatnonzero(wanted[np.minimum(at, len(wanted) - 1)] == hashes)
             some = rows.take(pa.array(own))
-            values = self._hashes.of_columns(some.select(self._names)).T.ravel()
+            values = self._hashes.of_columns(self._content(some)).T.ravel()
             width = len(self._names)
             lists = pa.ListArray.from_arrays(np.arange(len(own) + 1, dtype=np.int32) * width, pa.array(values))
             columns = [
