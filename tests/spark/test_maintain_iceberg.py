@@ -278,7 +278,7 @@ def test_rows_that_spark_skipped_for_wrong_bounds_are_found(
     ledger = lake.ledger()
     assert found() == 0
     [report] = maintained(lake, spark, rewrite_manifests=True)
-    assert str(report).endswith(", wrong bounds of 1 files mended")
+    assert str(report).endswith(", wrong bounds of 1 file mended")
     assert (found(), lake.ledger()) == (2, ledger)
     [report] = maintained(lake, spark, compact=True, expire=AT_ONCE)
     assert (report.mended, found()) == (0, 2)
