@@ -49,7 +49,7 @@ def _cpu_per_million(runs: Sequence[Sample]) -> str:
 
 
 COLUMNS = (
-    Column("records", lambda runs: format(runs[0].records, ",")),
+    Column("records", lambda runs: format(runs[0].records, ","), is_in_docs=False),
     Column("records/s", _median("rate", ",.0f")),
     Column("spread", lambda runs: f"{spread(runs):.0%}" if len(undisturbed(runs)) > 1 else NONE, is_in_docs=False),
     Column("MB/s", _megabytes_per_second),
