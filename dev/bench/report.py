@@ -36,8 +36,7 @@ not.
 - A row's time is from the first line of its work (`execute()`, the dlt pipeline, the start of the Spark query) to its
   end, without the start of Python, Airflow and, unless the row has "start counted", of Spark's JVM. kcat's own start
   and end count, half a second.
-- Rates are medians over the runs. MB count the records' values, uncompressed. CPU seconds and peak PSS are of the
-  process tree.
+- Rates are medians over the runs. CPU seconds and peak PSS are of the process tree.
 - A commit is the manifests and the catalog's answer, median.
 
 ## What bounds the extract
