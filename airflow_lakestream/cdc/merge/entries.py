@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -83,6 +83,16 @@ class EntryFiles:
     def read(self) -> pa.Table:
         """Return all entries."""
         return self.joined(part for file in self.files for part in file.read(()))
+
+
+class MirrorEntries(Protocol):
+    """Storage of a mirror's entries: rows of the key's columns, `VERSION` and `ROW`."""
+
+    def open(self) -> EntryFiles | None:
+        """Return the files of the entries, or None without entries."""
+
+    def add(self, entries: pa.Table) -> None:
+        """Add entries in a separate commit. Raises the errors of a commit."""
 
 
 @dataclass(frozen=True)

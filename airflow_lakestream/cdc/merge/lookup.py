@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, IS_CURRENT, VALID_TO, VERSION
 from airflow_lakestream.cdc.keys.identity import KeySearch
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
-from airflow_lakestream.cdc.merge.newest import is_before
-from airflow_lakestream.cdc.merge.snapshots import Version
+from airflow_lakestream.cdc.merge.snapshots import Version, is_before
 from airflow_lakestream.cdc.rows import HistoryRules, RowStrategy, VersionCut
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers

@@ -37,8 +37,7 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.fan_out.admission import LOOKS, FanOut, RouteAdmission, known_tables
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, HomeNotes, NotItsOwn, Properties, Superseded
 from airflow_lakestream.iceberg.fan_out.share import ROUTES, FanOutOutline, by_route
-from airflow_lakestream.iceberg.fan_out.tables import HomeSink, TargetSink
-from airflow_lakestream.iceberg.fan_out.target import FanOutTarget
+from airflow_lakestream.iceberg.fan_out.tables import FanOutTarget, HomeSink, TargetSink
 from airflow_lakestream.tables.coordinates import Offsets
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
