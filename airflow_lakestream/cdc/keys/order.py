@@ -218,9 +218,9 @@ class _KeySettlement:
             self._conclude(group, found.live, _kind(is_sure=is_sure, have_values=found.have_values))
 
     def watch(self, group: Places) -> None:
-        """Guard against several rows of a key in an unfinished transaction: later events would be ambiguous.
+        """Add a guard if an unfinished transaction may leave a key with two rows: its later events would be ambiguous.
 
-        The table's row of the key counts as one of them.
+        The row in the table counts, too.
 
         :param group: the indices of the key's events in the transaction, rising.
         """

@@ -86,6 +86,7 @@ def infer_type(*batches: RawBatch, rules: NameRules = USUAL, sample: int = 10_00
 
 
 def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBatch, int, bytes]]:
+    """Yield about `sample` values, evenly spread over the batches: the batch, the index in it, and the value."""
     step = max(1, sum(map(len, batches)) // sample)
     for batch in batches:
         for index in range(0, len(batch), step):

@@ -107,6 +107,7 @@ class ProtobufMessageReader:
         return self._finished(run, lanes)
 
     def _next_tags(self, lanes: ByteLanes) -> Words:
+        """Return the next tag of each record; `_DONE` at the end of a record, and after a failure."""
         more = lanes.pos < lanes.end
         if more.all():
             found = np.minimum(lanes.varints(self._name), _MOST_TAG)
