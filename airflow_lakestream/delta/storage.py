@@ -112,6 +112,7 @@ def _hint(log: _LogFiles, base: int) -> str:
 
 
 def _of_commit(version: int) -> str:
+    """Return the remedy for a damaged file of a version in the log."""
     if version == 0:
         return f"{_BACKUP} {_ELSEWHERE}"
     return (

@@ -370,7 +370,7 @@ def indices_without_repeated(rows: pa.Table, key: Sequence[str], transactions: p
 
 
 def _above_a_later_event(rows: pa.Table) -> np.ndarray:
-    """Return a mask of the events at an offset above the offset of a later event, in the same partition.
+    """Return a mask of the events that have a greater offset than an event behind them, in the same partition.
 
     :param rows: in the order of their versions.
     """

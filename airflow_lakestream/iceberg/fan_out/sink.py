@@ -59,7 +59,7 @@ class TablesChanged(Conflict):
     """New table, noted by another run for a different value."""
 
     def __init__(self, home: str) -> None:
-        super().__init__(f"{home}: another run wrote new tables down first.")
+        super().__init__(f"{home}: another run has noted new tables in the home first.")
 
 
 class HalfLanded(Conflict):
