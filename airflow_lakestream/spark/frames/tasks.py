@@ -365,7 +365,7 @@ def _key(item: tuple[tuple[int, int, int], Any]) -> tuple[int, int, int]:
 
 
 def _counts(key: PartitionKey, read: RangeSet, rowless: RangeSet, rejected: Iterable[pa.Table]) -> Counts:
-    """Return a partition's counts. The function's rows belong to no single record, so good records count as filtered."""
+    """Return a partition's counts: no row of the function belongs to a single record, so good records are filtered."""
     read_, without = read.of_partition(*key).width, rowless.of_partition(*key).width
     bad = sum(pc.sum(pc.equal(rows[_PARTITION], key[1])).as_py() or 0 for rows in rejected)
     return Counts(read=read_, rejected=bad, skipped=without - bad, filtered=read_ - without)
