@@ -339,6 +339,7 @@ class DeltaSink(TableSink[Add]):
         return self._head.properties, {field.name for field in self._head.schema if not field.nullable}
 
     def _take_columns(self) -> None:
+        """Set the columns of the next commit: of a new table, or of the existing table with a schema change."""
         if self._head is None:
             self._found(None)
         else:

@@ -106,6 +106,10 @@ def offsets_of(found: tuple[_Numbers, _Numbers] | None) -> _Numbers:
 
 
 def _intervals(key: PartitionKey, offsets: _Numbers) -> tuple[_Numbers, _Numbers]:
+    """Return the starts and the ends of the intervals of consecutive offsets. Raises an error for a repeated offset.
+
+    :param offsets: rising.
+    """
     steps = np.diff(offsets)
     if len(again := np.flatnonzero(steps == 0)):
         raise _several_rows_error(key, int(offsets[again[0]]))
