@@ -158,6 +158,7 @@ class KeySearch:
 
     @property
     def _keys(self) -> pa.Table:
+        """Return the keys in the order of the events."""
         if self._given is not None:
             return self._given
         assert self._ordered is not None, "otherwise they were kept as they were given"

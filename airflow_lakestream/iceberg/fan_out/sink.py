@@ -360,6 +360,7 @@ class FanOutSink:
         return self._open(name, identity)
 
     def _written_down(self) -> Mapping[str, str | None]:
+        """Return the tables noted in the home, each with its route; see `HomeNotes`."""
         books = self._home.books
         return {} if books is None else books.tables
 
