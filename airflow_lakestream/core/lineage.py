@@ -297,6 +297,7 @@ class _SnapshotChain:
             self._sources[this] = int(source)
 
     def _learn_properties(self, properties: Mapping[str, str]) -> None:
+        """Keep the anchors of a metadata file's properties, and the landing of each anchor's snapshot."""
         texts = (properties.get(property_key(self.consumer_group)), properties.get(anchors_key(self.consumer_group)))
         if not any(texts) or texts in self._texts:
             return

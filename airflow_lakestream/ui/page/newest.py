@@ -143,6 +143,7 @@ class NewestLandings:
             self._searched.update(chunk)
 
     def _read_landings(self, session: Session, tasks: Mapping[Key, StreamTask]) -> None:
+        """Read the newest landing of each table that has a newer event or report than at the last look."""
         new: dict[_Place, tuple[Any, Any]] = {}
         for key, task in tasks.items():
             events, reports = self._events.get(key, {}), self._reports.get(key, {})
