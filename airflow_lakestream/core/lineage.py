@@ -278,6 +278,7 @@ class _SnapshotChain:
         self._newer = facts.snapshots
 
     def _learn_snapshot(self, snapshot: SnapshotFacts) -> None:
+        """Keep what a snapshot contributes: parent, restated ledger, landing, and the source of a cherry-pick."""
         this = snapshot.snapshot_id
         if snapshot.parent_id is not None:
             self._parents[this] = snapshot.parent_id

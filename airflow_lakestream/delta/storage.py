@@ -149,6 +149,7 @@ def _files(store: Any, after: str | None) -> Iterator[tuple[str, int]]:
 
 
 def _is_whole(store: Any, file: str) -> bool:
+    """Return whether a file of the log is readable to its end."""
     data = bytes(obstore.get(store, file).bytes())
     try:
         if file.endswith(".parquet"):

@@ -108,6 +108,7 @@ class SnapshotSearch:
         return sum(one.rows for one in self.found.values())
 
     def _take(self, batch: RawBatch, decoded: DecoderResult) -> None:
+        """Add the snapshot rows of a batch to the snapshots found so far."""
         rows, bad = decoded.rows, [one.index for one in decoded.bad]
         places = np.delete(np.arange(len(batch)), bad)
         sources, ops = rows[SOURCE].to_pylist(), rows[OP].to_pylist()

@@ -183,6 +183,7 @@ def _may_reach(file: EntryFile, low: pa.Scalar | None, high: pa.Scalar | None) -
 
 
 def _between(file: EntryFile, key: Sequence[str], low: pa.Scalar | None, high: pa.Scalar | None) -> Iterator[pa.Table]:
+    """Yield the entries of a file with a key from `low` on and below `high`; None is no bound."""
     for rows in file.read(()):
         keys = by_place(rows, key[:1])[0]
         inside = pa.chunked_array([pa.repeat(True, len(rows))])

@@ -110,6 +110,7 @@ class KeyLookup:
         return [*VERSION, *self.beside, *([DELETED] if self.strategy.keeps_deleted else [])]
 
     def _in(self, rows: pa.Table) -> LookupResult:
+        """Look the batch's keys up in the rows of a file."""
         hits, at = self.search(rows)
         if self.history is not None and self.history.cuts:
             ended = np.setdiff1d(self._ended(rows, self.history.cuts), hits)

@@ -105,6 +105,7 @@ def replace_landed(job: LandingJob) -> tuple[int, Landing] | None:
 
 
 def _replace_once(job: LandingJob) -> tuple[int, Landing] | None:
+    """Plan the landed ranges of the run again, and replace their rows; None if no range is landed."""
     table = job.sink.load(job.run_id)
     now = job.source.look()
     entry = entry_of(job, table, now)

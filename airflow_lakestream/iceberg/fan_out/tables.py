@@ -364,6 +364,7 @@ class FanOutTarget:
         self.sink.discard()
 
     def _do_again(self, ranges: RangeSet, landing: Landing, fingerprint: str, read: Offsets) -> None:
+        """Replace rows that a dead run landed under an earlier configuration."""
         log.info("%s: half landed under another configuration, done again: %s", self.name, ranges)
         sink = self._open_sink()
         sink.load(self._run_id)
