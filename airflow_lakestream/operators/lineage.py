@@ -167,6 +167,7 @@ def _facts_of(
 
 
 def _look(operator: DriverLineage, facts: LineageFacts) -> None:
+    """Add the columns and snapshots of the written tables to the facts, as far as their lakes answer."""
     from airflow_lakestream.hooks.places import open_tables
     from airflow_lakestream.lineage.looking import look_at_tables
 

@@ -225,6 +225,7 @@ def _holds_number(kind: pa.DataType, value: JsonNumber) -> bool:
 
 
 def _holds_text(kind: pa.DataType, value: str) -> bool:
+    """Return whether a time type, with or without a zone, holds the text without loss."""
     if kind is _NAIVE and len(value) < len("2026-11-20T05:05"):
         return False
     try:
