@@ -166,6 +166,7 @@ class FanOutSink:
             return self._commit(landing)
 
     def _commit(self, landing: Landing) -> int:
+        """Commit the landing's rows to each table, and then the ledger to the home; return the home's snapshot."""
         [(identity, change)] = landing.topics.items()
         fingerprint = self._own_fingerprint()
         after = self._ledger.entry(identity) + change

@@ -357,6 +357,7 @@ def _dags_of(tasks: Mapping[Key, StreamTask]) -> list[_Dag]:
 
 
 def _conf_of(conf: Any, params: Sequence[str]) -> Conf:
+    """Return the params of a DAG that a run's conf sets, as text."""
     given = conf if isinstance(conf, Mapping) else {}
     return tuple((name, param_text(given[name])) for name in params if name in given)
 
