@@ -132,6 +132,7 @@ class KeyComparison:
         return last[0], last[1]
 
     def _load_ranges(self) -> None:
+        """Create the tables of offsets: landed, lost, seen in Kafka, left out; `hole` has the partitions with gaps."""
         for name, ranges in (("landed", self._rules.landed), ("lost", self._rules.lost)):
             every = [(one.partition, one.from_offset, one.until_offset) for one in ranges]
             columns = zip(*every, strict=True) if every else ((), (), ())
@@ -185,6 +186,7 @@ class KeyComparison:
         return _DIFFERING.format(width=len(self._names), payload=payload, null=null, absent=self._rules.keeps_absent)
 
     def _wrong(self) -> Iterable[WrongRow]:
+        """Yield the rows with a fault, at most `MOST_ROWS`."""
         keys = ", ".join(f"coalesce(f.key_{at}, t.key_{at})" for at in range(len(self._key)))
         few = _FEW.format(keys=keys)
         for kind, part, off, t_part, t_off, times, differ, *values in self._fetch(few, MOST_ROWS):

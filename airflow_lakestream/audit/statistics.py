@@ -199,6 +199,8 @@ def take_out_lost(files: TableFiles, size_of: SizeOf, topic_of: Callable[[FileFa
 
 
 def _sizes(files: Iterable[FileFacts], size_of: SizeOf) -> dict[str, int | None]:
+    """Return the size of each file by path, or None for a missing file; several files are looked up at a time."""
+
     def look(path: str) -> int | None:
         try:
             return size_of(path)

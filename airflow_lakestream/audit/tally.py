@@ -107,6 +107,7 @@ class OffsetTally:
         return -(pc.sum(pc.multiply(edges["at"], edges["step"])).as_py() or 0)
 
     def _add(self, starts: pa.Array, ends: pa.Array) -> None:
+        """Count each range [start, end) once, as a step up at its start and a step down at its end."""
         up = pa.repeat(pa.scalar(1, pa.int64()), len(starts))
         at = pa.concat_arrays([starts.cast(pa.int64()), ends.cast(pa.int64())])
         self._loose.append(pa.table({"at": at, "step": pa.concat_arrays([up, pc.negate(up)])}))

@@ -41,7 +41,7 @@ def id_of(mirror: DeltaTableHead) -> str:
 
 
 class DeltaEntries(DeltaSink):
-    """`cdc.merge.memory.MirrorEntries` in a Delta table.
+    """`cdc.merge.entries.MirrorEntries` in a Delta table.
 
     :param mirror: the mirror's location.
     :param mirror_id: the mirror's own id. Entries with another id are of a dropped mirror of the same name, and do not

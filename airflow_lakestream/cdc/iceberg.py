@@ -44,7 +44,7 @@ def mirror_id(mirror: TableMetadata) -> str:
 
 
 class IcebergEntries(IcebergSink):
-    """`cdc.merge.memory.MirrorEntries` in an Iceberg table, committed under the commit guard.
+    """`cdc.merge.entries.MirrorEntries` in an Iceberg table, committed under the commit guard.
 
     :param mirror: the mirror's name.
     :param mirror_id: the mirror's own id. Entries with another id are of a dropped mirror of the same name, and do not

@@ -43,7 +43,7 @@ class RowStrategy(StrEnum):
 
     @property
     def further(self) -> pa.Schema:
-        """The columns next to the row's own and the version."""
+        """The columns that a table of this kind adds to a row: a mark of deletion, or the validity of a version."""
         if self.keeps_versions:
             begun = [*version_schema(BEGIN), (TIME, pa.int64())] if self is RowStrategy.CHANGES else []
             return pa.schema([(VALID_FROM, _TIME), (VALID_TO, _TIME), (IS_CURRENT, pa.bool_()), *begun])

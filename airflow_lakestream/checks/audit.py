@@ -112,6 +112,7 @@ class CheckProcess(BoundedProcess):
         return bytes(data)
 
     def _asked(self, request: str, argument: object, columns: pa.Schema = _NO_COLUMNS) -> dict[str, Any]:
+        """Send a request to the process; return the answer. Raises InvalidArgument, and a failed process's error."""
         messages = [*self._before, ({request: argument, "seconds": self._seconds}, no_rows(columns))]
         self._before = []
         try:

@@ -214,6 +214,7 @@ class CheckRunner:
             yield Finding(check.label, f"{description} in {count} of the rows", self._shown_rows(query, shown))
 
     def _of_age(self, most: float) -> Iterator[Finding]:
+        """Yield the finding of `freshness` if the newest record is older than `most` seconds."""
         ((newest,),) = self._rows(f"SELECT epoch_ms(max({TIMESTAMP})) FROM {RELATION}")
         age = None if newest is None else time.time() - newest / 1000
         if age is None:

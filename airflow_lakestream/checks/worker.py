@@ -72,6 +72,7 @@ class _CheckServer:
         return {}
 
     def _files(self, files: dict[str, Any], columns: pa.Schema) -> dict[str, Any]:
+        """Open a database over the files of a commit; return the number of rows."""
         limits = self._bounds.memory_limit, self._bounds.threads
         database = self._open.enter_context(opened(CheckFiles(**files), columns, self._read, *limits))
         self._look = CheckRunner(database, columns)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from airflow_lakestream.cli.connections import like_the_airflow_command
+from airflow_lakestream.cli.connections import like_the_airflow_command, open_variables
 from airflow_lakestream.config.decoding import DECODING, OF_ROWS, DecodingSettings
 from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.config.setting import Setting
 from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.core.policies import SqlInput, ValueFormat
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 if TYPE_CHECKING:
     from airflow_lakestream.pipelines.compiled import CompiledPipeline, SinkLanding
@@ -187,11 +187,35 @@ def _given_arguments(
     return arguments, arguments.is_mirror, refuse_templates
 
 
-def _landing(file: Path, sink: str | None) -> tuple[CompiledPipeline, SinkLanding]:
-    from airflow_lakestream.cli.pipeline import landings, read
+def read_pipeline(file: Path, engine: str | None = None) -> CompiledPipeline:
+    """Return the pipeline of a file, compiled. Raises PipelineError.
 
-    compiled = read(file)
-    found = landings(compiled, sink)
+    :param engine: an engine in place of the file's own.
+    """
+    from airflow_lakestream.pipelines.reading import read_file
+
+    return read_file(file, variable_lookup(), engine=engine)
+
+
+@functools.cache
+def variable_lookup() -> Any:
+    """Return the lookup of a file's variables in Airflow, each looked up once."""
+    from airflow_lakestream.pipelines.reading import looked_up
+
+    return functools.cache(looked_up(*open_variables()))
+
+
+def landings_of(compiled: CompiledPipeline, sink: str | None) -> Sequence[SinkLanding]:
+    """Return the landing of a sink, or all landings if `sink` is None. Raises UnknownValue for an unknown sink."""
+    known = [landing.sink for landing in compiled.landings]
+    if sink is not None and sink not in known:
+        raise UnknownValue("--sink", sink, known)
+    return [landing for landing in compiled.landings if sink in (None, landing.sink)]
+
+
+def _landing(file: Path, sink: str | None) -> tuple[CompiledPipeline, SinkLanding]:
+    compiled = read_pipeline(file)
+    found = landings_of(compiled, sink)
     if len(found) > 1:
         raise InvalidArgument("--sink", f"{file} has {', '.join(one.sink for one in found)}.", "Say which one.")
     return compiled, found[0]

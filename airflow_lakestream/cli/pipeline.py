@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from airflow_lakestream.cli.arguments import landings_of, read_pipeline, variable_lookup
 from airflow_lakestream.cli.connections import (
     Json,
     aside,
     open_kafka,
     open_lake,
     open_registry,
-    open_variables,
 )
 from airflow_lakestream.core.printable import printable
-from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def validate(
         right = 0
         wrong: list[BrokenFile] = []
         for path in paths:
-            found = read_path(path, _lookup())
+            found = read_path(path, variable_lookup())
             _, broken = make_dags(found)
             right += len(found.right) + len(found.wrong) - len(broken)
             wrong += broken
@@ -67,10 +66,10 @@ def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
     with aside():
         from airflow_lakestream.pipelines.check import check, refuse_rendered
 
-        compiled = read(file)
+        compiled = read_pipeline(file)
         # The whole file has to be right, whichever sink is asked for.
         check(compiled)
-        asked = landings(compiled, sink)
+        asked = landings_of(compiled, sink)
         refuse_rendered(compiled, asked)
         found = [_planned(compiled, landing) for landing in asked]
     if as_json:
@@ -112,7 +111,7 @@ def render(file: File, engine: Engine = None) -> None:
     with aside():
         from airflow_lakestream.pipelines.operator import python_of
 
-        compiled = read(file, engine)
+        compiled = read_pipeline(file, engine)
     typer.echo(python_of(compiled), nl=False)
 
 
@@ -128,14 +127,14 @@ def run(
     with aside():
         from airflow_lakestream.pipelines.check import refuse_rendered
 
-        compiled = read(file, engine)
+        compiled = read_pipeline(file, engine)
         if compiled.engine not in ("extract", "group"):
             problem = f"{compiled.engine} is supervised by a task of Airflow."
             raise InvalidArgument("--engine", problem, "Trigger the DAG, or land here with --engine extract.")
         if not compiled.replaces and (start or end):
             modes = ", ".join(sorted({landing.mode for landing in compiled.landings}))
             raise InvalidArgument("--interval-start", f"is for mode: replace; the pipeline's mode is {modes}.")
-        found = landings(compiled, sink)
+        found = landings_of(compiled, sink)
         refuse_rendered(compiled, found)
     for landing in found:
         interval = {"interval_start": start, "interval_end": end} if landing.mode == "replace" else {}
@@ -170,31 +169,6 @@ def schema() -> None:
     from airflow_lakestream.pipelines.model import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
-
-
-def read(file: Path, engine: str | None = None) -> CompiledPipeline:
-    """Return the pipeline of a file, compiled. Raises PipelineError.
-
-    :param engine: an engine in place of the file's own.
-    """
-    from airflow_lakestream.pipelines.reading import read_file
-
-    return read_file(file, _lookup(), engine=engine)
-
-
-@cache
-def _lookup() -> Any:
-    from airflow_lakestream.pipelines.reading import looked_up
-
-    return cache(looked_up(*open_variables()))
-
-
-def landings(compiled: CompiledPipeline, sink: str | None) -> Sequence[SinkLanding]:
-    """Return the landing of a sink, or all landings if `sink` is None. Raises UnknownValue for an unknown sink."""
-    known = [landing.sink for landing in compiled.landings]
-    if sink is not None and sink not in known:
-        raise UnknownValue("--sink", sink, known)
-    return [landing for landing in compiled.landings if sink in (None, landing.sink)]
 
 
 def _connection(landing: SinkLanding, kind: str) -> str:

@@ -200,10 +200,9 @@ class ExtractConfig(DecodingSettings):
         max_tables = arguments.count("max_tables", self.max_tables)
         template = self.template
         if not template.by_record:
-            for argument in ("home_table",) if is_given(self.home_table) else ():
-                raise InvalidArgument(
-                    argument, f"goes with a table that records choose; {self.table!r} is not such a table."
-                )
+            if is_given(self.home_table):
+                problem = f"goes with a table that records choose; {self.table!r} is not such a table."
+                raise InvalidArgument("home_table", problem)
             return None
         home = TableTemplate.parse(str(self.home_table) if is_given(self.home_table) else "any.{topic}", "home_table")
         if home.by_record or (is_pattern(self.topic) and not home.by_topic):

@@ -278,6 +278,7 @@ class _SnapshotChain:
         self._newer = facts.snapshots
 
     def _learn_snapshot(self, snapshot: SnapshotFacts) -> None:
+        """Keep what a snapshot contributes: parent, restated ledger, landing, and the source of a cherry-pick."""
         this = snapshot.snapshot_id
         if snapshot.parent_id is not None:
             self._parents[this] = snapshot.parent_id
@@ -297,6 +298,7 @@ class _SnapshotChain:
             self._sources[this] = int(source)
 
     def _learn_properties(self, properties: Mapping[str, str]) -> None:
+        """Keep the anchors of a metadata file's properties, and the landing of each anchor's snapshot."""
         texts = (properties.get(property_key(self.consumer_group)), properties.get(anchors_key(self.consumer_group)))
         if not any(texts) or texts in self._texts:
             return

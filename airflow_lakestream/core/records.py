@@ -66,7 +66,11 @@ class RawBatch:
     def selected(
         self, numbers: Callable[[Sequence[int]], Sequence[int]], column: Callable[[Values], Values]
     ) -> RawBatch:
-        """Return some of the records, as two functions select them from a sequence of numbers, and from an array."""
+        """Return some of the records.
+
+        :param numbers: selects the records' items of a sequence of numbers, such as the offsets.
+        :param column: selects the same items of an array, such as the values.
+        """
         parts = {part: column(found) for part in RecordPart if (found := getattr(self, part)) is not None}
         offsets, timestamps = numbers(self.offsets), numbers(self.timestamps)
         return replace(self, offsets=offsets, timestamps=timestamps, values=column(self.values), **parts)

@@ -164,7 +164,7 @@ class LedgerTypes:
         return {path: one for path, one in after.items() if one is not None and one != self.columns.get(path)}
 
     def add(self, changes: Mapping[str, SourceType]) -> LedgerTypes:
-        """Return the columns after a landing."""
+        """Return the types with the changes of a landing."""
         return replace(self, columns={**self.columns, **changes}) if changes else self
 
     @property

@@ -21,10 +21,10 @@ from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.json.document import parse_object
 from airflow_lakestream.decode.json.kinds import kinds_of, remarks
 from airflow_lakestream.decode.keys import KEY_COLUMN
-from airflow_lakestream.decode.known_formats import SchemaText
 from airflow_lakestream.decode.lanes.framed import HEADER
 from airflow_lakestream.decode.protobuf.schema import compile_proto, is_map
 from airflow_lakestream.decode.values.outcome import Indices, Misfit, SchemaRefused, near_name, pick
+from airflow_lakestream.registry.client import SchemaText
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import schema_text
 

@@ -29,13 +29,13 @@ from airflow_lakestream.decode.connect.unavailable import NOTE, UnavailablePolic
 from airflow_lakestream.decode.header_ids import KEY, VALUE, without_bare
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.keys import KEY_COLUMN, ColumnDecoder, KeyedDecoder
-from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, PayloadSettings, SchemaText, uses_registry
+from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, PayloadSettings, uses_registry
 from airflow_lakestream.decode.other_names import RenamedDecoder
 from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.decode.timed import TimedDecoder
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
-from airflow_lakestream.registry.client import RegistryClient, versions_of
+from airflow_lakestream.registry.client import RegistryClient, SchemaText, versions_of
 
 log = logging.getLogger(__name__)
 

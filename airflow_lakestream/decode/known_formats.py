@@ -43,26 +43,12 @@ from airflow_lakestream.decode.other_names import NewNames, held_names_of_avro, 
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.timed import EXACT, Sources, TimeColumns
-from airflow_lakestream.registry.client import RegisteredSchema, RegistryClient
+from airflow_lakestream.registry.client import RegisteredSchema, RegistryClient, SchemaText
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.tables.schema.types import Path
 
 # Formats whose numbers are text: a number may have a fraction, even in an integer column.
 _WRITTEN = (ValueFormat.JSON, ValueFormat.JSON_SCHEMA, ValueFormat.CSV, KeyFormat.STRING)
-
-
-@dataclass(frozen=True)
-class SchemaText:
-    """Schema for columns: the text, the references, and the index path of the message in a file (Protobuf)."""
-
-    text: str
-    references: tuple[tuple[str, str], ...] = ()
-    message: tuple[int, ...] = (0,)
-
-    @property
-    def texts(self) -> list[str]:
-        """Texts of the references."""
-        return [text for _, text in self.references]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as t
@@ -26,11 +26,7 @@ from airflow_lakestream.decode.keys import ColumnDecoder
 from airflow_lakestream.decode.protobuf.schema import ProtobufSchema, compile_proto
 from airflow_lakestream.decode.values.outcome import DecoderResult, SchemaRefused
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.registry.client import RegisteredSchema
-
-if TYPE_CHECKING:
-    from airflow_lakestream.decode.known_formats import SchemaText
-
+from airflow_lakestream.registry.client import RegisteredSchema, SchemaText
 
 # Only the newest versions of a Protobuf schema are used: each takes 0.1 s to compile the first time.
 _MOST_COMPILED = 32

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_lakestream.decode.avro.schema import fingerprint
-from airflow_lakestream.decode.known_formats import FORMATS, SchemaText
+from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.lanes.framed import HEADER
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.registry.client import RegisteredSchema, RegistryClient, SchemaNotFound
+from airflow_lakestream.registry.client import RegisteredSchema, RegistryClient, SchemaNotFound, SchemaText
 
 log = logging.getLogger(__name__)
 

@@ -92,9 +92,10 @@ class TimeColumns:
         return self._list(array, path)
 
     def plain_reason(self, reason: str) -> str:
-        """Return the reason of a decoder for a text in place of a number, with the meaning of the column.
+        """Return the reason for a bad record in the words of the user's schema.
 
-        Decoders know the column only as one of decimal numbers, which the user did not write.
+        Decoders read a time column as decimal numbers, so their reason for a text is "is not a decimal number",
+        although the user wrote, for example, `timestamp from epoch_ms`. Other reasons are returned unchanged.
         """
         for path, source in self.sources:
             steps = "".join(r"\[\d+\]" if step == ELEMENT else rf"\.{re.escape(step)}" for step in path)

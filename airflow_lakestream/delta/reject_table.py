@@ -44,7 +44,11 @@ class DeltaMainLedgers:
         self.properties: Mapping[str, str] = head.properties
 
     def place(self, consumer_group: str, landing_id: str) -> int | None:
-        """Return the landing's version, a number below 0 if only the id is known, or None if unknown."""
+        """Return the place of a landing in the table's history, or None for an unknown landing.
+
+        The place is the version in the log; of a landing whose version was cleaned up a number below 0, by the ledger's
+        list of landing ids.
+        """
         found = ledger_store.version_of_landing(self._head, consumer_group, landing_id)
         return self.ledger(consumer_group).noted.place(landing_id) if found is None else found
 

@@ -107,6 +107,7 @@ def _masks(head: DeltaTableHead) -> dict[str, Sequence[bool]]:
 
 
 def _to_judge(head: DeltaTableHead, files: FileSystem, add: Add, masks: dict[str, Sequence[bool]]) -> CandidateFile:
+    """Return a file as the core judges it for a replace: bounds of positions, and a reader of its rows."""
     mask = masks.get(path_of(add))
     topic, partition, offset = (bounds_of(add, name) for name in COORDINATES)
     of_partition = [name for name in COORDINATES if add["partitionValues"].get(name) is not None]
@@ -339,6 +340,7 @@ class DeltaSink(TableSink[Add]):
         return self._head.properties, {field.name for field in self._head.schema if not field.nullable}
 
     def _take_columns(self) -> None:
+        """Set the columns of the next commit: of a new table, or of the existing table with a schema change."""
         if self._head is None:
             self._found(None)
         else:

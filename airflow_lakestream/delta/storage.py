@@ -112,6 +112,7 @@ def _hint(log: _LogFiles, base: int) -> str:
 
 
 def _of_commit(version: int) -> str:
+    """Return the remedy for a damaged file of a version in the log."""
     if version == 0:
         return f"{_BACKUP} {_ELSEWHERE}"
     return (
@@ -148,6 +149,7 @@ def _files(store: Any, after: str | None) -> Iterator[tuple[str, int]]:
 
 
 def _is_whole(store: Any, file: str) -> bool:
+    """Return whether a file of the log is readable to its end."""
     data = bytes(obstore.get(store, file).bytes())
     try:
         if file.endswith(".parquet"):

@@ -120,7 +120,7 @@ def may_hold(add: Add, ranges: RangeSet) -> bool:
 
 
 def not_replaced_since(store: Any, since: int, own: Collection[str]) -> DeltaCheck:
-    """Return a check that refuses ranges replaced by another run, since another plan may have older rows.
+    """Return a check that refuses ranges which another run has replaced since this run's plan.
 
     The check raises ReplacedMeanwhile, and CannotReplace if the log has lost versions.
 

@@ -85,6 +85,7 @@ class JobStream(ABC):
         return find_missing_dependency(causes) or JobEnded(job, state, causes[-1] if causes else "")
 
     def _follow(self, job: str) -> None:
+        """Watch a job until its end, or until a stop request, and look at its results in between."""
         while True:
             self.lease.check()
             if self.lease.stop_requested():

@@ -116,7 +116,7 @@ class LandingJobSeries(JobSeries):
 
     @cached_property
     def ways(self) -> AvroEncodings | None:
-        """The ways to the columns, by all schemas of the topic in the registry now; None for formats other than Avro.
+        """The encoding that Flink reads for each column, by all schemas of the topic; None for formats other than Avro.
 
         Raises InvalidArgument for columns that Flink would fill otherwise, and the registry's errors.
         """

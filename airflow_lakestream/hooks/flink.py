@@ -41,6 +41,7 @@ class FlinkHook(BaseHook):
         return {"url": gateway, **login}, {"url": self._checked("jobmanager_url", extra.get("jobmanager_url")), **login}
 
     def _checked(self, name: str, url: object) -> str:
+        """Return an address of the connection. Raises InvalidArgument for another text, and for a password in it."""
         try:
             parts = urlsplit(str(url or ""))
             is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

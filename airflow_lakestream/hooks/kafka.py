@@ -41,6 +41,7 @@ class KafkaHook(KafkaBaseHook):
         return RegistryConfig.from_client_settings(self._everything())
 
     def _everything(self) -> dict[str, Any]:
+        """Return the whole configuration of the connection. Raises InvalidArgument."""
         remedy = 'Add one of type kafka with an extra such as {"bootstrap.servers": "broker:9092"}.'
         connection = connection_of("kafka_conn_id", self.kafka_config_id, remedy)
         has_login = bool(connection.login or connection.password)

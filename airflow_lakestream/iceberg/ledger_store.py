@@ -107,9 +107,10 @@ def landing_of(snapshot: Snapshot, consumer_group: str) -> Landing | None:
 
 
 def columns_of(table: Table, consumer_group: str) -> Ledger:
-    """Return a group's columns by the table as a ledger without topics, even if the offsets are undecided.
+    """Return a group's ledger with columns only, without topics and offsets, which may be undecided.
 
-    The columns are in the property, its journal, and the live snapshots. Raises UnreadableLedger.
+    These are the filled columns and the source's types, from the property, its journal, and the live snapshots. Raises
+    UnreadableLedger.
     """
     text, landings = table.metadata.properties.get(codec.property_key(consumer_group)), list[Landing | None]()
     ledger = Ledger(consumer_group)

@@ -158,6 +158,7 @@ class IcebergRejectTable(IcebergSink, RejectTableSink):
         return rows_in(self._table, ranges, columns)
 
     def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: decided.RejectSettlement) -> None:
+        """Commit rejected records with the note of their landing, and remove stale rows."""
         notes = partial(noting, added=pending, settled=settlement.settled)
         if self._table is None:
             files = self._files

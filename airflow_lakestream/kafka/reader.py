@@ -271,6 +271,7 @@ class KafkaReader:
         return [*heard.values(), *(part for p, part in parts.items() if part.at_end and p not in heard)]
 
     def _without_errors(self, messages: Sequence[Any], parts: Mapping[int, PartitionBuffer]) -> list[Any]:
+        """Return the messages without an error. Raises DamagedBatch, KafkaRefused, and further errors of partitions."""
         good: list[Any] = []
         for message in messages:
             error = message.error()

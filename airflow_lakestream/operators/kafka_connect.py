@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 # No import of PyIceberg, Arrow or Kafka's client at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import positive_seconds, proven_share
+from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.config.literals import Check
-from airflow_lakestream.connect.configuration import as_text, complete_config, refuse_literal_secrets
+from airflow_lakestream.connect.configuration import SESSION, as_text, complete_config, refuse_literal_secrets
 from airflow_lakestream.connect.connector import ConnectorKind, OnKillConnector
 from airflow_lakestream.core.policies import choose, is_given, is_literal, seconds
 from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionLimits
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.arguments import set_arguments, templated
+from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 # Without a ledger it is unknown how often a connector commits.
 _STALL = 1_800.0
+# Part of the configuration that a look in the triggerer needs; the rest stays out of Airflow's database.
+_LOOKED_AT = ("topics", "consumer.override.group.id", "value.converter", SESSION)
 
 _CHECKS: dict[str, Check] = {
     "kind": partial(choose, ConnectorKind),
@@ -143,9 +147,29 @@ class KafkaConnectOperator(SupervisedOperator):
 
     def new_supervisor(self, context: Context, wait: Callable[[float], None]) -> ConnectorSupervision:
         """Check all arguments, and return the supervision of the connector. Raises InvalidArgument."""
-        from airflow_lakestream.operators.connect.set_up import build_supervision
+        from airflow_lakestream.connect.driving import ConnectorSupervision
+        from airflow_lakestream.connect.publishing import BranchPublisher
+        from airflow_lakestream.hooks.iceberg import IcebergHook
+        from airflow_lakestream.hooks.kafka import KafkaHook
+        from airflow_lakestream.hooks.kafka_connect import KafkaConnectHook
+        from airflow_lakestream.kafka.groups import KafkaGroups
 
-        return build_supervision(self, context, wait, self._handed_on)
+        spec = self.spec()
+        client = KafkaConnectHook(self.connect_conn_id).open_client()
+        groups, publisher = None, None
+        if spec.kind is not ConnectorKind.SOURCE and is_given(self.kafka_conn_id):
+            hook = KafkaHook(str(self.kafka_conn_id))
+            kafka = hook.configuration()
+            groups = KafkaGroups(kafka, hook.where)
+            if spec.sink is not None:
+                catalog = IcebergHook(self.iceberg_conn_id).open_catalog()
+                auditor = auditor_of({"checks": self.checks})
+                run_id, group = run_key(context), self.group()
+                share = proven_share("prove", self.prove)
+                publisher = BranchPublisher(spec.sink, catalog, kafka, hook.where, group, run_id, auditor, share)
+        elif spec.sink is not None:
+            raise InvalidArgument("kafka_conn_id", "is None, but the sink's start is set and checked in Kafka.")
+        return ConnectorSupervision(spec, client, groups, publisher, wait, self._handed_on)
 
     def stream_names(self) -> Mapping[str, Any]:
         """Return topic, table and group of a sink with a ledger."""
@@ -159,12 +183,29 @@ class KafkaConnectOperator(SupervisedOperator):
     def new_trigger(self, **watched: Any) -> KafkaConnectTrigger:
         """Return the trigger for the connector."""
         from airflow_lakestream.connect.driving import ConnectorSupervision
-        from airflow_lakestream.operators.connect.set_up import watched_by
         from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 
         assert isinstance(self._supervisor, ConnectorSupervision), "`new_supervisor` made it"
-        connect = watched_by(self, self._supervisor.spec)
+        connect = self._looked_at(self._supervisor.spec)
         return KafkaConnectTrigger(**watched, connect=connect, handed_on=self._supervisor.to_hand_on())
+
+    def _looked_at(self, spec: ConnectorSpec) -> dict[str, Any]:
+        """Return the argument `connect` of `KafkaConnectTrigger`, without secrets."""
+        sink = spec.sink
+        return {
+            "connector": spec.name,
+            "kind": spec.kind.value,
+            "config": {key: spec.config[key] for key in _LOOKED_AT if key in spec.config},
+            "connect_conn_id": self.connect_conn_id,
+            "kafka_conn_id": self.kafka_conn_id if spec.kind is not ConnectorKind.SOURCE else None,
+            "iceberg_conn_id": self.iceberg_conn_id if sink else None,
+            "publish_interval": spec.publish_interval,
+            "coordinator_group": spec.coordinator_group,
+            "topic": sink.topic if sink else None,
+            "table": sink.table if sink else None,
+            "branch": sink.branch if sink else None,
+            "consumer_group": self.group() if sink else None,
+        }
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger's event: publish, report, restart, or give up."""

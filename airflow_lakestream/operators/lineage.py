@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow.providers.common.compat.sdk import TaskDeferred
 
@@ -19,7 +19,6 @@ from airflow_lakestream.operators.sql_template import SqlRendering
 if TYPE_CHECKING:
     from airflow_lakestream.driver.supervisor import StreamSupervisor
     from airflow_lakestream.lineage.facts import LineageFacts
-    from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
 
 def is_lineage_enabled() -> bool:
@@ -80,12 +79,28 @@ class LineageReporting:
         return self.get_openlineage_facets_on_complete(task_instance)
 
 
+class DriverLineage(Protocol):
+    """Operator of a driver, as far as the lineage of its stream needs."""
+
+    def keep_facts(self, facts: LineageFacts | None) -> None:
+        """Keep the facts of the try until the listener asks."""
+
+    def rows_statement(self) -> str | None:
+        """Return the SQL of the rows, or None without SQL."""
+
+    def column_sources(self) -> Mapping[str, tuple[str, ...]]:
+        """Return by column of the table the topic's fields in the column, as far as certain."""
+
+    def stream_names(self) -> Mapping[str, Any]:
+        """Return `topic`, `table` and `consumer_group` as far as known."""
+
+
 log = logging.getLogger(__name__)
 
 
 class _LineageKeeping(AbstractContextManager[None]):
     # Not a generator: contextlib restores the whole traceback of an error that goes on.
-    def __init__(self, operator: SupervisedOperator, supervisor: StreamSupervisor) -> None:
+    def __init__(self, operator: DriverLineage, supervisor: StreamSupervisor) -> None:
         self._operator = operator
         self._supervisor = supervisor
         self._before: Mapping[str, Any] | None = None
@@ -103,13 +118,13 @@ class _LineageKeeping(AbstractContextManager[None]):
             self._operator.keep_facts(facts_of(self._operator, self._supervisor, self._before, is_over=error is None))
 
 
-def keep_lineage(operator: SupervisedOperator, supervisor: StreamSupervisor) -> AbstractContextManager[None]:
+def keep_lineage(operator: DriverLineage, supervisor: StreamSupervisor) -> AbstractContextManager[None]:
     """Keep the facts of the try at its end, even after an error, if OpenLineage is enabled."""
     return _LineageKeeping(operator, supervisor)
 
 
 def facts_of(
-    operator: SupervisedOperator, supervisor: StreamSupervisor, before: Mapping[str, Any], *, is_over: bool
+    operator: DriverLineage, supervisor: StreamSupervisor, before: Mapping[str, Any], *, is_over: bool
 ) -> LineageFacts | None:
     """Return the facts about the landings since `before`.
 
@@ -127,7 +142,7 @@ def facts_of(
 
 
 def _facts_of(
-    operator: SupervisedOperator, supervisor: StreamSupervisor, before: Mapping[str, Any], is_over: bool
+    operator: DriverLineage, supervisor: StreamSupervisor, before: Mapping[str, Any], is_over: bool
 ) -> LineageFacts | None:
     kafka_conn_id = getattr(operator, "kafka_conn_id", None)
     if not is_given(kafka_conn_id):
@@ -151,7 +166,8 @@ def _facts_of(
     return facts
 
 
-def _look(operator: SupervisedOperator, facts: LineageFacts) -> None:
+def _look(operator: DriverLineage, facts: LineageFacts) -> None:
+    """Add the columns and snapshots of the written tables to the facts, as far as their lakes answer."""
     from airflow_lakestream.hooks.places import open_tables
     from airflow_lakestream.lineage.looking import look_at_tables
 

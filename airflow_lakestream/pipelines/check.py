@@ -114,9 +114,9 @@ def check(compiled: CompiledPipeline) -> list[ExtractConfig]:
 
 
 def syntax_problems(document: YamlDocument) -> Iterator[FileProblem]:
-    """Yield the statements that are no SQL, of a file whose other mistakes keep `check` from its statements.
+    """Yield the syntax errors of a file's statements, for a file with other mistakes, which `check` can't compile.
 
-    Columns are not known here. A statement with templates is left to the run.
+    Columns are not known here, and not checked. A statement with templates is left to the run.
     """
     # Imported here, since most files are right.
     from airflow_lakestream.transform import SqlTransform

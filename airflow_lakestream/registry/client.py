@@ -45,6 +45,20 @@ class RegisteredSchema:
         return list(schemas.items())
 
 
+@dataclass(frozen=True)
+class SchemaText:
+    """Schema for columns: the text, the references, and the index path of the message in a file (Protobuf)."""
+
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+    message: tuple[int, ...] = (0,)
+
+    @property
+    def texts(self) -> list[str]:
+        """Texts of the references."""
+        return [text for _, text in self.references]
+
+
 class SchemaSource(Protocol):
     """A source of schemas for decoders."""
 

@@ -379,6 +379,7 @@ class MirrorResnapshot:
         return starts, config.mirror.key or snapshot.key or held.key or ()
 
     def _job(self, lake: Lake, topic: str, starts: Mapping[int, int], key: tuple[str, ...]) -> LandingJob:
+        """Return the job that lands the snapshot in the staging table, from the given offset of each partition."""
         config = self._config(topic, key=list(key))
         job = build_job(config, self.kafka, lake, run_id=f"aside {uuid.uuid4().hex}", where=self.where, stop=self.stop)
         return replace(job, source=SourceFromOffsets(job.source, starts), committed=self._report_commit)

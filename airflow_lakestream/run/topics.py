@@ -202,7 +202,7 @@ def land_run(
 
     A topic of a regex that can't be landed does not stop the next topics: its error is raised at the end. Of
     several errors, one that a retry may fix comes first. Topics with only Debezium's own records are left out of
-    the report, and so are topics behind the one with which `max_records` are read. Raises NoTopicMatches, and the
+    the report. Once `max_records` are read, the next topics wait for the next run. Raises NoTopicMatches, and the
     errors of a landing.
 
     :param children: processes that may read; see `reader_processes`.

@@ -102,6 +102,7 @@ class ExecutorTask:
         return self._sink().load(self.run_id).schema
 
     def _read(self, share: PlanShare) -> RoundAnswer:
+        """Read and stage a share; chunks that need the driver's decision are left to the next round."""
         batch = Batch(share.plan)
         sink, left = self._sink(), UndecidedChunks()
         try:

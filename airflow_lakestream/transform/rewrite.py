@@ -144,7 +144,7 @@ class FailureRemover:
         return function == LOOKED_UP
 
     def _function(self, node: Node) -> tuple[Node, list[Node]]:
-        # A call of `error` always fails; a looked-up value fails if its document is malformed.
+        """Return a call that can't fail, and the reasons: `error` always fails, a lookup in a malformed document."""
         if node["function_name"].lower() == "error":
             message, reasons = self.sifted(arguments_of(node)[0])
             reason = self._build("'Invalid Input Error: ' || _m", _m={**message, "alias": ""})

@@ -213,6 +213,7 @@ class _StatementServer:
         return pa.concat_tables(parts) if parts else no_rows(schema)
 
     def _conformed(self, part: pa.Table) -> pa.Table:
+        """Return the rows of a statement in the types of the schema, with the column of record numbers at the end."""
         columns = []
         for field, column in zip(self._schema, part.columns[:-1], strict=True):
             if field.type == pa.uuid():

@@ -111,6 +111,7 @@ class LookTrigger(BaseTrigger):
         return make_check(self.check, {name: getattr(self, name) for name in self._names}), AirflowPlaces()
 
     def _begin_time(self) -> float:
+        """Return the time at which the task began to wait, in seconds since the epoch."""
         if self.began is not None:
             return self.began
         # Set by the triggerer of Airflow 3.3, the only version that starts tasks in a trigger with templates.

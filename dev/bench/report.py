@@ -36,9 +36,8 @@ not.
 - A row's time is from the first line of its work (`execute()`, the dlt pipeline, the start of the Spark query) to its
   end, without the start of Python, Airflow and, unless the row has "start counted", of Spark's JVM. kcat's own start
   and end count, half a second.
-- Rates are medians over the runs. MB are those of the records' values, uncompressed. CPU seconds are those of the
-  process tree, and memory is its peak PSS, with shared pages counted once.
-- A commit is the manifests and the catalog's answer, median. The first commit is the time of the first snapshot.
+- Rates are medians over the runs. CPU seconds and peak PSS are of the process tree.
+- A commit is the manifests and the catalog's answer, median.
 
 ## What bounds the extract
 
@@ -48,13 +47,10 @@ needs the same cores, and the first half second of a task goes to imports. On tw
 ## How it was run
 
 - Topics of 4 partitions, lz4, on one broker on the same machine: the same clickstream events in each format, some 200
-  bytes as JSON (smaller in Avro and Protobuf); 1 KB, 1 MiB and 10 MiB with a text of random hexadecimal digits. Avro
-  and Protobuf have Confluent's framing, and schemas in an Apicurio registry.
-- Every run lands in an empty table, with a catalog in SQLite and the warehouse on the local disk. A run whose table
-  does not have all records once is an error, not a row.
+  bytes as JSON (smaller in Avro and Protobuf, with an Apicurio registry); 1 KB, 1 MiB and 10 MiB with random text.
+- Every run lands in an empty table, with a catalog in SQLite and the warehouse on the local disk, and has to have all
+  records once.
 - Extract rows are task runs of an Airflow (`dag.test()`), with the operator's defaults except as the row specifies.
-- Extract and `ConsumeFromTopicOperator` run with the extra `protobuf`. Where pandas is installed too, each task starts
-  0.1 s later.
 - `ConsumeFromTopicOperator` runs `apply_function_batch` with `json.loads`, `Table.from_pylist` and one PyIceberg
   append for each batch. Appends get slower with every snapshot.
 - dlt reads as its Kafka source does, a dict for each record, with its defaults.
@@ -126,7 +122,11 @@ def render(results: Results) -> str:
         versions="- Versions: " + ", ".join(f"{name} {version}" for name, version in machine.items()) + ".",
         left_out=_left_out(results),
     )
-    return page + (_LEDGER.format(figures=_other_costs(_without_steps(results.figures))) if results.figures else "")
+    return page + (
+        _LEDGER.format(figures=_other_costs(_without_steps(results.figures), is_for_users=True))
+        if results.figures
+        else ""
+    )
 
 
 def render_bounds(results: Results) -> str:
@@ -150,14 +150,17 @@ def _left_out(results: Results) -> str:
     return "\n## Left out\n\n" + "\n".join(told) + "\n" if told else ""
 
 
-def _figures(figures: Sequence[Figure]) -> str:
+def _figures(figures: Sequence[Figure], *, is_for_users: bool = False) -> str:
     titles = {row.name: row.title for row in ROWS}
-    lines = ["| what | measured | value | bound | |", "| --- | --- | --: | --- | --- |"]
+    lines = ["| what | measured | value |", "| --- | --- | --: |"]
+    if not is_for_users:
+        lines = ["| what | measured | value | bound | |", "| --- | --- | --: | --- | --- |"]
     for figure in figures:
         verdict = {None: "", True: "holds", False: "**does not hold**"}[figure.holds]
         value = f"{figure.value:,.2f} {figure.unit if figure.unit != 'ratio' else ''}".strip()
         case = titles.get(figure.case, figure.case)
-        lines.append(f"| {case} | {_measured(figure.metric, titles)} | {value} | {figure.bound or ''} | {verdict} |")
+        bound = "" if is_for_users else f" {figure.bound or ''} | {verdict} |"
+        lines.append(f"| {case} | {_measured(figure.metric, titles)} | {value} |{bound}")
     return "\n".join(lines)
 
 
@@ -170,30 +173,37 @@ def _without_steps(figures: Sequence[Figure]) -> list[Figure]:
     ]
 
 
-def _other_costs(figures: Sequence[Figure]) -> str:
-    """Write cases with the same metrics, one after the other, as columns of one table, and the others as lines."""
+def _other_costs(figures: Sequence[Figure], *, is_for_users: bool = False) -> str:
+    """Write cases with the same metrics, one after the other, as columns of one table, and the others as lines.
+
+    :param is_for_users: without the bounds, which `dev/BOUNDS.md` has.
+    """
     cases: dict[str, list[Figure]] = {}
     for figure in figures:
         cases.setdefault(figure.case, []).append(figure)
     groups = [list(group) for _, group in groupby(cases.values(), lambda case: [figure.metric for figure in case])]
     single = [figure for group in groups if len(group) == 1 for figure in group[0]]
     return "\n\n".join(
-        [*([_figures(single)] if single else []), *(_columns(group) for group in groups if len(group) > 1)]
+        [
+            *([_figures(single, is_for_users=is_for_users)] if single else []),
+            *(_columns(group, is_for_users=is_for_users) for group in groups if len(group) > 1),
+        ]
     )
 
 
-def _columns(cases: Sequence[Sequence[Figure]]) -> str:
+def _columns(cases: Sequence[Sequence[Figure]], *, is_for_users: bool) -> str:
     """Write a column for each case, and a line for each metric."""
     lines = [
-        "| | " + " | ".join(case[0].case for case in cases) + " | bound |",
-        "| --- |" + " --: |" * len(cases) + " --- |",
+        "| | " + " | ".join(case[0].case for case in cases) + (" |" if is_for_users else " | bound |"),
+        "| --- |" + " --: |" * len(cases) + ("" if is_for_users else " --- |"),
     ]
     for line in zip(*cases, strict=True):
         unit = "" if line[0].unit == "ratio" or line[0].unit in line[0].metric.split() else f", {line[0].unit}"
         failed = [figure.case for figure in line if figure.holds is False]
         bound = f"{line[0].bound}: " + (f"**does not hold** ({', '.join(failed)})" if failed else "holds")
         values = " | ".join(f"{figure.value:,.{0 if figure.value >= 1000 else 2}f}" for figure in line)
-        lines.append(f"| {line[0].metric.strip()}{unit} | {values} | {bound if line[0].bound else ''} |")
+        bounds = "" if is_for_users else f" {bound if line[0].bound else ''} |"
+        lines.append(f"| {line[0].metric.strip()}{unit} | {values} |{bounds}")
     return "\n".join(lines)
 
 

@@ -49,10 +49,10 @@ def _cpu_per_million(runs: Sequence[Sample]) -> str:
 
 
 COLUMNS = (
-    Column("records", lambda runs: format(runs[0].records, ",")),
+    Column("records", lambda runs: format(runs[0].records, ","), is_in_docs=False),
     Column("records/s", _median("rate", ",.0f")),
     Column("spread", lambda runs: f"{spread(runs):.0%}" if len(undisturbed(runs)) > 1 else NONE, is_in_docs=False),
-    Column("MB/s", _megabytes_per_second),
+    Column("MB/s", _megabytes_per_second, is_in_docs=False),
     Column("peak PSS, MiB", _median("peak_pss", ",.0f", MIB)),
     Column("peak RSS, MiB", _median("peak_rss", ",.0f", MIB), is_in_docs=False),
     Column("CPU s per million", _cpu_per_million),

@@ -191,7 +191,7 @@ MUTANTS = (
     ),
     CrossingMutant(
         "a mirror in which the earlier of two versions wins",
-        "airflow_lakestream/cdc/merge/newest.py",
+        "airflow_lakestream/cdc/merge/snapshots.py",
         "later |= same & (mine > other)",
         "later |= same & (mine < other)",
         "mirrors",

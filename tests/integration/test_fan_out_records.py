@@ -14,7 +14,7 @@ from airflow_lakestream.core.landing.algorithm import land as land_job
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.fan_out.books import MEMBER, LandedByFanOut
-from airflow_lakestream.iceberg.fan_out.target import LandedOutside
+from airflow_lakestream.iceberg.fan_out.tables import LandedOutside
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.run.topics import RunReport, land_run
 from tests.support.broker import Producing, TopicOf, Topics

@@ -16,7 +16,7 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.iceberg.fitness import FormatVersionTooNew
 from airflow_lakestream.iceberg.ledger_store import FormatVersionTooOld
 from airflow_lakestream.iceberg.upkeep import expiry, ledger_edit
-from airflow_lakestream.run.maintenance.failures import TableNotMaintained
+from airflow_lakestream.run.maintenance.upkeep import TableNotMaintained
 from airflow_lakestream.run.repair import TableRepair
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.spark.maintenance.work import own_session

@@ -22,8 +22,8 @@ from airflow_lakestream.iceberg.replace.takeout import live_files
 from airflow_lakestream.iceberg.upkeep.expiry import SUMMARY_EXPIRING
 from airflow_lakestream.iceberg.upkeep.ledger_edit import forget
 from airflow_lakestream.iceberg.write import parquet
-from airflow_lakestream.run.maintenance.failures import TableNotMaintained
 from airflow_lakestream.run.maintenance.tables import NoIcebergTable
+from airflow_lakestream.run.maintenance.upkeep import TableNotMaintained
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.spark.maintenance.work import own_session
 from tests.support.broker import Producing

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
+
 import airflow_lakestream
 
 CHECKOUT = Path(__file__).parents[2]
@@ -83,3 +85,44 @@ def test_what_supervises_drivers_names_no_engine() -> None:
     assert len(files) > 10
     named = re.compile("spark|yarn|kubernetes|jvm", re.IGNORECASE)
     assert {file.name: found for file in files if (found := named.findall(file.read_text()))} == {}
+
+
+# Circles of imports that only type checkers follow, without the package's name.
+CIRCLES_OF_TYPES = {
+    # A payload makes its decoder, and the decoder reads the settings of its payload.
+    frozenset({"cdc.events.records", "cdc.events.upserts"}),
+}
+
+
+def circles(imports: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Return the groups of modules that import each other, directly or by others of the group."""
+    reached: dict[str, set[str]] = {}
+    for module in imports:
+        found, todo = set[str](), [module]
+        while todo:
+            new = imports[todo.pop()] - found
+            found |= new
+            todo += new
+        reached[module] = found
+    groups = {frozenset(other for other in found if module in reached[other]) for module, found in reached.items()}
+    return {group for group in groups if group}
+
+
+def circles_of_package(*, with_types: bool) -> set[frozenset[str]]:
+    graph = grimp.build_graph("airflow_lakestream", cache_dir=None, exclude_type_checking_imports=not with_types)
+    imports = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    assert len(imports) > 500
+    return {frozenset(name.removeprefix("airflow_lakestream.") for name in circle) for circle in circles(imports)}
+
+
+def test_a_circle_is_found_with_all_its_modules_and_without_their_users() -> None:
+    imports = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"c"}, "e": {"f"}, "f": set[str](), "g": {"g"}}
+    assert circles(imports) == {frozenset("bcd"), frozenset("g")}
+
+
+def test_no_modules_import_each_other_even_within_functions() -> None:
+    assert circles_of_package(with_types=False) == set()
+
+
+def test_types_make_no_other_circles_than_those_named() -> None:
+    assert circles_of_package(with_types=True) == CIRCLES_OF_TYPES

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OP, POSITION, READ, READ_LAST, SOURCE, TIME, is_kept
-from airflow_lakestream.cdc.events import binlog
+from airflow_lakestream.cdc.events.log_state import BINLOG_FIELDS, binlog_places, binlog_rows, first_without_position
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.notes import with_notes
 from airflow_lakestream.cdc.events.provenance import with_image, with_origin
@@ -51,7 +51,7 @@ _SOURCE_TYPE = pa.struct(
     [
         *(("sequence", pa.string()), ("lsn", pa.int64()), ("ts_ms", pa.int64()), ("snapshot", pa.string())),
         *(("db", pa.string()), ("schema", pa.string()), ("table", pa.string()), ("txId", pa.int64())),
-        *binlog.FIELDS,
+        *BINLOG_FIELDS,
     ]
 )
 _SEQUENCE = r'^\[(?:null|"(?P<commit>\d+)"), *(?:null|"(?P<lsn>\d+)")\]$'
@@ -230,7 +230,7 @@ class _EventDecoder:
 
     def _check_places(self, batch: RawBatch, decoded: DecoderResult) -> None:
         """Refuse events of a binary log without a position. Raises MirrorStopped."""
-        at = binlog.first_without_position(decoded.rows[SOURCE].combine_chunks())
+        at = first_without_position(decoded.rows[SOURCE].combine_chunks())
         if at is not None:
             place = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])[at]
             raise place_unknown(self._payload.names.table, batch.topic, batch.partition, batch.offsets[place])
@@ -294,11 +294,11 @@ def with_log_positions(rows: pa.Table) -> pa.Table:
     """
     source, ops = rows[SOURCE].combine_chunks(), rows[OP].combine_chunks()
     commit, position = _places(_member(source, "sequence"), _member(source, "lsn"), _member(source, "ts_ms"), ops)
-    in_binlog = binlog.places(source)
+    in_binlog = binlog_places(source)
     if in_binlog.null_count < len(in_binlog):
         there = in_binlog.is_valid()
         commit = pc.coalesce(in_binlog, commit)
-        position = pc.if_else(pc.and_(there, _is_streamed(ops)), binlog.rows(source), position)
+        position = pc.if_else(pc.and_(there, _is_streamed(ops)), binlog_rows(source), position)
     is_last = pc.and_(pc.is_in(_member(source, "snapshot"), _LAST_OF_TABLE), pc.equal(ops, READ))
     # `READ_LAST` removes rows older than the snapshot; without a log position, these rows can't be recognized.
     has_place = pc.or_(_member(source, "lsn").is_valid(), in_binlog.is_valid())

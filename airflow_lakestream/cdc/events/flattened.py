@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from airflow_lakestream.cdc.events import binlog
 from airflow_lakestream.cdc.events.decoder import log_places
+from airflow_lakestream.cdc.events.log_state import BINLOG_FIELDS, binlog_places, binlog_rows
 from airflow_lakestream.decode.connect.debezium import IMAGES
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.row_buffer import one_array
@@ -22,7 +22,7 @@ _PREFIX = "__source_"
 TIME_FIELD = f"{_PREFIX}ts_ms"
 # With one of these columns records are in order of the database's log, else of offsets.
 _PLACES = ("sequence", "lsn", "file")
-_KINDS = {"sequence": pa.string(), "lsn": pa.int64(), **dict(binlog.FIELDS)}
+_KINDS = {"sequence": pa.string(), "lsn": pa.int64(), **dict(BINLOG_FIELDS)}
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class FlattenedRecords:
         source = pa.StructArray.from_arrays(list(columns.values()), list(columns))
         ops = self._column(OP, pa.string())
         commit, position = log_places(columns["sequence"], columns["lsn"], ops)
-        in_file = binlog.places(source)
+        in_file = binlog_places(source)
         is_read = pc.fill_null(pc.equal(ops, "r"), False)
-        row = pc.if_else(is_read, pa.scalar(0, pa.int64()), binlog.rows(source))
+        row = pc.if_else(is_read, pa.scalar(0, pa.int64()), binlog_rows(source))
         position = pc.if_else(in_file.is_valid(), row, position)
         return pc.coalesce(in_file, commit), position
 

@@ -114,6 +114,7 @@ class KafkaKeyReader:
         found.columns = pa.Table.from_arrays(columns, schema=self.columns)
 
     def _record_mask(self, keys: pa.Array) -> Mask:
+        """Return a mask of the keys with fields by name; the others are bare values."""
         if self.format in _TEXTS:
             return np.zeros(len(keys), np.bool_)
         if self.format == ValueFormat.AVRO:

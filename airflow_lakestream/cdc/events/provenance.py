@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import BEFORE, IMAGE, KEY_NAMES, LOG, OF_EVENTS, OLD, OP, SOURCE, TABLE, TRANSACTION
-from airflow_lakestream.cdc.events import binlog
+from airflow_lakestream.cdc.events.log_state import SERIAL, binlog_places, log_columns
 from airflow_lakestream.cdc.events.record_keys import NO_KEY, as_list
 from airflow_lakestream.cdc.keys.identity import comparable
 from airflow_lakestream.tables.row_buffer import one_array
@@ -52,20 +52,20 @@ def with_origin(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table
     names = pc.if_else(pc.equal(ops, "t").fill_null(False), pa.scalar(None, pa.string()), names)
     found = rows.drop_columns([name for name in (IMAGE,) if name in rows.column_names])
     found = found.append_column(TABLE, _table(source))
-    is_serial = binlog.places(source).is_valid()
-    transactions = pc.if_else(is_serial, pa.scalar(binlog.SERIAL, pa.int64()), _member(source, "txId", pa.int64()))
+    is_serial = binlog_places(source).is_valid()
+    transactions = pc.if_else(is_serial, pa.scalar(SERIAL, pa.int64()), _member(source, "txId", pa.int64()))
     found = found.append_column(TRANSACTION, transactions)
-    for name, column in zip(LOG, binlog.log_columns(source), strict=True):
+    for name, column in zip(LOG, log_columns(source), strict=True):
         found = found.append_column(name, column)
     found = found.append_column(KEY_NAMES, names)
     return _with_old(found, one_array(rows[IMAGE]), key) if IMAGE in rows.column_names else found
 
 
 def is_serial(rows: pa.Table) -> bool:
-    """Return whether all events come from a log of sequential transactions, see `binlog`; false without events."""
+    """Return whether all events come from a log of sequential transactions, see `log_state`; false without events."""
     if TRANSACTION not in rows.column_names or not len(rows):
         return False
-    return bool(pc.all(pc.equal(pc.fill_null(rows[TRANSACTION], 0), binlog.SERIAL)).as_py())
+    return bool(pc.all(pc.equal(pc.fill_null(rows[TRANSACTION], 0), SERIAL)).as_py())
 
 
 def expanded(rows: pa.Table) -> pa.Table:

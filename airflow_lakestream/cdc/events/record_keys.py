@@ -102,6 +102,7 @@ def _by_schema(keys: pa.Array, places: np.ndarray, registry: RegistryClient, fou
 
 
 def _registered(registry: RegistryClient, schema_id: int) -> list[str] | None:
+    """Return the names of a registered schema's fields, or None if the schema is unknown or has no fields."""
     try:
         schema = json.loads(registry.schema(schema_id).text)
     except (SchemaNotFound, ValueError):

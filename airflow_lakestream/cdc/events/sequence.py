@@ -78,6 +78,7 @@ def place_bytes(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def _bytes(column: pa.Array) -> pa.Array:
+    """Return the values as bytes in the same order, of the same width for all batches."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         column = column.storage
@@ -124,6 +125,10 @@ def with_commits(rows: pa.Table, commits: pa.Array) -> pa.Table:
 
 
 def _micros(column: pa.Array, factor: int | None) -> tuple[pa.Array, np.ndarray]:
+    """Return times in microseconds, and a mask of the times out of range.
+
+    :param factor: microseconds of the column's unit; None for nanoseconds.
+    """
     plain = column.cast(pa.int32()) if t.is_time32(column.type) else column
     numbers = plain.cast(pa.int64())
     if factor is None:

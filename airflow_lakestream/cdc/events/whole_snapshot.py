@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from airflow_lakestream.cdc.columns import OP, READ, RECORD_KEY, SOURCE
 from airflow_lakestream.cdc.design import key_of
-from airflow_lakestream.cdc.events import binlog
+from airflow_lakestream.cdc.events.log_state import BINLOG_FIELDS, BINLOG_FILE, binlog_places
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ports import RecordReader
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -29,7 +29,7 @@ _COLUMNS = pa.schema(
         (
             SOURCE,
             pa.struct(
-                [("lsn", pa.int64()), ("txId", pa.int64()), ("snapshot", pa.string()), *binlog.FIELDS]
+                [("lsn", pa.int64()), ("txId", pa.int64()), ("snapshot", pa.string()), *BINLOG_FIELDS]
                 + [(name, pa.string()) for name in ("name", "db", "schema", "table")]
             ),
         ),
@@ -108,10 +108,11 @@ class SnapshotSearch:
         return sum(one.rows for one in self.found.values())
 
     def _take(self, batch: RawBatch, decoded: DecoderResult) -> None:
+        """Add the snapshot rows of a batch to the snapshots found so far."""
         rows, bad = decoded.rows, [one.index for one in decoded.bad]
         places = np.delete(np.arange(len(batch)), bad)
         sources, ops = rows[SOURCE].to_pylist(), rows[OP].to_pylist()
-        in_binlog = binlog.places(rows[SOURCE].combine_chunks()).to_pylist()
+        in_binlog = binlog_places(rows[SOURCE].combine_chunks()).to_pylist()
         for place, op, source, own in zip(places.tolist(), ops, sources, in_binlog, strict=True):
             if not source:
                 continue
@@ -144,7 +145,7 @@ def origin_of_topic(topic: str) -> ConnectorTable:
 
 def _origin(source: Mapping[str, str]) -> ConnectorTable:
     # MySQL's and MariaDB's databases have no schemas, and signals name the database.
-    space = source["schema"] or (source["db"] if source[binlog.FILE] else None)
+    space = source["schema"] or (source["db"] if source[BINLOG_FILE] else None)
     return ConnectorTable(source["name"], re.escape(".".join(part for part in (space, source["table"]) if part)))
 
 

@@ -111,6 +111,7 @@ def greatest_of_each(keys: pa.Table, *numbers: Numbers) -> list[Numbers]:
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return values that are equal if the database takes them as equal; floats as integers in the same order."""
     if isinstance(column.type, pa.BaseExtensionType):
         return column.cast(column.type.storage_type)
     if not t.is_floating(column.type):
@@ -157,6 +158,7 @@ class KeySearch:
 
     @property
     def _keys(self) -> pa.Table:
+        """Return the keys in the order of the events."""
         if self._given is not None:
             return self._given
         assert self._ordered is not None, "otherwise they were kept as they were given"

@@ -19,9 +19,8 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, TRANSACTION, VERSION
 from airflow_lakestream.cdc.events.apart import is_staged
 from airflow_lakestream.cdc.events.provenance import is_serial
-from airflow_lakestream.cdc.events.repeated import indices_without_repeated
 from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardKind
-from airflow_lakestream.cdc.keys.identity import by_place
+from airflow_lakestream.cdc.keys.identity import by_place, keys_of
 from airflow_lakestream.cdc.keys.images import (
     Image,
     PreviousEvents,
@@ -219,9 +218,9 @@ class _KeySettlement:
             self._conclude(group, found.live, _kind(is_sure=is_sure, have_values=found.have_values))
 
     def watch(self, group: Places) -> None:
-        """Guard against several rows of a key in an unfinished transaction: later events would be ambiguous.
+        """Add a guard if an unfinished transaction may leave a key with two rows: its later events would be ambiguous.
 
-        The table's row of the key counts as one of them.
+        The row in the table counts, too.
 
         :param group: the indices of the key's events in the transaction, rising.
         """
@@ -340,3 +339,44 @@ def _is_same(row: Mapping[str, Any], image: Mapping[str, Any]) -> bool:
 
 def _has_sent_values(image: Image) -> bool:
     return any(not is_placeholder(value) for value in image.values())
+
+
+def indices_without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array) -> pa.Array:
+    """Return the indices of all events except repeated events.
+
+    This batch or an earlier batch already has a repeated event. Events between the repeated event and the key's next
+    event may be in an earlier batch only: then the key would seem to have had two rows at once.
+
+    :param rows: in the order of their versions.
+    :param transactions: the transaction of each event.
+    """
+    some = _above_a_later_event(rows)
+    if not some.any():
+        return pa.array(np.arange(len(rows)))
+    first = int(np.flatnonzero(some)[0])
+    part = rows.slice(first)
+    names = (PARTITION, OFFSET, POSITION)
+    places = zip(*(part[name].to_pylist() for name in names), transactions.slice(first).to_pylist(), strict=True)
+    kept = np.ones(len(rows), np.bool_)
+    lowest: dict[Any, int] = {}
+    numbered = list(enumerate(zip(keys_of(part, key), places, strict=True), first))
+    # Backwards: an event is repeated if a later event of its key and transaction has a smaller offset. Rows of a
+    # snapshot, with position 0, are kept.
+    for number, (own, (partition, offset, position, transaction)) in reversed(numbered):
+        group = (own, partition, transaction)
+        kept[number] = not position or offset < lowest.get(group, offset + 1)
+        lowest[group] = min(offset, lowest.get(group, offset))
+    return pa.array(np.flatnonzero(kept))
+
+
+def _above_a_later_event(rows: pa.Table) -> np.ndarray:
+    """Return a mask of the events that have a greater offset than an event behind them, in the same partition.
+
+    :param rows: in the order of their versions.
+    """
+    partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
+    found = np.zeros(len(rows), np.bool_)
+    for partition in pc.unique(rows[PARTITION]).to_pylist():
+        own = np.flatnonzero(partitions == partition)
+        found[own] = offsets[own] > np.minimum.accumulate(offsets[own][::-1])[::-1]
+    return found

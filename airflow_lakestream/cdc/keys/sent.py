@@ -19,7 +19,9 @@ Keyed = tuple[object, ...]
 
 
 def sent_guards(rows: pa.Table, key: Sequence[str], judge: GuardCheck) -> dict[Keyed, DeletionGuard]:
-    """Return guards by key, to check against the table. Raises MirrorStopped if the batch itself shows another row.
+    """Return guards for deletions whose key may be wrong, by key, to check against the table's rows.
+
+    Raises MirrorStopped if another event of the batch shows that the key is wrong.
 
     With REPLICA IDENTITY USING INDEX on other columns, a deletion's key has zeros, and the index's columns have the
     deleted row's values. But a row whose key is zero may really be meant: then that row has these values.

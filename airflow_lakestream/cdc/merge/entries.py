@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -83,6 +83,16 @@ class EntryFiles:
     def read(self) -> pa.Table:
         """Return all entries."""
         return self.joined(part for file in self.files for part in file.read(()))
+
+
+class MirrorEntries(Protocol):
+    """Storage of a mirror's entries: rows of the key's columns, `VERSION` and `ROW`."""
+
+    def open(self) -> EntryFiles | None:
+        """Return the files of the entries, or None without entries."""
+
+    def add(self, entries: pa.Table) -> None:
+        """Add entries in a separate commit. Raises the errors of a commit."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +183,7 @@ def _may_reach(file: EntryFile, low: pa.Scalar | None, high: pa.Scalar | None) -
 
 
 def _between(file: EntryFile, key: Sequence[str], low: pa.Scalar | None, high: pa.Scalar | None) -> Iterator[pa.Table]:
+    """Yield the entries of a file with a key from `low` on and below `high`; None is no bound."""
     for rows in file.read(()):
         keys = by_place(rows, key[:1])[0]
         inside = pa.chunked_array([pa.repeat(True, len(rows))])

@@ -151,9 +151,11 @@ class HistoryMerger(BatchMerger):
         return {name: mask for name, mask in masks.items() if mask.any()}
 
     def _moved_before(self, memory: MirrorMemory, start: int) -> tuple[dict[tuple[int, ...], int], list[pa.Table]]:
-        """Return the rows that the memory has for rows with new keys: numbers by places in the log, and the rows.
+        """Return the earlier rows, kept in the memory, of rows that have got another key in this batch.
 
-        :param start: the number of the first one.
+        The first value has the number of each row by its place in the log.
+
+        :param start: the number of the first row.
         """
         rows, found, tables = self.batch.rows, dict[tuple[int, ...], int](), list[pa.Table]()
         if self.batch.ties is not None or not memory.has_moved:

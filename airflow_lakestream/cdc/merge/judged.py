@@ -16,7 +16,8 @@ from airflow_lakestream.cdc.keys.images import Image, images
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.lookup import LookupResult, with_numbers
 from airflow_lakestream.cdc.merge.memory import MirrorMemory
-from airflow_lakestream.cdc.merge.newest import NewestEvents, is_before, is_gone
+from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.merge.snapshots import is_before, is_gone
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
 

@@ -121,9 +121,9 @@ class LeftOutValues:
             row.gone = None
 
     def source(self, own: Key, name: str, until: Version) -> ValueSource:
-        """Return the source of a row's value, after the row's last event in the batch.
+        """Return the source of a value that the last event of a row has left out.
 
-        :param own: the row's key, and `name` the column.
+        :param own: the row's key, and `name` the column of the value.
         :param until: the version of the row's last event.
         """
         return self._source(self._rows[own].state[name], name, until)

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, IS_CURRENT, VALID_TO, VERSION
 from airflow_lakestream.cdc.keys.identity import KeySearch
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
-from airflow_lakestream.cdc.merge.newest import is_before
-from airflow_lakestream.cdc.merge.snapshots import Version
+from airflow_lakestream.cdc.merge.snapshots import Version, is_before
 from airflow_lakestream.cdc.rows import HistoryRules, RowStrategy, VersionCut
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
@@ -111,6 +110,7 @@ class KeyLookup:
         return [*VERSION, *self.beside, *([DELETED] if self.strategy.keeps_deleted else [])]
 
     def _in(self, rows: pa.Table) -> LookupResult:
+        """Look the batch's keys up in the rows of a file."""
         hits, at = self.search(rows)
         if self.history is not None and self.history.cuts:
             ended = np.setdiff1d(self._ended(rows, self.history.cuts), hits)

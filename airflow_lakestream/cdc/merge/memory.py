@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, POSITION, TIME, VERSION, version_schema
 from airflow_lakestream.cdc.keys.identity import by_place, greatest_of_each, places
 from airflow_lakestream.cdc.keys.ties import PartitionTies
-from airflow_lakestream.cdc.merge.newest import by_version, is_later
-from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark, versions
+from airflow_lakestream.cdc.merge.snapshots import Version, by_version, cut_of, is_later, is_mark, versions
 from airflow_lakestream.cdc.rows import VersionCut
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.names import DELETED
@@ -30,9 +29,6 @@ from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.sink import TableSink
-
-if TYPE_CHECKING:
-    from airflow_lakestream.cdc.merge.entries import EntryFiles
 
 SUFFIX = DELETED
 # The deleted row as an Arrow IPC stream, only for the last event of a partition: the next event may be the same row
@@ -46,16 +42,6 @@ REPLACED = "all rows of the mirror were replaced"
 # The entries have a ledger without any topic: the guard makes their commits safe, not the offsets.
 ENTRIES_GROUP = "mirror"
 NO_TOPIC = TopicIdentity("", "", "")
-
-
-class MirrorEntries(Protocol):
-    """Storage of a mirror's entries: rows of the key's columns, `VERSION` and `ROW`."""
-
-    def open(self) -> EntryFiles | None:
-        """Return the files of the entries, or None without entries."""
-
-    def add(self, entries: pa.Table) -> None:
-        """Add entries in a separate commit. Raises the errors of a commit."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from airflow_lakestream.cdc.events.sequence import with_commits, with_ranks
 from airflow_lakestream.cdc.keys.guards import GuardCheck
 from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, find_keys, in_order
 from airflow_lakestream.cdc.merge.audited import Look
+from airflow_lakestream.cdc.merge.entries import MirrorEntries
 from airflow_lakestream.cdc.merge.files import (
     PART_BYTES,
     FileRewriteTask,
@@ -36,9 +37,9 @@ from airflow_lakestream.cdc.merge.hands import MergePool, MergeWork
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.judged import GuardedRowCheck
 from airflow_lakestream.cdc.merge.lookup import FileChange, KeyLookup, LookupResult, change_of, joined
-from airflow_lakestream.cdc.merge.memory import MirrorEntries, MirrorMemory, row_column
-from airflow_lakestream.cdc.merge.newest import NewestEvents, is_before, is_gone, is_later
-from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
+from airflow_lakestream.cdc.merge.memory import MirrorMemory, row_column
+from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.merge.snapshots import behind, is_before, is_gone, is_later, is_mark
 from airflow_lakestream.cdc.merge.values import Borrowed, OldRows, RowValues
 from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.core.policies import MergeMode

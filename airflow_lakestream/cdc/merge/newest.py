@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,15 +20,12 @@ from airflow_lakestream.cdc.keys.order import settled
 from airflow_lakestream.cdc.keys.sent import sent_guards
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.left_out import ValueSource, befores, sources
-from airflow_lakestream.cdc.merge.snapshots import Version, versions, with_ends
+from airflow_lakestream.cdc.merge.partial import PartialRecords
+from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
+from airflow_lakestream.cdc.merge.snapshots import Version, by_version, is_gone, is_op, versions, with_ends
 from airflow_lakestream.cdc.rows import HistoryRules, RowStrategy, VersionCut
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
-from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
-
-if TYPE_CHECKING:
-    from airflow_lakestream.cdc.merge.partial import PartialRecords
-    from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
 
 
 class KeyMissing(MirrorStopped):
@@ -108,7 +104,7 @@ def newest(
     rows = by_version(events.combine_chunks())
     # 2. Only the events after the last truncation count. If deleted rows stay, it deletes each row before it.
     truncated = None
-    cuts = np.flatnonzero(_is(rows, "t")).tolist()
+    cuts = np.flatnonzero(is_op(rows, "t")).tolist()
     if cuts:
         truncated = versions(rows.slice(cuts[-1], 1))[0]
         rows = _with_truncated(rows, cuts, key) if strategy.keeps_deleted else rows.slice(cuts[-1] + 1)
@@ -186,7 +182,7 @@ def every_event(
     """
     events, snapshots = with_ends(events)
     rows = by_version(events.combine_chunks())
-    ends = np.flatnonzero(_is(rows, "t"))
+    ends = np.flatnonzero(is_op(rows, "t"))
     cut_rows = rows.select([*VERSION, TIME]).take(pa.array(ends))
     cuts = tuple(map(VersionCut, versions(cut_rows), cut_rows[TIME].to_pylist()))
     rows = _with_truncated(rows, ends.tolist(), key) if cuts else rows
@@ -252,12 +248,6 @@ def _guards(
     return guards
 
 
-def is_gone(rows: pa.Table) -> Mask:
-    """Return a mask of the deletions and truncations."""
-    mask: Mask = _is(rows, "d") | _is(rows, "t")
-    return mask
-
-
 def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> pa.Table:
     """Return the events with each truncation replaced by deletions of the rows created before, with the operation `t`.
 
@@ -279,45 +269,13 @@ def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> 
 def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
     """Return the indices in `last` of deletions that are the last event of a partition in this batch."""
     ends = rows.select([PARTITION, OFFSET]).group_by(PARTITION).aggregate([(OFFSET, "max")])
-    deletes = np.flatnonzero(_is(rows, "d")[last])
+    deletes = np.flatnonzero(is_op(rows, "d")[last])
     partitions, offsets = (rows[name].to_numpy()[last[deletes]] for name in (PARTITION, OFFSET))
     is_end = np.zeros(len(deletes), np.bool_)
     for partition, end in zip(ends[PARTITION].to_pylist(), ends[f"{OFFSET}_max"].to_pylist(), strict=True):
         is_end |= (partitions == partition) & (offsets == end)
     found: list[int] = deletes[is_end].tolist()
     return found
-
-
-def by_version(rows: pa.Table) -> pa.Table:
-    """Return rows in the order of `VERSION`."""
-    if not is_later(rows.slice(0, max(0, len(rows) - 1)), rows.slice(1)).any():
-        return rows
-    return rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in VERSION]))
-
-
-def is_later(rows: pa.Table, than: pa.Table) -> Mask:
-    """Return a mask of the rows with a version above the version of the same row in `than`."""
-    later, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
-    for name in VERSION:
-        mine, other = (table[name].to_numpy().astype(np.int64, copy=False) for table in (rows, than))
-        later |= same & (mine > other)
-        same &= mine == other
-    return later
-
-
-def is_before(rows: pa.Table, version: Version) -> Mask:
-    """Return a mask of the rows with a version below `version`."""
-    before, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
-    for name, bound in zip(VERSION, version, strict=True):
-        mine = rows[name].to_numpy().astype(np.int64, copy=False)
-        before |= same & (mine < bound)
-        same &= mine == bound
-    return before
-
-
-def _is(rows: pa.Table, op: str) -> Mask:
-    mask: Mask = pc.fill_null(pc.equal(rows[OP], op), False).to_numpy()
-    return mask
 
 
 def _check_keys(rows: pa.Table, key: Sequence[str], table: str, topic: str) -> None:

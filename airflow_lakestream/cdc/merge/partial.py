@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import DELETED, GIVEN, MARK, OFFSET, OP, PARTITION, VERSION, order_columns
 from airflow_lakestream.cdc.events.presence import given_mask
 from airflow_lakestream.cdc.keys.identity import by_place, greatest_of_each, places
-from airflow_lakestream.cdc.merge.newest import is_gone, is_later
+from airflow_lakestream.cdc.merge.snapshots import is_gone, is_later
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.row_buffer import one_array
 

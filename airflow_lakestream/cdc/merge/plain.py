@@ -11,9 +11,10 @@ from airflow_lakestream.cdc.columns import GIVEN, SEQUENCE
 from airflow_lakestream.cdc.events.apart import StagedEvents
 from airflow_lakestream.cdc.events.sequence import with_ranks
 from airflow_lakestream.cdc.keys.ties import PartitionTies
-from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, every_record, first_records, newest_records
+from airflow_lakestream.cdc.merge.newest import NewestEvents, every_record, first_records, newest_records
 from airflow_lakestream.cdc.merge.partial import PartialRecords, without_late
 from airflow_lakestream.cdc.merge.repeats import RepeatedRecords
+from airflow_lakestream.cdc.merge.snapshots import by_version
 from airflow_lakestream.cdc.rows import HistoryRules
 
 if TYPE_CHECKING:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, READ, READ_LAST, TIME, VERSION
 from airflow_lakestream.cdc.events.provenance import is_serial
+from airflow_lakestream.decode.connect.unavailable import Mask
 
 Version = tuple[int, ...]
 
@@ -92,3 +94,42 @@ def is_mark(version: Version) -> bool:
 def cut_of(mark: Sequence[int]) -> Version:
     """Return the version above everything older than a snapshot, and below everything in the snapshot."""
     return (*mark[:2], -1, -1)
+
+
+def by_version(rows: pa.Table) -> pa.Table:
+    """Return rows in the order of `VERSION`."""
+    if not is_later(rows.slice(0, max(0, len(rows) - 1)), rows.slice(1)).any():
+        return rows
+    return rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in VERSION]))
+
+
+def is_later(rows: pa.Table, than: pa.Table) -> Mask:
+    """Return a mask of the rows with a version above the version of the same row in `than`."""
+    later, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
+    for name in VERSION:
+        mine, other = (table[name].to_numpy().astype(np.int64, copy=False) for table in (rows, than))
+        later |= same & (mine > other)
+        same &= mine == other
+    return later
+
+
+def is_before(rows: pa.Table, version: Version) -> Mask:
+    """Return a mask of the rows with a version below `version`."""
+    before, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
+    for name, bound in zip(VERSION, version, strict=True):
+        mine = rows[name].to_numpy().astype(np.int64, copy=False)
+        before |= same & (mine < bound)
+        same &= mine == bound
+    return before
+
+
+def is_gone(rows: pa.Table) -> Mask:
+    """Return a mask of the deletions and truncations."""
+    mask: Mask = is_op(rows, "d") | is_op(rows, "t")
+    return mask
+
+
+def is_op(rows: pa.Table, op: str) -> Mask:
+    """Return a mask of the events with an operation."""
+    mask: Mask = pc.fill_null(pc.equal(rows[OP], op), False).to_numpy()
+    return mask

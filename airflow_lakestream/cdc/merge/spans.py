@@ -267,7 +267,7 @@ class SpanFold:
         return found
 
     def _of_late(self) -> RowVersions:
-        """Return the versions of the keys that were taken one record after the other."""
+        """Return the versions of keys with late records, which are folded one record after the other."""
         known = self.known
         spans = [(key, one) for key, own in self._keys.items() for one in own.spans]
         count = len(spans)

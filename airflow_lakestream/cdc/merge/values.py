@@ -13,8 +13,8 @@ from airflow_lakestream.cdc.columns import DELETED, OP, UNAVAILABLE, VERSION, or
 from airflow_lakestream.cdc.keys.identity import keys_of, places
 from airflow_lakestream.cdc.merge.left_out import ValueOrigin, ValueSource
 from airflow_lakestream.cdc.merge.memory import MirrorMemory
-from airflow_lakestream.cdc.merge.newest import NewestEvents, is_gone, is_later
-from airflow_lakestream.cdc.merge.snapshots import Version, versions
+from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.merge.snapshots import Version, is_gone, is_later, versions
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.tables.rising import Numbers

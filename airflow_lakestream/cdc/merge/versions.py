@@ -13,7 +13,8 @@ from airflow_lakestream.cdc.columns import BEGIN, COMMIT, TIME, VALID_FROM, VALI
 from airflow_lakestream.cdc.keys.identity import by_place, greatest_of_each, places
 from airflow_lakestream.cdc.merge.lookup import LookupResult, joined
 from airflow_lakestream.cdc.merge.memory import MirrorMemory
-from airflow_lakestream.cdc.merge.newest import NewestEvents, is_gone
+from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.merge.snapshots import is_gone
 from airflow_lakestream.cdc.rows import VersionCut
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers

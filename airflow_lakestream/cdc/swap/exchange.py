@@ -13,9 +13,9 @@ from airflow_lakestream.cdc.columns import COMMIT, DELETED, POSITION, VERSION
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.keys.identity import places
+from airflow_lakestream.cdc.merge.entries import MirrorEntries
 from airflow_lakestream.cdc.merge.files import PART_BYTES
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
-from airflow_lakestream.cdc.merge.memory import MirrorEntries
 from airflow_lakestream.cdc.merge.values import with_deleted
 from airflow_lakestream.cdc.mirror import Mirror, MirrorTable
 from airflow_lakestream.cdc.rows import RowStrategy

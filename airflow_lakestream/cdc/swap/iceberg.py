@@ -75,15 +75,15 @@ class _IcebergSwapTable(IcebergMirror):
     def exchange(
         self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
     ) -> int:
-        """Replace all rows by the rows of the table aside, in a single snapshot; return the snapshot's id.
+        """Replace all rows by the rows of a staging table, in a single snapshot; return the snapshot's id.
 
-        If the key or the binary log is another, the mirror gets a new id: its old entries do not count any more. Raises
-        LedgerConflict if the mirror is ahead of the new rows, and CannotSwap.
+        With another key or another binary log the mirror gets a new id, so that earlier entries of deleted rows do not
+        count any more. Raises LedgerConflict if the mirror is ahead of the new rows, and CannotSwap.
 
         :param held: the mirror's design until now.
         :param key: the key of the new rows.
         :param reach: the offset ranges of the new rows.
-        :param aside_name: the name of the table aside.
+        :param aside_name: the name of the staging table.
         """
         assert self._table is not None, "it was looked at, and is there"
         metadata, aside = self._table.metadata, self._catalog.load_table(aside_name)

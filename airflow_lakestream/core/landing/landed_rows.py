@@ -105,6 +105,7 @@ def replace_landed(job: LandingJob) -> tuple[int, Landing] | None:
 
 
 def _replace_once(job: LandingJob) -> tuple[int, Landing] | None:
+    """Plan the landed ranges of the run again, and replace their rows; None if no range is landed."""
     table = job.sink.load(job.run_id)
     now = job.source.look()
     entry = entry_of(job, table, now)
@@ -122,6 +123,7 @@ def _replace_once(job: LandingJob) -> tuple[int, Landing] | None:
 
 
 def _by_plan(job: LandingJob, table: TableState, plan: Plan) -> tuple[int, Landing]:
+    """Read a plan again, and replace its rows in one commit; return the snapshot's id and the landing."""
     identity, batch = plan.state.identity, Batch(plan)
     if job.readers is not None and job.readers.can_read(job, plan):
         for piece in job.readers.read(job, plan, RangeSet(), None):

@@ -312,6 +312,7 @@ def _next_steps(
 
 
 def _entry_of(job: PublicationJob, table: TableState, now: TopicState) -> TopicEntry:
+    """Return the topic's entry in the ledger. Raises an error for another topic or log, and for streamed rows."""
     check_identity(table.ledger, now.identity, job.table)
     entry = table.ledger.entry(now.identity)
     check_log(entry, now, job.table)
@@ -349,6 +350,7 @@ def _commit(
     last: BranchStep | None,
     report: LandingReport | None,
 ) -> None:
+    """Commit the branch's files to main with the offsets in the ledger, and add the landing to the report."""
     identity = claim.state.identity
     if (current := job.source.identity()) != identity:
         raise TopicReplaced(identity, current, job.consumer_group, job.table)

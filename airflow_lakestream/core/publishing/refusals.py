@@ -385,10 +385,10 @@ def check_left_out(
     table: str,
     branch: str,
 ) -> None:
-    """Refuse omissions without proof: records perhaps unread by the engine, or rows perhaps lost by the branch.
+    """Refuse records without a row, unless it is proven that the engine has read and left out the records.
 
-    Proof is the line of the engine's jobs, with a branch that has all of the line's files. Only records at offsets
-    below the line's beginning are then refused.
+    The proof is the line of the engine's jobs, each continuing from the state before, with a complete branch. Then only
+    records from before the beginning of the line are refused.
 
     :param line: the engine's jobs; None if unknown.
     :param shown: Kafka's records at the new offsets without a row.

@@ -165,6 +165,7 @@ def _refuse(job: LandingJob) -> None:
 
 
 def _shares(job: LandingJob, table: TableState, plan: Plan, most: int, least_width: int) -> SharedPlan:
+    """Split a plan into at most `most` shares of at least `least_width` offsets."""
     report = LandingReport(plan.state.identity.topic, job.table, job.consumer_group)
     report.recover(table.landed_by_run)
     ranges = plan.ranges

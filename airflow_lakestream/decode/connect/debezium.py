@@ -275,5 +275,6 @@ def _member(events: pa.Table, name: str) -> pa.Array:
 
 
 def _true(mask: pa.Array) -> list[int]:
+    """Return the indices of the true values."""
     found: list[int] = np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()
     return found

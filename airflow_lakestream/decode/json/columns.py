@@ -302,6 +302,10 @@ class _LayoutColumns:
         raise NotInBulk("ever more that is odd")
 
     def _leave_out(self, odd: Mask, rows: Integers | None = None) -> None:
+        """Mark records as odd: another decoder reads them.
+
+        :param odd: a mask of `rows`, or of all records without `rows`.
+        """
         if self.odd is None:
             self.odd = np.zeros(len(self._part.rows), np.bool_)
         if rows is None:

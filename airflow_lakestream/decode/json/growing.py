@@ -232,6 +232,11 @@ def _explained(decoded: DecoderResult, unknown: Mapping[int, Json], refused: Map
 
 
 def _first_refused(value: Json, path: str, refused: Mapping[str, str]) -> str | None:
+    """Return the reason of the first refused field in a value, or None.
+
+    :param path: of the value, with a dot at the end.
+    :param refused: reasons by the path of a field.
+    """
     if isinstance(value, list):
         items = [(f"{path}element.", item) for item in value]
     elif isinstance(value, dict):

@@ -86,6 +86,7 @@ def infer_type(*batches: RawBatch, rules: NameRules = USUAL, sample: int = 10_00
 
 
 def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBatch, int, bytes]]:
+    """Yield about `sample` values, evenly spread over the batches: the batch, the index in it, and the value."""
     step = max(1, sum(map(len, batches)) // sample)
     for batch in batches:
         for index in range(0, len(batch), step):
@@ -224,6 +225,7 @@ def _holds_number(kind: pa.DataType, value: JsonNumber) -> bool:
 
 
 def _holds_text(kind: pa.DataType, value: str) -> bool:
+    """Return whether a time type, with or without a zone, holds the text without loss."""
     if kind is _NAIVE and len(value) < len("2026-11-20T05:05"):
         return False
     try:

@@ -237,6 +237,7 @@ def _values(document: Mapping[str, Json], above: str, depth: int) -> Iterator[tu
 
 
 def _with_inner(path: str, value: Json, depth: int) -> Iterator[tuple[str, ValueKind, Json]]:
+    """Yield a value and the values in it, with path and kind, down to a depth; of lists the first items only."""
     if value is None:
         return
     yield path, _kind(value), value

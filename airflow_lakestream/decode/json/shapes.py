@@ -96,6 +96,7 @@ class _LayoutWalk:
                 self._member((*path, token[0][1:-1].decode()))
 
     def _member(self, path: Path) -> None:
+        """Read a member of an object after its name. Raises _NoLayout for a repeated name or a list."""
         if path in self._seen:
             raise _NoLayout
         self._seen.add(path)

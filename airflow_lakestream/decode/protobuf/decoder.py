@@ -107,6 +107,7 @@ class ProtobufMessageReader:
         return self._finished(run, lanes)
 
     def _next_tags(self, lanes: ByteLanes) -> Words:
+        """Return the next tag of each record; `_DONE` at the end of a record, and after a failure."""
         more = lanes.pos < lanes.end
         if more.all():
             found = np.minimum(lanes.varints(self._name), _MOST_TAG)
@@ -122,6 +123,7 @@ class ProtobufMessageReader:
         return tags
 
     def _step(self, tag: int, part: ByteLanes, rows: Integers, run: protobuf_fields.FieldValues, depth: int) -> None:
+        """Read the field of a tag in all these messages: into its column, or skip it."""
         number, wire = tag >> 3, tag & 7
         if tag >= _MOST_TAG or not number or wire not in (0, 1, 2, 5):
             part.fail(np.ones(len(part), np.bool_), f"{self._name}: no field begins like this")
@@ -149,6 +151,7 @@ class ProtobufMessageReader:
             part.pos[lanes[failed]] = part.end[lanes[failed]] = 0
 
     def _finished(self, run: protobuf_fields.FieldValues, lanes: ByteLanes) -> list[pa.Array]:
+        """Return the columns, NULL for columns without a field. Messages without a required field fail."""
         columns: list[pa.Array] = [None] * len(self._kinds)
         for field in self._descriptor.fields:
             place = self._wanted.get(field.name)

@@ -151,7 +151,7 @@ class _CheckedRegistry:
         return []
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema of this id, if the job has read values of the schema right.
+        """Return the schema of an id, if the job has read the values of this schema correctly.
 
         A malformed schema is returned, too: its decoder reports the fault. Raises SchemaMoved, and the registry's
         errors.

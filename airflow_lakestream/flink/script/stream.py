@@ -110,6 +110,7 @@ class ScriptStream(JobStream):
         )
 
     def _state_to_begin_with(self) -> str:
+        """Return the savepoint or checkpoint for the next job, or an empty text for the first job."""
         note = self.jobs.note()
         if note is None:
             return ""

@@ -95,6 +95,7 @@ class IcebergCommitter:
         return snapshot_id
 
     def _give_up(self, files: int, unknown: BaseException | None) -> int:
+        """End after the last try: return the snapshot's id if a try was applied after all, else raise the error."""
         if unknown is None:
             self._attempt.clean_up(keep=None)
             raise CommitRefused(self._table)
@@ -106,6 +107,7 @@ class IcebergCommitter:
         raise CommitOutcomeUnknown(self._table, files, unknown, outcome) from unknown
 
     def _look_once_more(self) -> tuple[int | None, str]:
+        """Look for the landing in the table; return its snapshot or None, and the result in words."""
         try:
             table = self._catalog.load_table(self._table)
             snapshot_id = ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)

@@ -100,6 +100,7 @@ class CommitGuard:
     def _commit_at_head(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
+        """Check the head, and send the commit with requirements that hold for this head only."""
         current = self._catalog.load_table(table.name())
         if self.landed_in(current) is not None:
             return response_of(current)

@@ -145,6 +145,7 @@ class FanOutShare:
         self._held = {route: [_copied(parts)] for route, parts in self._held.items()}
 
     def _write_out(self, route: str) -> None:
+        """Write the buffered rows of a table to data files. Raises RowsNotWritable for rows that no file can hold."""
         table, rows = self._outline.tables[route], pa.concat_tables(self._held.pop(route))
         write = partial(write_data_files, table.metadata, table.io, folder=self._folder)
         try:

@@ -37,8 +37,7 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.fan_out.admission import LOOKS, FanOut, RouteAdmission, known_tables
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, HomeNotes, NotItsOwn, Properties, Superseded
 from airflow_lakestream.iceberg.fan_out.share import ROUTES, FanOutOutline, by_route
-from airflow_lakestream.iceberg.fan_out.tables import HomeSink, TargetSink
-from airflow_lakestream.iceberg.fan_out.target import FanOutTarget
+from airflow_lakestream.iceberg.fan_out.tables import FanOutTarget, HomeSink, TargetSink
 from airflow_lakestream.tables.coordinates import Offsets
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -60,7 +59,7 @@ class TablesChanged(Conflict):
     """New table, noted by another run for a different value."""
 
     def __init__(self, home: str) -> None:
-        super().__init__(f"{home}: another run wrote new tables down first.")
+        super().__init__(f"{home}: another run has noted new tables in the home first.")
 
 
 class HalfLanded(Conflict):
@@ -167,6 +166,7 @@ class FanOutSink:
             return self._commit(landing)
 
     def _commit(self, landing: Landing) -> int:
+        """Commit the landing's rows to each table, and then the ledger to the home; return the home's snapshot."""
         [(identity, change)] = landing.topics.items()
         fingerprint = self._own_fingerprint()
         after = self._ledger.entry(identity) + change
@@ -361,6 +361,7 @@ class FanOutSink:
         return self._open(name, identity)
 
     def _written_down(self) -> Mapping[str, str | None]:
+        """Return the tables noted in the home, each with its route; see `HomeNotes`."""
         books = self._home.books
         return {} if books is None else books.tables
 

@@ -178,7 +178,7 @@ def _last_of(line: EngineJobLine, marker: PublicationMarker | None) -> int | Non
 
 
 def open_branch(catalog: Catalog, name: str, branch: str) -> None:
-    """Make the branch at main's head, if missing; again if another landing came first.
+    """Create a missing branch at main's head; try again if main has got another landing meanwhile.
 
     Raises InvalidArgument if the name is a tag's.
     """

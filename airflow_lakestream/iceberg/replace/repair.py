@@ -247,6 +247,7 @@ class RepairFinder(Finder):
         return missing_in(hits, read_again) - self.kept
 
     def _one_of_each(self, head: IcebergFiles) -> list[DataFile]:
+        """Write one row for each kept offset. Raises DoublesDiffer if the rows of an offset differ."""
         table = head.table
         tasks = [task for task in self._live_files(head) if head.may_hold(task, self.kept)]
         key = frozenset(map(head.key, tasks))

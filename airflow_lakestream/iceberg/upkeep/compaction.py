@@ -38,7 +38,6 @@ from airflow_lakestream.iceberg.upkeep.compaction_plan import (
     plan,
 )
 from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
-from airflow_lakestream.iceberg.upkeep.sorted_rows import sorted_rows
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.files import (
     column_of,
@@ -51,6 +50,7 @@ from airflow_lakestream.iceberg.write.files import (
     value_codes,
 )
 from airflow_lakestream.iceberg.write.parquet import ParquetDataFile
+from airflow_lakestream.iceberg.write.sorted_rows import sorted_rows
 
 log = logging.getLogger(__name__)
 

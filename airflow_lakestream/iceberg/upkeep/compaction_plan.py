@@ -199,7 +199,7 @@ class DeleteIndex:
                 self._positions[partition_of(file)].entries.append(entry)
 
     def live(self, file: DataFile, sequence: int, *, is_new: bool = False) -> LiveFile:
-        """Return a data file with its deletes, which thereby apply to something.
+        """Return a data file with the deletes of its rows; these delete files are no longer unused.
 
         :param is_new: whether the file is not committed yet: no position delete can be of the file.
         """

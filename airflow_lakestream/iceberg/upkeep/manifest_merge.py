@@ -47,7 +47,7 @@ class _NothingToMerge(Exception):
 
 
 def mergeable(table: Table) -> list[list[ManifestFile]]:
-    """Return the manifests of a table's head that become one each; empty if too little is gained."""
+    """Return groups of manifests of a table's head, each to be merged into one; empty if too little is gained."""
     head = table.current_snapshot()
     name, default = TableProperties.MANIFEST_TARGET_SIZE_BYTES, TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT
     target = number(table.metadata.properties, name, default)

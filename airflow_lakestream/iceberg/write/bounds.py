@@ -65,6 +65,7 @@ def too_narrow(io: FileIO, file: DataFile, names: NameMapping | None) -> frozens
 
 
 def _is_beyond(parquet: pq.ParquetFile, column: int, group: int, low: bytes | None, high: bytes | None) -> bool:
+    """Return whether a row group has a value of the column outside of the bounds."""
     # The column is read by its number: a name with a dot may be the name of a nested column, too.
     values = parquet.reader.read_row_group(group, column_indices=[column]).column(0)
     # Of the structs around the column, only this field was read.

@@ -28,9 +28,8 @@ from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.registry import registry_of
 
 if TYPE_CHECKING:
-    from airflow_lakestream.operators.flink.base import FlinkOperator
-    from airflow_lakestream.operators.flink_script import FlinkScriptOperator
-    from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
+    # The operators themselves import this module.
+    from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
 _SAME = ("topic", "table", "format", "start_offset", "on_data_loss", "prove")
 _OPTIONAL = (
@@ -59,10 +58,11 @@ class FlinkBackend(DetachedBackend):
 
 
 def build_supervision(
-    operator: FlinkOperator, config: JobConfig, owner: str, wait: Callable[[float], None]
+    operator: SupervisedOperator, config: JobConfig, owner: str, wait: Callable[[float], None]
 ) -> DriverSupervision:
     """Return the supervision of a driver of Flink.
 
+    :param operator: a `FlinkOperator`.
     :param owner: key of the task's run, the same for all tries.
     :param wait: waits for some seconds, and raises an error after a signal.
     """
@@ -78,9 +78,10 @@ def build_supervision(
     return DriverSupervision(spec, FlinkBackend(config), _FlinkLaunch(config, _folder_of(operator)).prepare, wait)
 
 
-def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
+def configured(operator: SupervisedOperator, owner: str) -> FlinkConfig:
     """Return the configuration of a landing's driver.
 
+    :param operator: a `FlinkSqlOperator`.
     :param owner: key of the task's run, the same for all tries.
 
     Raises InvalidArgument.
@@ -103,11 +104,12 @@ def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
     )
 
 
-def script_configured(operator: FlinkScriptOperator, owner: str) -> ScriptConfig:
+def script_configured(operator: SupervisedOperator, owner: str) -> ScriptConfig:
     """Return the configuration of the driver of a script or a program.
 
     It has the connections of Kafka and the database only if the script refers to them.
 
+    :param operator: a `FlinkScriptOperator`.
     :param owner: key of the task's run, the same for all tries.
 
     Raises InvalidArgument.
@@ -134,7 +136,7 @@ def script_configured(operator: FlinkScriptOperator, owner: str) -> ScriptConfig
     )
 
 
-def _common(operator: FlinkOperator, owner: str) -> dict[str, Any]:
+def _common(operator: SupervisedOperator, owner: str) -> dict[str, Any]:
     if not is_given(operator.checkpoint_location):
         raise InvalidArgument(
             "checkpoint_location",
@@ -169,7 +171,7 @@ class _FlinkLaunch:
         return DetachedJob(command, environment, folder)
 
 
-def _folder_of(operator: FlinkOperator) -> Path:
+def _folder_of(operator: SupervisedOperator) -> Path:
     if is_given(operator.driver_folder):
         return Path(str(operator.driver_folder))
     from airflow.configuration import AIRFLOW_HOME

@@ -226,6 +226,7 @@ def _is_query(operator: StreamArguments, location: str) -> bool:
 
 
 def _forget(root: Path) -> None:
+    """Delete the folders of old runs."""
     for old in root.glob("*.lakestream"):
         if old.stat().st_mtime < time.time() - _KEPT_S:
             shutil.rmtree(old, ignore_errors=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
-from airflow_lakestream.delta import upkeep
+from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.protocol import UnfitTable, check_writable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.upkeep.reads import TableSize
 from airflow_lakestream.run.maintenance.upkeep import TableUpkeep, WorkerUpkeep
@@ -28,31 +32,77 @@ class DeltaUpkeep(WorkerUpkeep):
         head = self.lake.open(name)
         if head is None:
             raise InvalidArgument("maintenance.tables", f"there is no Delta table {name}.")
-        return upkeep.check_maintainable(head)
+        return check_maintainable(head)
 
     def _look(self, name: str) -> TableUpkeep:
         delta, orphans = self._open(name), self.section.remove_orphans
-        found = [] if orphans is None else upkeep.vacuum(delta, orphans.age, dry_run=True)
+        found = [] if orphans is None else vacuum(delta, orphans.age, dry_run=True)
         compaction = None if self.section.compact is None else "The gain of a compaction is known afterwards"
-        before = TableSize(*upkeep.sizes(delta))
+        before = TableSize(*sizes(delta))
         return TableUpkeep(table=name, before=before, after=None, compaction=compaction, orphans=len(found))
 
     def _maintain(self, name: str) -> TableUpkeep:
         delta, section = self._open(name), self.section
-        done = TableUpkeep(table=name, before=TableSize(*upkeep.sizes(delta)), after=None)
+        done = TableUpkeep(table=name, before=TableSize(*sizes(delta)), after=None)
         if section.compact is not None:
             target = section.compact.options.get("target-file-size-bytes")
             try:
-                rewritten, new = upkeep.compact(delta, None if target is None else int(target))
+                rewritten, new = compact(delta, None if target is None else int(target))
                 done = replace(done, rewritten=rewritten, new=new)
             except CommitFailedError:
                 # Another writer removed one of the files.
                 done = replace(done, lost=1)
         if (section.rewrite_manifests or section.expire is not None) and not self.is_over():
-            upkeep.shorten_log(self._open(name))
+            shorten_log(self._open(name))
         if section.remove_orphans is not None and not self.is_over():
-            done = replace(
-                done, orphans=len(upkeep.vacuum(self._open(name), section.remove_orphans.age, dry_run=False))
-            )
-        after = TableSize(*upkeep.sizes(self._open(name)))
+            done = replace(done, orphans=len(vacuum(self._open(name), section.remove_orphans.age, dry_run=False)))
+        after = TableSize(*sizes(self._open(name)))
         return replace(done, after=after, is_whole=not self.is_over())
+
+
+def check_maintainable(head: DeltaTableHead) -> DeltaTable:
+    """Return the table, or refuse it before any work. Raises UnfitTable."""
+    check_writable(head)
+    assert head.delta is not None, "the table is really there"
+    if dead := pa.table(head.delta.deletion_vectors()).num_rows:
+        raise UnfitTable(
+            head.table,
+            f"it has {dead} files with deletion vectors, which delta-rs does not rewrite",
+            "Let Spark do it: OPTIMIZE, or REORG TABLE ... APPLY (PURGE).",
+        )
+    return head.delta
+
+
+def sizes(delta: DeltaTable) -> tuple[int, int]:
+    """Return the number of data files of a version, and their bytes."""
+    found = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
+    return len(found), sum(found)
+
+
+def compact(delta: DeltaTable, target_bytes: int | None) -> tuple[int, int]:
+    """Compact small files; return how many went, and how many came. Raises DeltaError, also if another writer won.
+
+    :param target_bytes: size of a new file; None: the table's.
+    """
+    done: dict[str, Any] = delta.optimize.compact(target_size=target_bytes)
+    return int(done["numFilesRemoved"]), int(done["numFilesAdded"])
+
+
+def vacuum(delta: DeltaTable, age: float, *, dry_run: bool) -> list[str]:
+    """Delete files that no version needs, also those of killed runs; return their paths.
+
+    :param age: least age in seconds; a longer one of the table (`delta.deletedFileRetentionDuration`) counts instead.
+    """
+    hours = math.ceil(age / 3600)
+    try:
+        return delta.vacuum(hours, dry_run=dry_run, full=True)
+    except DeltaError as e:
+        if "retention" not in str(e).lower():
+            raise
+        return delta.vacuum(dry_run=dry_run, full=True)
+
+
+def shorten_log(delta: DeltaTable) -> None:
+    """Write a checkpoint, and delete versions of the log older than `delta.logRetentionDuration`."""
+    delta.create_checkpoint()
+    delta.cleanup_metadata()

@@ -101,6 +101,10 @@ def _names(catalog: Catalog, namespace: Sequence[str]) -> Iterator[str]:
 
 
 def _namespaces(catalog: Catalog, wanted: Sequence[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the namespaces whose parts match the wanted parts, which may have wildcards.
+
+    :param above: the namespace whose children are matched.
+    """
     if not any(letter in part for part in wanted for letter in _WILD):
         if catalog.namespace_exists((*above, *wanted)):
             yield (*above, *wanted)

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from airflow_lakestream.config.maintenance import CompactionConfig, MaintenanceS
 from airflow_lakestream.core.landing.run_log import span
 from airflow_lakestream.core.printable import counted
 from airflow_lakestream.core.routing import MIRROR
-from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.upkeep import expiry, manifest_merge, narrow_bounds, orphans
 from airflow_lakestream.iceberg.upkeep.compaction import CompactionReport, TableHead, compact
@@ -29,7 +29,6 @@ from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionPlan, Co
 from airflow_lakestream.iceberg.upkeep.orphans import OrphanFiles
 from airflow_lakestream.iceberg.upkeep.reads import TableSize
 from airflow_lakestream.iceberg.write.files import target_size
-from airflow_lakestream.run.maintenance.failures import raise_failed
 from airflow_lakestream.run.maintenance.tables import SharedFolder, inside, is_memory, select
 
 log = logging.getLogger(__name__)
@@ -270,3 +269,35 @@ def _order(table: Table) -> SortOrder:
         return order
     # Ascending; not an order of the table, which files could name.
     return SortOrder(*(SortField(column.field_id, IdentityTransform()) for column in columns), order_id=0)
+
+
+class _Undone(LakestreamError):
+    """Error of a maintenance with failed tables. `failed` has the reasons by table."""
+
+    def __init__(self, failed: Mapping[str, Exception], done: int) -> None:
+        # Messages of foreign errors may hold secrets, and this text goes further than the log.
+        self.failed = {
+            table: str(e) if isinstance(e, LakestreamError) else f"{type(e).__name__}, explained in the log"
+            for table, e in failed.items()
+        }
+        failures = "; ".join(f"{table} ({text})" for table, text in self.failed.items())
+        super().__init__(f"{len(failed)} tables were not maintained as asked, {done} were: {failures}")
+
+
+class TableNotMaintained(_Undone, Terminal):
+    """Error of failed tables that a retry would not help."""
+
+
+class TableToMaintainAgain(_Undone, Transient):
+    """Error of failed tables, with at least one table that a retry may help."""
+
+
+def raise_failed(failed: Mapping[str, Exception], done: int) -> None:
+    """Raise TableNotMaintained or TableToMaintainAgain if tables failed.
+
+    :param failed: the errors by table.
+    :param done: the number of maintained tables.
+    """
+    if failed:
+        kind = TableNotMaintained if all(isinstance(e, Terminal) for e in failed.values()) else TableToMaintainAgain
+        raise kind(failed, done)

@@ -326,6 +326,7 @@ class FrameReaders(SparkReaders):
         return written
 
     def _refusal(self, job: LandingJob, ranges: RangeSet, error: BaseException) -> BaseException:
+        """Return the error for a failed batch: TransformRefused, with the offsets, for rows unfit for the table."""
         if isinstance(error, RowsNotWritable | InvalidArgument):
             return TransformRefused(self.function.name, job.table, ranges, f"{str(error).rstrip('.')}.")
         return error

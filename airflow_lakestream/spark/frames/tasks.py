@@ -106,6 +106,10 @@ def offsets_of(found: tuple[_Numbers, _Numbers] | None) -> _Numbers:
 
 
 def _intervals(key: PartitionKey, offsets: _Numbers) -> tuple[_Numbers, _Numbers]:
+    """Return the starts and the ends of the intervals of consecutive offsets. Raises an error for a repeated offset.
+
+    :param offsets: rising.
+    """
     steps = np.diff(offsets)
     if len(again := np.flatnonzero(steps == 0)):
         raise _several_rows_error(key, int(offsets[again[0]]))
@@ -365,7 +369,7 @@ def _key(item: tuple[tuple[int, int, int], Any]) -> tuple[int, int, int]:
 
 
 def _counts(key: PartitionKey, read: RangeSet, rowless: RangeSet, rejected: Iterable[pa.Table]) -> Counts:
-    """Return a partition's counts: records never have their own rows, so good records count as filtered."""
+    """Return a partition's counts: no row of the function belongs to a single record, so good records are filtered."""
     read_, without = read.of_partition(*key).width, rowless.of_partition(*key).width
     bad = sum(pc.sum(pc.equal(rows[_PARTITION], key[1])).as_py() or 0 for rows in rejected)
     return Counts(read=read_, rejected=bad, skipped=without - bad, filtered=read_ - without)

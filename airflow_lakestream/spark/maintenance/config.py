@@ -33,6 +33,7 @@ class MaintenanceConfig(AppSettings):
         if self.app != MAINTAIN_ICEBERG:
             raise InvalidArgument("app", f"{self.app!r} has another program.", f"This one is {MAINTAIN_ICEBERG!r}.")
         self.check_sections("maintenance")
+        # Both properties check their settings.
         _ = self.work, self.catalog_settings
 
     @property

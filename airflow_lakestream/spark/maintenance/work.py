@@ -26,8 +26,8 @@ from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.upkeep import expiry, narrow_bounds
 from airflow_lakestream.iceberg.upkeep.reads import ReadCounts, TableSize
-from airflow_lakestream.run.maintenance.failures import raise_failed
 from airflow_lakestream.run.maintenance.tables import SharedFolder, inside, is_memory, select
+from airflow_lakestream.run.maintenance.upkeep import raise_failed
 from airflow_lakestream.spark import lake_settings as catalog_options
 from airflow_lakestream.spark.lake_settings import catalog_packages
 from airflow_lakestream.spark.lease import Lease, lease_for

@@ -137,6 +137,7 @@ class RejectingSink(WrappedSink, ABC):
             log.warning("Rejected records that do not count were left for the next run: %s", e)
 
     def _settle_once(self) -> RejectSettlement:
+        """Settle the notes of earlier landings in the reject table, and remove rows that do not count."""
         settlement = self._settlement()
         # Notes are settled even without rows to remove: later on, the landing can't be found in the history, and would
         # count as dead.

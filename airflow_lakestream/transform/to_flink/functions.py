@@ -277,6 +277,7 @@ def _path(node: Node) -> str | None:
 
 
 def _pattern(node: Node) -> str | None:
+    """Return a regular expression as a literal of Flink's SQL, or None if RE2 and Java may read it differently."""
     found = constant(node)
     if found is None or not _PORTABLE.fullmatch(found) or "(?" in found.replace("(?:", ""):
         return None

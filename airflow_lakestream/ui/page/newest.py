@@ -143,6 +143,7 @@ class NewestLandings:
             self._searched.update(chunk)
 
     def _read_landings(self, session: Session, tasks: Mapping[Key, StreamTask]) -> None:
+        """Read the newest landing of each table that has a newer event or report than at the last look."""
         new: dict[_Place, tuple[Any, Any]] = {}
         for key, task in tasks.items():
             events, reports = self._events.get(key, {}), self._reports.get(key, {})
@@ -356,6 +357,7 @@ def _dags_of(tasks: Mapping[Key, StreamTask]) -> list[_Dag]:
 
 
 def _conf_of(conf: Any, params: Sequence[str]) -> Conf:
+    """Return the params of a DAG that a run's conf sets, as text."""
     given = conf if isinstance(conf, Mapping) else {}
     return tuple((name, param_text(given[name])) for name in params if name in given)
 

@@ -164,7 +164,7 @@ class _RenderedArguments:
         Raises NotPossible if no run has rendered a template, or Airflow keeps the value cut or masked.
         """
         value = self._given.get(name)
-        if _is_for_a_run(name, value):
+        if _is_rendered_by_run(name, value):
             if name not in self._of_run():
                 raise NotPossible(f"The argument {name} is a template, and no run has rendered it yet.")
             value = self._of_run()[name]
@@ -201,6 +201,7 @@ class _RenderedArguments:
         return self._fields
 
 
-def _is_for_a_run(name: str, value: Any) -> bool:
+def _is_rendered_by_run(name: str, value: Any) -> bool:
+    """Return whether only a run knows an argument's value: the argument has a template, or names a file with SQL."""
     text = value if isinstance(value, str) else json.dumps(value)
     return is_template(text) or (name == "sql" and text.endswith(_FILE))

@@ -134,6 +134,7 @@ class ConsumerLag:
         return [reason for one in self.unread for reason in reasons_unknown(one, limits.age)]
 
     def _lag_text(self, behind: list[PartitionLag], worst: PartitionLag) -> str:
+        """Return the lag in words: records and partitions behind, the worst partition, the last progress."""
         total = sum(lag.records for lag in behind)
         count = sum(len(one.state.marks) for one in self.unread)
         newest = "" if self.batch_age is None else f"; it last advanced {span(self.batch_age)} ago"

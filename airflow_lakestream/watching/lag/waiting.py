@@ -256,6 +256,7 @@ class TopicLook:
         return unread.ranges & union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
 
     def _ask_firsts(self, positions: Mapping[int, int], reread: bool) -> LookQuestion:
+        """Return the question for the first unread records at the positions; equal questions share an answer."""
         ends = tuple((p, self.state.marks[p].end) for p in sorted(positions))
         key = ("firsts", self.conn_id, self.state.identity, tuple(sorted(positions.items())), ends, reread)
         return LookQuestion(key, lambda: self.watch.firsts(self.state, positions, reread=reread))

@@ -18,7 +18,7 @@ ENGINES = {
     "mirrors in Delta": "cdc/delta.py",
     "Flink": "flink/stream.py",
     "what Flink leaves out": "flink/extract_stream.py",
-    "Connect": "operators/connect/set_up.py",
+    "Connect": "operators/kafka_connect.py",
 }
 
 

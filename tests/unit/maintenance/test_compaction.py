@@ -24,9 +24,10 @@ from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.replace.takeout import live_files
-from airflow_lakestream.iceberg.upkeep import compaction, narrow_bounds, sorted_rows
+from airflow_lakestream.iceberg.upkeep import compaction, narrow_bounds
 from airflow_lakestream.iceberg.upkeep.compaction import CompactionReport, compact
 from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionRule
+from airflow_lakestream.iceberg.write import sorted_rows
 from tests.support.delete_files import delete_equal, delete_positions
 from tests.support.given_records import GROUP, GivenLake
 from tests.support.lake import assert_files_are_whole, assert_totals_are_right

@@ -20,8 +20,7 @@ from airflow_lakestream.config.maintenance import MaintenanceSection
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.maintain import LakestreamMaintainOperator
 from airflow_lakestream.run.maintenance import upkeep as upkeep_module
-from airflow_lakestream.run.maintenance.failures import TableNotMaintained
-from airflow_lakestream.run.maintenance.upkeep import IcebergUpkeep
+from airflow_lakestream.run.maintenance.upkeep import IcebergUpkeep, TableNotMaintained
 from tests.support.given_records import GivenLake
 from tests.support.mirroring import Event, HandMirror
 from tests.unit.maintenance.test_compaction import lake_of
