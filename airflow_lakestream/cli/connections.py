@@ -5,6 +5,7 @@ The settings are read from variables of the environment and from airflow.cfg, wi
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -364,6 +365,33 @@ def aside() -> Iterator[None]:
     """Send all output except the answer to stderr: Airflow logs to stdout, but programs expect JSON in stdout."""
     with redirect_stdout(sys.stderr):
         yield
+
+
+def open_streams() -> None:
+    """Open the streams that the shell has closed (`>&-`), and let stdout escape the letters that the locale lacks.
+
+    Neither a stream nor a letter that is missing must fail the command.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def flush_streams() -> bool:
+    """Flush stdout and stderr; return whether stdout has taken the whole output.
+
+    Python would flush a stream that takes nothing once more at its end, and exit with the code 120.
+    """
+    is_whole = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            is_whole &= stream is not sys.stdout
+    return is_whole
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ import pytest
 from airflow_lakestream.cli.app import FAILED, run
 from airflow_lakestream.cli.status import _verdict, render
 from airflow_lakestream.run.replay import RejectSelection
+from tests.support.forked_program import CLOSED, FULL, KEPT, UNREAD, ForkedProgram, forked_program
 from tests.support.given_records import GivenLake, Record
+from tests.unit.cli.test_streams_of_the_program import PIPELINE, WITHOUT_CONNECTION
 
 OF_A_GROUP = [
     ["ledger", "history"],
@@ -57,7 +61,64 @@ def test_the_status_of_a_group_without_a_stream_is_no_good_one() -> None:
     assert render([], "typo") == "no streams: none of the tables has a ledger of the consumer group typo"
 
 
-def test_a_pipe_that_nobody_reads_is_no_damage() -> None:
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedProgram]:
+    with forked_program() as program:
+        yield program
+
+
+# By command: the arguments, and the code where all is well; the rest needs a broker, or stops before it is asked.
+ENDS: dict[str, tuple[tuple[str, ...], int]] = {
+    "init": (("--topic", "a/b"), 2),
+    "preview": (("a/b",), 2),
+    "doctor": (("--table", "lake.events"), 1),
+    "audit": (("--table", "lake.events", "--group", "typo"), 2),
+    "plan": (("--topic", "a/b", "--table", "lake.events", "--group", "g"), 2),
+    "status": (("--table", "lake.nowhere"), 0),
+    "maintain": (("lake.events", "--compact"), 0),
+    "adopt": (("--table", "lake.events", "--topic", "given", "--group", "h", "--from", "nobody", "x"), 2),
+    "hand-over": (("--table", "lake.events", "--topic", "given", "--to", "nobody", "x"), 2),
+    "ledger show": (("--table", "lake.events"), 0),
+    "ledger history": (("--table", "lake.events"), 0),
+    "ledger rebuild": (("--table", "lake.events"), 2),
+    "ledger rename": (("--table", "lake.events", "--to", "a b"), 2),
+    "ledger reset": (("--table", "lake.events"), 2),
+    "ledger forget": (("--table", "lake.events", "--missing"), 2),
+    "mirror resnapshot": (("--table", "lake.events"), 2),
+    "pipeline validate": (("p.yaml",), 0),
+    "pipeline plan": (("none.yaml",), 2),
+    "pipeline render": (("p.yaml",), 0),
+    "pipeline run": (("none.yaml",), 2),
+    "pipeline schema": ((), 0),
+    "rejects show": (("--table", "lake.events"), 0),
+    "rejects replay": (("--table", "lake.events", "--stage", "none"), 2),
+}
+ALONE = [[], ["--help"], ["--version"], ["nonsense"], ["ledger"]]
+
+
+def test_a_stream_of_the_program_that_takes_nothing_is_no_damage(
+    lake: GivenLake, tmp_path: Path, forked: ForkedProgram
+) -> None:
+    assert list(ENDS) == list(WITHOUT_CONNECTION)
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    environment = {name: os.environ[name] for name in ("AIRFLOW_CONN_LAKE", "AIRFLOW_CONN_KAFKA_DEFAULT")}
+    environment["AIRFLOW_CONN_ICEBERG_DEFAULT"] = environment["AIRFLOW_CONN_LAKE"]
+    asked = [[*name.split(), *arguments] for name, (arguments, _) in ENDS.items()]
+    asked += [[*name.split(), "--nonsense"] for name in ENDS] + [[*name.split(), "--help"] for name in ENDS] + ALONE
+    usual = forked.run_all(tmp_path, asked, **environment)
+    codes = [one.returncode for one in usual]
+    assert [(one.args, one.returncode, one.stderr) for one in usual[: len(ENDS)]] == [
+        (one.args, code, one.stderr) for one, (_, code) in zip(usual, ENDS.values(), strict=False)
+    ]
+    assert codes[len(ENDS) :] == [FAILED] * len(ENDS) + [0] * len(ENDS) + [FAILED, 0, 0, FAILED, FAILED]
+    for ends in ((UNREAD, KEPT), (KEPT, UNREAD), (UNREAD, UNREAD), (FULL, FULL), (CLOSED, CLOSED)):
+        played = forked.run_all(tmp_path, asked, ends, **environment)
+        # An answer that is lost is none; without its line on stderr, an error has its code.
+        wanted = [FAILED if ends[0] in (UNREAD, FULL) and before.stdout else before.returncode for before in usual]
+        assert [(one.args, one.returncode) for one in played] == list(zip(asked, wanted, strict=True)), ends
+
+
+def test_a_pipe_that_nobody_reads_is_no_damage_to_a_process_of_its_own() -> None:
     command = [sys.executable, "-c", "from airflow_lakestream.cli.app import main; main()", "pipeline", "schema"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
