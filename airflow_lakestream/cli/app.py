@@ -33,6 +33,7 @@ from airflow_lakestream.cli.connections import (
     connection_fields,
     flush_streams,
     open_streams,
+    report_text,
 )
 from airflow_lakestream.cli.ledger import adopt, hand_over
 from airflow_lakestream.cli.plan import doctor, plan
@@ -135,7 +136,7 @@ def init(
     report = [*topic_lines(found), *_columns_in(file, found)]
     report += [f"Wrote {path}: {'pipeline' if as_yaml else 'DAG'} {dag_id}, {topic} -> {table}, by {chosen}."]
     report += [*lines, f"Then: lakestream doctor --topic {topic}{_next_step(path, as_yaml=as_yaml)}."]
-    typer.echo("\n".join(report))
+    report_text("\n".join(report))
 
 
 def _columns_in(file: DagFile, found: TopicPreview) -> list[str]:

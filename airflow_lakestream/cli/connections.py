@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airflow_lakestream.config.arguments import problem_of
+from airflow_lakestream.core.printable import printable_lines
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.registry.config import is_client_setting
@@ -358,6 +359,11 @@ def open_registry(decoding: Mapping[str, Any], kafka_conn: str) -> dict[str, Reg
         formats = (decoding.get("format"), decoding.get("key_format"))
         found = registry_of(registry, KafkaHook(kafka_conn), *formats)
     return {} if found is None else {"schema_registry": found}
+
+
+def report_text(text: str, *, err: bool = False) -> None:
+    """Print a text with invisible characters escaped: names and values in it may be those of records."""
+    typer.echo(printable_lines(text), err=err)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from airflow_lakestream.cli.status import _verdict, render
 from airflow_lakestream.run.replay import RejectSelection
 from tests.support.forked_program import CLOSED, FULL, KEPT, UNREAD, ForkedProgram, forked_program
 from tests.support.given_records import GivenLake, Record
+from tests.unit.cli.test_shown import HOSTILE
 from tests.unit.cli.test_streams_of_the_program import PIPELINE, WITHOUT_CONNECTION
 
 OF_A_GROUP = [
@@ -32,7 +33,7 @@ OF_A_GROUP = [
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GivenLake:
     lake = GivenLake(tmp_path)
-    lake.land([Record(b'{"id": 1}'), Record(b"no json")], schema="id bigint", max_rejected=1.0)
+    lake.land([Record(b'{"id": 1}'), Record(f"no json {HOSTILE}".encode())], schema="id bigint", max_rejected=1.0)
     extra = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/w"}
     monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "iceberg", "extra": extra}))
     kafka = {"conn_type": "kafka", "extra": {"bootstrap.servers": "127.0.0.1:1"}}
@@ -111,6 +112,9 @@ def test_a_stream_of_the_program_that_takes_nothing_is_no_damage(
         (one.args, code, one.stderr) for one, (_, code) in zip(usual, ENDS.values(), strict=False)
     ]
     assert codes[len(ENDS) :] == [FAILED] * len(ENDS) + [0] * len(ENDS) + [FAILED, 0, 0, FAILED, FAILED]
+    lines = [(one.args, line) for one in usual for line in f"{one.stdout}\n{one.stderr}".split("\n")]
+    assert [one for one in lines if not one[1].isprintable()] == []
+    assert any("no json a\\x1b[2J" in line for _, line in lines)
     for ends in ((UNREAD, KEPT), (KEPT, UNREAD), (UNREAD, UNREAD), (FULL, FULL), (CLOSED, CLOSED)):
         played = forked.run_all(tmp_path, asked, ends, **environment)
         # An answer that is lost is none; without its line on stderr, an error has its code.
