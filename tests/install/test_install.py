@@ -109,7 +109,7 @@ def test_no_lower_bound_is_below_what_others_ask_for(extra: str, tmp_path: Path)
     file = lowest_of([extra] if extra else [], tmp_path / "constraints.txt", tmp_path)
     found = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", file.read_text(), re.MULTILINE))
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    named = [*project["dependencies"], *project["optional-dependencies"].get(extra, ())]
+    named = project["optional-dependencies"][extra] if extra else project["dependencies"]
     bounds = {match[1]: match[2] for one in named if (match := re.match(r"([\w-]+)(?:\[.*\])?[>=]=([\d.]+)", one))}
     assert len(bounds) == len(named)
     assert {name: found[name] for name in bounds if Version(found[name]) != Version(bounds[name])} == {}
