@@ -284,7 +284,11 @@ def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             "statuses": {path: answer.status_code for path, answer in answers.items()},
             "named": [place for place, is_named in found.items() if is_named],
             "wrong": [[one.name, one.path, one.is_odd] for one in written if found[one.place] != one.is_odd],
-            "states": [[one["state"], states[name]] for name, one in newest.items() if one and one["run_id"] == run_id],
+            "states": [
+                [one["state"], states[name]]
+                for name, one in newest.items()
+                if name in states and one and one["run_id"] == run_id
+            ],
             "texts": [answer.text for answer in answers.values() if "NaN" in answer.text or "Infinity" in answer.text],
         }
 
