@@ -341,7 +341,7 @@ def _write_looks(random: Random, at: datetime) -> Iterator[Written]:
     lag, freshness, inside = values = [
         altered(random, one) if random.random() < 0.6 else anything(random) for one in usual
     ]
-    is_listed = random.random() < 0.7
+    is_listed = random.random() < 0.5
     listed: Any = [{"table": "lake.behind", "consumer_group": "slow_group"}]
     if not is_listed:
         listed = altered(random, listed) if random.random() < 0.5 else anything(random)
