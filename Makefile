@@ -25,7 +25,7 @@ AGAIN ?=
 SUITES ?= units integration dags faults
 BUDGET ?= 30
 
-.PHONY: help setup lint test test-all docs tools classes stores s3 node test-kubernetes test-install kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-upkeep soak-cdc soak-engines soak-kubernetes soak-values soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-all docs tools classes stores s3 node test-kubernetes test-install kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-upkeep soak-pipelines soak-cdc soak-engines soak-kubernetes soak-values soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -96,6 +96,9 @@ soak: setup ## Spark's long runs: a million mixed records by both engines, a dri
 		tests/spark/test_spark_kills.py tests/spark/test_spark_fan_out_crashes.py \
 		tests/spark/test_spark_frames.py tests/spark/test_spark_same_as_extract.py \
 		-k 'killed_at_random and not delta or frames and killed or every_way and json-with-all'
+
+soak-pipelines: setup ## 2,000 random pipelines, right, broken, with templates and variables: validate, load and JSON Schema agree
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout 0 -s tests/unit/pipelines/test_agreement.py -k say_the_same
 
 soak-upkeep: setup ## DAYS=30 of landings each minute on real files, compacted by the landings: files, bytes and CPU against an ideal layout
 	LAKESTREAM_DAYS=$(DAYS) $(BIN)/python -m pytest --timeout 0 -s tests/unit/maintenance/test_after_landing.py -k each_minute

@@ -22,6 +22,7 @@ from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge.entries import EntryFiles
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.core.ports import CannotReplace
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.tables.schema.types import arrow_schema
 
@@ -120,7 +121,7 @@ class WrongRow:
         more = f" x{self.times}" if self.fault is RowFault.DOUBLED else ""
         more += f" in {', '.join(self.columns)}" if self.columns else ""
         more += f" (the table's row is of [{self.of[0]}] offset {self.of[1]})" if self.of else ""
-        return f"{self.fault} row: offset {self.offset}, {key}{more}"
+        return printable(f"{self.fault} row: offset {self.offset}, {key}{more}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""

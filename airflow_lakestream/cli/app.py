@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import codecs
 import gc
-import io
 import locale
 import logging
 import os
@@ -32,6 +31,9 @@ from airflow_lakestream.cli.connections import (
     airflow_settings,
     aside,
     connection_fields,
+    flush_streams,
+    open_streams,
+    report_text,
 )
 from airflow_lakestream.cli.ledger import adopt, hand_over
 from airflow_lakestream.cli.plan import doctor, plan
@@ -134,7 +136,7 @@ def init(
     report = [*topic_lines(found), *_columns_in(file, found)]
     report += [f"Wrote {path}: {'pipeline' if as_yaml else 'DAG'} {dag_id}, {topic} -> {table}, by {chosen}."]
     report += [*lines, f"Then: lakestream doctor --topic {topic}{_next_step(path, as_yaml=as_yaml)}."]
-    typer.echo("\n".join(report))
+    report_text("\n".join(report))
 
 
 def _columns_in(file: DagFile, found: TopicPreview) -> list[str]:
@@ -366,12 +368,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _begin_in_utf8()
         # Python collects garbage once more before it ends: with all of Airflow's objects that takes a second.
         atexit.register(gc.freeze)
-    # If the locale lacks letters, escape them: a letter must not fail the command.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    open_streams()
     # The error line names the problem; PyIceberg's log would repeat it.
     logging.getLogger("pyiceberg").setLevel(logging.CRITICAL)
-    sys.exit(run(arguments))
+    code = run(arguments)
+    sys.exit(code if flush_streams() else FAILED)
 
 
 def _begin_in_utf8() -> None:
@@ -402,12 +403,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
             # Its message is the help, which Typer has printed if it formats it by Rich.
             sys.stdout.write(getattr(e, "message", ""))
             return FAILED
-        sys.stderr.write(f"lakestream: {in_options(_one_line(e), _command(), words)}\n")
-        return FAILED
+        return _failed(in_options(_one_line(e), _command(), words))
     if code == _INTERRUPTED:
-        sys.stderr.write("lakestream: interrupted.\n")
-        return FAILED
+        return _failed("interrupted.")
     return code if isinstance(code, int) else 0
+
+
+def _failed(problem: str) -> int:
+    # Without a reader of stderr, the exit code alone has the result.
+    with suppress(OSError):
+        sys.stderr.write(f"lakestream: {problem}\n")
+    return FAILED
 
 
 # Typer would build all commands again for each call.

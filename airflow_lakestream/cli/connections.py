@@ -5,6 +5,7 @@ The settings are read from variables of the environment and from airflow.cfg, wi
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airflow_lakestream.config.arguments import problem_of
+from airflow_lakestream.core.printable import printable_lines
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.registry.config import is_client_setting
@@ -359,11 +361,43 @@ def open_registry(decoding: Mapping[str, Any], kafka_conn: str) -> dict[str, Reg
     return {} if found is None else {"schema_registry": found}
 
 
+def report_text(text: str, *, err: bool = False) -> None:
+    """Print a text with invisible characters escaped: names and values in it may be those of records."""
+    typer.echo(printable_lines(text), err=err)
+
+
 @contextmanager
 def aside() -> Iterator[None]:
     """Send all output except the answer to stderr: Airflow logs to stdout, but programs expect JSON in stdout."""
     with redirect_stdout(sys.stderr):
         yield
+
+
+def open_streams() -> None:
+    """Open the streams that the shell has closed (`>&-`), and let stdout escape the letters that the locale lacks.
+
+    Neither a stream nor a letter that is missing must fail the command.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def flush_streams() -> bool:
+    """Flush stdout and stderr; return whether stdout has taken the whole output.
+
+    Python would flush a stream that takes nothing once more at its end, and exit with the code 120.
+    """
+    is_whole = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            is_whole &= stream is not sys.stdout
+    return is_whole
 
 
 @contextmanager

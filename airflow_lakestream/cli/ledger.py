@@ -27,6 +27,7 @@ from airflow_lakestream.cli.connections import (
     open_kafka,
     open_lake,
     open_store_properties,
+    report_text,
 )
 from airflow_lakestream.cli.ledger_edits import forget, rebuild, rename, reset
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
@@ -183,8 +184,8 @@ def show(
         books = open_rejected(lake, table, group)
         ledger = books.ledger(group)
     if note := books.note:
-        typer.echo(f"{table}: {note}", err=True)
-    typer.echo(json.dumps(ledger_json(ledger), indent=2) if as_json else ledger_text(ledger))
+        report_text(f"{table}: {note}", err=True)
+    report_text(json.dumps(ledger_json(ledger), indent=2) if as_json else ledger_text(ledger))
 
 
 @app.command()
@@ -205,7 +206,7 @@ def history(
         loaded, group = load(catalog, table), group_of(catalog, table, group)
         check_group(loaded, group)
         found, ledger = list(landings(loaded, group)), read_ledger(loaded, group)
-    typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found, ledger))
+    report_text(json.dumps(history_json(found), indent=2) if as_json else history_text(found, ledger))
 
 
 for command in (rebuild, rename, reset, forget):
@@ -285,7 +286,7 @@ def adopt(
         filled = open_filled(lake, table, group)
         tool = _tool(origin, names, kafka, filled, storage_conn, connect_conn)
         found = work.write(lake, tool) if yes else work.look(lake, tool, filled)
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else "\n".join(_lines(found)))
+    report_text(json.dumps(found.to_dict(), indent=2) if as_json else "\n".join(_lines(found)))
 
 
 def _names(origin: PositionSource, what: Sequence[str]) -> Sequence[str]:
@@ -395,8 +396,8 @@ def hand_over(
             target = ConnectorTarget(SinkConnector(open_connect(connect_conn), groups, name))
         done = work.run(lake, target, write=yes)
     if as_json:
-        typer.echo(json.dumps(done.to_dict(), indent=2))
+        report_text(json.dumps(done.to_dict(), indent=2))
         return
     places = ", ".join(f"{topic}[{p}] {offset}" for p, offset in sorted(done.offsets.items()))
     state = "goes on at" if done.done else "is not set yet; with --yes it goes on at"
-    typer.echo(f"{table}: {done.to} {state} {places}")
+    report_text(f"{table}: {done.to} {state} {places}")

@@ -23,6 +23,7 @@ from airflow_lakestream.cli.connections import (
     open_catalog,
     open_kafka,
     open_lake,
+    report_text,
 )
 from airflow_lakestream.core.ledger import Counts, Ledger, NotedLandings, TopicIdentity, union
 from airflow_lakestream.core.ranges import RangeSet
@@ -67,7 +68,7 @@ def rename(
             return {group: Ledger(group), to: replace(ledger, consumer_group=to)}
 
         snapshot_id = ledger_edit.rename(catalog, table, group, to, decide)
-    typer.echo(f"{table}: the ledger of {group} is that of {to} from snapshot {snapshot_id} on.")
+    report_text(f"{table}: the ledger of {group} is that of {to} from snapshot {snapshot_id} on.")
 
 
 def reset(
@@ -95,7 +96,7 @@ def reset(
                 "To have no row twice, delete or rename the table first, or begin with start_offset=latest.",
             )
         snapshot_id = restate_ledgers(catalog, table, lambda _: {group: Ledger(group)})
-    typer.echo(
+    report_text(
         f"{table}: {group} has no ledger from snapshot {snapshot_id} on. Its next run begins at its start_offset, like "
         "a first run; the rows are still there."
     )
@@ -136,14 +137,14 @@ def rebuild(
             return {group: ledger}
 
         snapshot_id = restate_ledgers(catalog, table, decide)
-    typer.echo(f"{table}: the ledger of {group} was made from the rows, in snapshot {snapshot_id}.")
+    report_text(f"{table}: the ledger of {group} was made from the rows, in snapshot {snapshot_id}.")
     for one in rebuilt:
         counts = one.entry.counts
-        typer.echo(f"  {one.identity.topic}: {counts.written} rows, landed {one.entry.landed}")
+        report_text(f"  {one.identity.topic}: {counts.written} rows, landed {one.entry.landed}")
         for name, ranges in (("the next run lands", one.left), ("taken as lost", one.entry.lost)):
             if ranges:
-                typer.echo(f"    without a row, {name}: {ranges}")
-    typer.echo("  The rows do not show which time was covered (mode=interval): intervals that run again look again.")
+                report_text(f"    without a row, {name}: {ranges}")
+    report_text("  The rows do not show which time was covered (mode=interval): intervals that run again look again.")
 
 
 def forget(
@@ -175,7 +176,7 @@ def forget(
             forgetting = ReceiptWriter(lake, table, group, kafka.configuration, kafka.where)
             receipts = forgetting.forget([topic] if topic else [])
         for receipt in receipts:
-            typer.echo(f"{table}: recorded as lost, in snapshot {receipt.snapshot_id}: {receipt.ranges}")
+            report_text(f"{table}: recorded as lost, in snapshot {receipt.snapshot_id}: {receipt.ranges}")
         return
     of_iceberg(table)
     with aside():
@@ -200,7 +201,7 @@ def forget(
             counts = Counts(read=removed, written=removed)
             done.append((ledger_edit.forget(catalog, table, group, identity, ranges, counts), ranges, removed))
     for snapshot_id, ranges, removed in done:
-        typer.echo(f"{table}: {removed} rows are recorded as deleted on purpose, in snapshot {snapshot_id}: {ranges}")
+        report_text(f"{table}: {removed} rows are recorded as deleted on purpose, in snapshot {snapshot_id}: {ranges}")
 
 
 def _from_rows(

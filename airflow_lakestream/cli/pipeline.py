@@ -17,6 +17,7 @@ from airflow_lakestream.cli.connections import (
     open_kafka,
     open_lake,
     open_registry,
+    report_text,
 )
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
@@ -52,11 +53,11 @@ def validate(
             wrong += broken
     problems = [problem for one in wrong for problem in one.problems]
     for problem in sorted(problems):
-        typer.echo(printable(str(problem)), err=True)
+        report_text(printable(str(problem)), err=True)
     if partial := sorted(one.file for one in wrong if one.is_partial):
-        typer.echo(printable(f"Further checks of {', '.join(partial)} wait for these."), err=True)
+        report_text(printable(f"Further checks of {', '.join(partial)} wait for these."), err=True)
     mistakes_in_all = f" ({len(problems)} mistake{'s' * (len(problems) != 1)})" if problems else ""
-    typer.echo(f"{right} right, {len(wrong)} wrong{mistakes_in_all}.")
+    report_text(f"{right} right, {len(wrong)} wrong{mistakes_in_all}.")
     raise typer.Exit(2 if problems else 0)
 
 
@@ -74,14 +75,14 @@ def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
         found = [_planned(compiled, landing) for landing in asked]
     if as_json:
         all_values = [one for one, _ in found]
-        typer.echo(json.dumps(all_values[0] if len(compiled.landings) == 1 or sink else all_values, indent=2))
+        report_text(json.dumps(all_values[0] if len(compiled.landings) == 1 or sink else all_values, indent=2))
         return
-    typer.echo(f"{compiled.name}, by the engine {compiled.engine}")
+    report_text(f"{compiled.name}, by the engine {compiled.engine}")
     for values, text in found:
         if len(compiled.landings) > 1:
-            typer.echo(f"{values['sink']}:")
-        typer.echo("\n".join(f"  {line}" for line in values["columns"]))
-        typer.echo(text)
+            report_text(f"{values['sink']}:")
+        report_text("\n".join(f"  {line}" for line in values["columns"]))
+        report_text(text)
 
 
 def _planned(compiled: CompiledPipeline, landing: SinkLanding) -> tuple[dict[str, Any], str]:
@@ -112,7 +113,7 @@ def render(file: File, engine: Engine = None) -> None:
         from airflow_lakestream.pipelines.operator import python_of
 
         compiled = read_pipeline(file, engine)
-    typer.echo(python_of(compiled), nl=False)
+    report_text(python_of(compiled).removesuffix("\n"))
 
 
 @app.command()
@@ -141,7 +142,7 @@ def run(
         with aside():
             line = _land(compiled, landing, interval)
         # Report a landing before the next landing may fail.
-        typer.echo(line)
+        report_text(printable(line))
 
 
 def _land(compiled: CompiledPipeline, landing: SinkLanding, interval: Mapping[str, str | None]) -> str:
@@ -168,7 +169,7 @@ def schema() -> None:
     """Print the JSON Schema of pipelines, for completion and checks in YAML editors."""
     from airflow_lakestream.pipelines.model import json_schema
 
-    typer.echo(json.dumps(json_schema(), indent=2))
+    report_text(json.dumps(json_schema(), indent=2))
 
 
 def _connection(landing: SinkLanding, kind: str) -> str:

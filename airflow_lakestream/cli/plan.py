@@ -27,6 +27,7 @@ from airflow_lakestream.cli.connections import (
     open_lake,
     open_storage,
     open_store_properties,
+    report_text,
 )
 from airflow_lakestream.cli.preview import Servers, open_servers, without_logs
 from airflow_lakestream.core.policies import OnDataLoss, StartOffset
@@ -138,7 +139,7 @@ def plan(
         config = replace(config, consumer_group=group_of(lake, table, group, remedy))
         job = build_job(config, kafka.configuration, lake, run_id="dry run", where=kafka.where, dry=True)
         found = dry_run(job, lake)
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.render())
+    report_text(json.dumps(found.to_dict(), indent=2) if as_json else found.render())
 
 
 def dry_run(job: LandingJob, lake: Any) -> DryRun:
@@ -236,7 +237,7 @@ def doctor(
             checks.checkpoint(checkpoint, storage_conn, read_only=read_only)
     found = checks.findings
     report = {"findings": [one.to_dict() for one in found], "exit_code": exit_code(found)}
-    typer.echo(json.dumps(report, indent=2) if as_json else "\n".join(map(str, found)))
+    report_text(json.dumps(report, indent=2) if as_json else "\n".join(map(str, found)))
     raise typer.Exit(exit_code(found))
 
 

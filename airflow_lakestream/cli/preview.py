@@ -21,6 +21,7 @@ from airflow_lakestream.cli.connections import (
     kafka_settings,
     open_kafka,
     open_registry,
+    report_text,
 )
 from airflow_lakestream.core.policies import Tombstones
 from airflow_lakestream.core.printable import counted, printable
@@ -71,7 +72,7 @@ def preview(
         wanted = looking.check_wanted(limit, _places(from_offset or ()), since_ms)
         opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
         found = looking.preview(opened, decoding, wanted, registry, tombstones)
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else _render(found))
+    report_text(json.dumps(found.to_dict(), indent=2) if as_json else _render(found))
 
 
 @contextmanager

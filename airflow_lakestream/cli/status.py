@@ -28,6 +28,7 @@ from airflow_lakestream.cli.connections import (
     open_store_properties,
 )
 from airflow_lakestream.core.policies import seconds
+from airflow_lakestream.core.printable import printable_lines
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.watching.causes import span
@@ -392,7 +393,7 @@ def render(streams: list[StreamStatus], group: str | None = None) -> str:
     rows = [_COLUMNS, *(_row(stream) for stream in streams)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(_COLUMNS))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, *_reasons(streams)])
+    return printable_lines("\n".join([*lines, *_reasons(streams)]))
 
 
 def _row(stream: StreamStatus) -> tuple[str, ...]:
@@ -423,7 +424,8 @@ def _reasons(streams: list[StreamStatus]) -> Iterator[str]:
     for (state, reasons), names in alike.items():
         state_text = "" if state is StreamState.UNSEEN else f" is {state}"
         yield "\n" + "\n".join(f"{name}{state_text}" for name in names)
-        yield from (f"  {reason}" for reason in reasons)
+        # An error of several lines stays below its stream.
+        yield from (f"  {reason}".replace("\n", "\n    ") for reason in reasons)
 
 
 def _name(stream: StreamStatus) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,7 @@ from airflow_lakestream.cli.connections import (
     open_lake,
     open_registry,
     open_store_properties,
+    report_text,
 )
 from airflow_lakestream.core.policies import SchemaEvolution, Tombstones, seconds, size_in_bytes
 from airflow_lakestream.core.printable import printable
@@ -100,7 +102,7 @@ def audit(
             options |= open_registry(decoding, kafka_conn)
             work = TableRepair(audit=work, **options)
         result: AuditResult = work.run(opened)
-    typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
+    report_text(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
     raise typer.Exit(result.verdict.exit_code)
 
 
@@ -193,10 +195,10 @@ def maintain(
         lake = open_lake(tables[0], iceberg_conn, storage_conn)
         reports = format_of(section.tables).part("upkeep")(lake, section, dry_run, seconds).run()
     if as_json:
-        typer.echo(json.dumps([one.to_dict() for one in reports], indent=2))
+        report_text(json.dumps([one.to_dict() for one in reports], indent=2))
         return
     for one in reports:
-        typer.echo(str(one))
+        report_text(str(one))
 
 
 rejects_app = typer.Typer(
@@ -243,15 +245,15 @@ def show(
             }
             for one in found
         ]
-        typer.echo(json.dumps({"table": table, "rejected": total, "reasons": reasons}, indent=2))
+        report_text(json.dumps({"table": table, "rejected": total, "reasons": reasons}, indent=2))
         return
-    typer.echo(f"{table}: {total:,} rejected records")
+    report_text(f"{table}: {total:,} rejected records")
     for one in found:
-        typer.echo(printable(f"  {one.count:,} of group {one.consumer_group}, stage {one.stage}: {one.kind}"))
+        report_text(printable(f"  {one.count:,} of group {one.consumer_group}, stage {one.stage}: {one.kind}"))
         for example in one.examples:
-            typer.echo(f"    {example.text}")
+            report_text(f"    {example.text}")
     if found:
-        typer.echo(f"after a fix: lakestream rejects replay --table {table} --dag ID, or --pipeline FILE")
+        report_text(f"after a fix: lakestream rejects replay --table {table} --dag ID, or --pipeline FILE")
 
 
 @rejects_app.command()
@@ -295,11 +297,11 @@ def replay(
         group = group_of(lake, table, group)
         done = RejectReplay(table=table, consumer_group=group, chosen=chosen, decoding=arguments).run(lake)
     if as_json:
-        typer.echo(json.dumps({"table": table, **done.to_dict()}, indent=2))
+        report_text(json.dumps({"table": table, **done.to_dict()}, indent=2))
         return
     counts = done.counts
     shown = rejects_of(table, group, iceberg_conn) if counts.rejected else ""
-    typer.echo(f"{table}: {counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{done.note}{shown}")
+    report_text(f"{table}: {counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{done.note}{shown}")
 
 
 mirror_app = typer.Typer(help="Work on a mirror of a database's table.", no_args_is_help=True)
@@ -387,14 +389,14 @@ def resnapshot(
             since=since,
             start_over=start_over,
             timeout=seconds("--timeout", timeout),
-            report=lambda text: typer.echo(text, err=True),
+            report=partial(report_text, err=True),
         )
         done = work.run(lake)
     if as_json:
-        typer.echo(json.dumps(done.to_dict(), indent=2))
+        report_text(json.dumps(done.to_dict(), indent=2))
         return
     counts = "" if done.rows is None else f": {done.rows_before} rows before, {done.rows} now"
-    typer.echo(f"{table} has the newly read rows from snapshot {done.snapshot_id} on{counts}")
+    report_text(f"{table} has the newly read rows from snapshot {done.snapshot_id} on{counts}")
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return a text of several lines with all other invisible characters escaped."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 commit`, `2 commits`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -74,6 +74,12 @@ CASES = [
     ("LakestreamRecordsRejected", {"rejected": "_x30 5x60", "rows": "_x30 100x60"}, "35m", True),
     ("LakestreamRecordsRejected", {"rejected": "_x30 0x60", "rows": "_x30 100x60"}, "35m", False),
     ("LakestreamDriverRestarts", {"restarts": "_x30 4x60"}, "35m", True),
+    ("LakestreamRecordsRejected", {"rejected_total": "_x30 5x60", "rows_total": "_x30 100x60"}, "35m", True),
+    ("LakestreamDriverRestarts", {"restarts_total": "_x30 4x60"}, "35m", True),
+    # All of the first records are rejected; the first of a stream that has landed for long.
+    ("LakestreamRecordsRejected", {"rejected": "_x30 5x60", "rows": "_x30 0x60"}, "35m", True),
+    ("LakestreamRecordsRejected", {"rejected": "_x90 500x60", "rows": "0+100x150"}, "95m", True),
+    ("LakestreamRecordsRejected", {"rejected": "_x90 5x60", "rows": "0+100x150"}, "95m", False),
     # Nothing was scraped for an hour, or what is scraped was started again.
     ("LakestreamStreamAlert", {"alerts": "1x10 _x60 1x60"}, "75m", False),
     ("LakestreamStreamAlert", {"alerts": "7x30 0x30"}, "40m", False),
@@ -84,6 +90,15 @@ def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_not() -> None:
     names = {rule["alert"] for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]}
     for fires in (True, False):
         assert {name for name, _, _, expected in CASES if expected is fires} == names
+
+
+def test_each_alert_of_a_counter_fires_for_the_first_sample_in_either_spelling() -> None:
+    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+    of_counters = {rule["alert"] for rule in rules if "(_total)?" in rule["expr"]}
+    assert len(of_counters) == 3
+    born = [(alert, series) for alert, series, _, fires in CASES if fires and "_x" in str(series)]
+    for is_total in (True, False):
+        assert {alert for alert, series in born if ("_total" in str(series)) is is_total} == of_counters
 
 
 @pytest.mark.parametrize(("alert", "series", "at", "fires"), CASES)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from packaging.version import Version
 
 from dev.java import find_jdk
 from dev.stack import Stack
@@ -39,6 +42,17 @@ NEWEST_TRIED = next(
     if line.startswith("apache-airflow==")
 )
 PROTO = 'syntax = "proto3"; message Order { int64 id = 1; string name = 2; }'
+
+
+def lowest_of(extras: Sequence[str], constraints: Path, folder: Path) -> Path:
+    """Return a file with the lowest versions of what the project itself names, and all that comes with these."""
+    of_extras = [word for one in extras for word in ("--extra", one)]
+    options = ["--resolution", "lowest-direct", "--constraints", str(constraints)]
+    found = folder / "low.txt"
+    project = str(CHECKOUT / "pyproject.toml")
+    compiled = ["pip", "compile", "--quiet", "--python", sys.executable, project, *of_extras, *options]
+    uv([*compiled, "--output-file", str(found)])
+    return found
 
 
 @dataclass(frozen=True)
@@ -70,28 +84,7 @@ class Installation:
         airflow = self.airflow or (NEWEST_TRIED if self.versions == "lowest" else "")
         pins.write_text(f"apache-airflow=={airflow}\n" if airflow else "")
         if self.versions == "lowest":
-            of_extras = [word for one in self.extras for word in ("--extra", one)]
-            options = [
-                "--resolution",
-                "lowest-direct",
-                "--constraints",
-                str(pins),
-                "--output-file",
-                str(folder / "low.txt"),
-            ]
-            uv(
-                [
-                    "pip",
-                    "compile",
-                    "--quiet",
-                    "--python",
-                    sys.executable,
-                    str(CHECKOUT / "pyproject.toml"),
-                    *of_extras,
-                    *options,
-                ]
-            )
-            pins = folder / "low.txt"
+            pins = lowest_of(self.extras, pins, folder)
         return [what, "--constraints", str(pins)]
 
 
@@ -107,6 +100,19 @@ EVERY = [
     for versions in ("constraints", "lowest", "highest")
 ]
 PLAYED = EVERY if os.environ.get("LAKESTREAM_INSTALLATIONS") == "all" else FEW
+
+
+@pytest.mark.parametrize("extra", ["", *ALL])
+def test_no_lower_bound_is_below_what_others_ask_for(extra: str, tmp_path: Path) -> None:
+    """A bound below what Airflow, or another dependency, asks for admits nothing more, and says something untrue."""
+    (tmp_path / "constraints.txt").write_text(f"apache-airflow=={OLDEST}\n")
+    file = lowest_of([extra] if extra else [], tmp_path / "constraints.txt", tmp_path)
+    found = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", file.read_text(), re.MULTILINE))
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    named = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    bounds = {match[1]: match[2] for one in named if (match := re.match(r"([\w-]+)(?:\[.*\])?[>=]=([\d.]+)", one))}
+    assert len(bounds) == len(named)
+    assert {name: found[name] for name in bounds if Version(found[name]) != Version(bounds[name])} == {}
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,11 @@ LIBRARIES = (
 )
 
 
+KEPT, UNREAD, FULL, CLOSED = "kept", "unread", "full", "closed"
+# Where stdout and stderr lead.
+Ends = tuple[str, str]
+
+
 class ForkedProgram:
     """The process, and its answers."""
 
@@ -49,10 +54,14 @@ class ForkedProgram:
         return self.run_all(home, [arguments], **more)[0]
 
     def run_all(
-        self, home: Path, commands: Sequence[Sequence[str]], **more: str
+        self, home: Path, commands: Sequence[Sequence[str]], ends: Ends = (KEPT, KEPT), **more: str
     ) -> list[subprocess.CompletedProcess[str]]:
-        """Run commands in this folder, one after the other in one fork, which imports Airflow once."""
-        asked = {"home": str(home), "commands": commands, "environment": {"AIRFLOW_HOME": str(home), **more}}
+        """Run commands in this folder, one after the other in one fork, which imports Airflow once.
+
+        :param ends: where stdout and stderr lead, by the names of `_opened`.
+        """
+        environment = {"AIRFLOW_HOME": str(home), **more}
+        asked = {"home": str(home), "commands": commands, "ends": ends, "environment": environment}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(asked), file=self._process.stdin, flush=True)
@@ -89,7 +98,7 @@ def main() -> None:
             if not (child := os.fork()):
                 os.chdir(asked["home"])
                 os.environ.update(asked["environment"])
-                json.dump([ended(arguments) for arguments in asked["commands"]], ends)
+                json.dump([ended(arguments, asked["ends"]) for arguments in asked["commands"]], ends)
                 ends.flush()
                 os._exit(0)
             os.waitpid(child, 0)
@@ -97,26 +106,48 @@ def main() -> None:
             print(ends.read(), flush=True)
 
 
-def ended(arguments: Sequence[str]) -> list[int | str]:
+def _opened(end: str) -> int:
+    """Return a file for what the program writes: a file, a pipe that nobody reads, or a full device."""
+    if end == UNREAD:
+        reader, writer = os.pipe()
+        os.close(reader)
+        return writer
+    return os.open("/dev/full", os.O_WRONLY) if end == FULL else os.memfd_create(end)
+
+
+def ended(arguments: Sequence[str], ends: Ends) -> list[int | str]:
     """Run a command in this process; return its exit code, and the texts of its two streams."""
     from airflow_lakestream.cli.app import main as program
 
     sys.argv = ["lakestream", *arguments]
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as problems:
-        os.dup2(said.fileno(), 1)
-        os.dup2(problems.fileno(), 2)
-        code: int | str | None = 0
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    files = [_opened(end) for end in ends]
+    for number, (file, name) in enumerate(zip(files, ("stdout", "stderr"), strict=True), 1):
+        os.dup2(file, number)
+        if ends[number - 1] == CLOSED:
+            # As Python begins where there is none.
+            setattr(sys, name, None)
+    code: int | str | None = 0
+    try:
+        program()
+    except SystemExit as e:
+        code = e.code
+    # As Python does at its end, with its exit code if that fails.
+    for stream in (sys.stdout, sys.stderr):
         try:
-            program()
-        except SystemExit as e:
-            code = e.code
-        sys.stdout.flush()
-        sys.stderr.flush()
-        texts = []
-        for file in (said, problems):
-            file.seek(0)
-            texts.append(file.read().decode())
-    return [0 if code is None else code, *texts]
+            stream.flush()
+        except OSError:
+            code = 120
+    return [
+        0 if code is None else code,
+        *(_text(file) if end == KEPT else "" for file, end in zip(files, ends, strict=True)),
+    ]
+
+
+def _text(file: int) -> str:
+    with os.fdopen(file, "rb") as opened:
+        opened.seek(0)
+        return opened.read().decode()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Records and checks that end the process in which they meet, for real engines; and the memory of such processes.
 
-The product of all of them is played on the shared audit: tests/unit/checks/test_hostile_checks.py.
+The product of 60 records and 30 checks is played on the shared audit, and on landings of each kind in the worker:
+tests/unit/checks/test_hostile_checks.py.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -34,6 +35,22 @@ def anything(random: Random, depth: int = 0) -> Any:
             deep = [deep]
         return deep
     return random.choice(TEXTS if kind < 0.75 else NUMBERS)
+
+
+def altered(random: Random, document: Any) -> Any:
+    """Return a document of which one value, at any depth, is some JSON."""
+    made = copy.deepcopy(document)
+    places = [(one, key) for one in _parts(made) for key in (one if isinstance(one, dict) else range(len(one)))]
+    here, key = random.choice(places)
+    here[key] = anything(random)
+    return made
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        yield value
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _parts(one)
 
 
 def _number(value: Any) -> bool:

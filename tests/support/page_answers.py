@@ -17,6 +17,7 @@ from tests.support.airflow_home import DAGS
 from tests.support.odd_reports import (
     NAMES,
     STATES,
+    altered,
     anything,
     are_odd_contents,
     is_odd_list,
@@ -264,7 +265,7 @@ def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     from airflow_lakestream.ui.page import landings
 
     paths = {ALL, "/lakestream/api/hours", PRESS.format("lands", "replay")}
-    paths |= {ONE.format(name) for name in ("lands", "on_spark", "behind", "fails", "no_outlet")}
+    paths |= {ONE.format(name) for name in ("lands", "on_spark", "behind", "fails", "no_outlet", "by_form")}
     for seed in range(int(os.environ.get("LAKESTREAM_ODD", "40"))):
         random, at = Random(seed), datetime.now(UTC) + timedelta(minutes=seed)
         states = {"lands": "success", "on_spark": "running"}
@@ -283,7 +284,11 @@ def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             "statuses": {path: answer.status_code for path, answer in answers.items()},
             "named": [place for place, is_named in found.items() if is_named],
             "wrong": [[one.name, one.path, one.is_odd] for one in written if found[one.place] != one.is_odd],
-            "states": [[one["state"], states[name]] for name, one in newest.items() if one and one["run_id"] == run_id],
+            "states": [
+                [one["state"], states[name]]
+                for name, one in newest.items()
+                if name in states and one and one["run_id"] == run_id
+            ],
             "texts": [answer.text for answer in answers.values() if "NaN" in answer.text or "Infinity" in answer.text],
         }
 
@@ -294,8 +299,11 @@ def _write_report(random: Random, seed: int, at: datetime, name: str, state: str
     from sqlalchemy.exc import DBAPIError
 
     usual = TABLES.get(name, f"lake.{name}")
-    whole = {**report("orders", usual, seed, seed + 1), "rows_in": 1, random.choice(NAMES): anything(random)}
-    made = whole if random.random() < 0.8 else anything(random)
+    whole = {**report("orders", usual, seed, seed + 1), "rows_in": 1}
+    ranges = {"ranges": [[0, 0, 1]], "lost": [[0, 1, 2]]}
+    whole |= {"topics": {"orders": ranges}} if random.random() < 0.3 else {}
+    by_name = {**whole, random.choice(NAMES): anything(random)}
+    made = random.choice([by_name, altered(random, whole), altered(random, whole), anything(random)])
     run_id, is_there = f"manual__{at.isoformat()}", False
     # What the database itself refuses nobody writes, such as half a character in JSONB.
     if name == "lands" and isinstance(made, dict):
@@ -328,12 +336,22 @@ def _write_looks(random: Random, at: datetime) -> Iterator[Written]:
     from airflow.utils.session import create_session
     from sqlalchemy.exc import DBAPIError
 
-    lag, freshness, contents = values = [anything(random) for _ in range(3)]
-    is_listed = random.random() < 0.7
-    listed = [{"table": "lake.behind", "consumer_group": "slow_group"}] if is_listed else anything(random)
+    look = {"lag": 5, "lost": 0, "time_left": 0.5, "reasons": [{"cause": "slow consumer", "text": "a text"}]}
+    usual = (look, look, contents("slow_group", "a record"))
+    lag, freshness, inside = values = [
+        altered(random, one) if random.random() < 0.6 else anything(random) for one in usual
+    ]
+    is_listed = random.random() < 0.5
+    listed: Any = [{"table": "lake.behind", "consumer_group": "slow_group"}]
+    if not is_listed:
+        listed = altered(random, listed) if random.random() < 0.5 else anything(random)
     pushed = [(task, 0, "return_value", one) for task, one in zip(LOOK_TASKS, values, strict=True)]
     states = {"keeps_up": ["failed"], "is_fresh": ["failed"], "looks_inside": ["success"]}
     by = f"the run manual__{at.isoformat()} of supervises reported could not be read: "
+    conf = {name: anything(random) for name in ("table", "topic", "limit", "") if random.random() < 0.5}
+    with suppress(DBAPIError), create_session() as session:
+        run(session, "by_form", {"land": "success"}, at, conf=conf)
+        session.flush()
     with suppress(DBAPIError), create_session() as session:
         pushed.append(("streams", -1, "return_value", listed))
         run(session, "supervises", {"streams": "success"}, at, pushed, mapped=states)
@@ -342,7 +360,7 @@ def _write_looks(random: Random, at: datetime) -> Iterator[Written]:
         if is_listed:
             yield Written("lag", ALL, is_odd_look(lag), f"behind: The lag that {by}")
             yield Written("freshness", ALL, is_odd_look(freshness), f"behind: The freshness that {by}")
-            yield Written("contents", ONE.format("behind"), are_odd_contents(contents), "behind: The contents: ")
+            yield Written("contents", ONE.format("behind"), are_odd_contents(inside), "behind: The contents: ")
 
 
 def _naming_texts(answer: Any) -> Iterator[str]:

@@ -129,6 +129,8 @@ def test_the_metadata_names_version_license_and_extras(wheel: Path) -> None:
     assert (found["Name"], found["Version"]) == ("airflow-lakestream", VERSION)
     assert found["License-Expression"] == "Apache-2.0"
     assert f"{INFO}/licenses/LICENSE" in content(wheel)
+    # An index shows them as links.
+    assert [one for one in found.get_all("Project-URL", []) if not re.match(r"[^,]+, https?://", one)] == []
     assert {"spark", "all"} <= set(found.get_all("Provides-Extra"))
     spark = [line for line in found.get_all("Requires-Dist") if "extra == 'spark'" in line]
     assert {re.split(r"[<>=;]", line)[0] for line in spark} == {

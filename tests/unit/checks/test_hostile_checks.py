@@ -24,6 +24,11 @@ from tests.support.given_records import GivenLake, Record
 DEEP = "[" * 200_000 + "]" * 200_000
 
 
+def number_of(text: str | None) -> int:
+    """Return how long a text is to be made, by the text."""
+    return int(text) if text is not None and text.isdecimal() and len(text) < 12 else 1
+
+
 def written(values: list[str | None]) -> StagedRows:
     """Return rows with these texts, and how long each is to be made."""
     count = len(values)
@@ -32,7 +37,7 @@ def written(values: list[str | None]) -> StagedRows:
         "_kafka_partition": [0] * count,
         "_kafka_offset": list(range(count)),
         "s": values,
-        "n": [int(one) if one is not None and one.isdecimal() and len(one) < 12 else 1 for one in values],
+        "n": [number_of(one) for one in values],
     }
     rows = pa.Table.from_pydict(columns)
     sink = pa.BufferOutputStream()
@@ -154,3 +159,18 @@ def test_hostile_records_times_hostile_checks_are_failed_checks_within_bounds() 
     # Each statement fails for some of them; the process of the checks is the larger one.
     assert of_statements == count >= 25
     assert peak <= 512 * 2**20
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "kind", ["worker", "worker, Delta", "group", "mirror", "mirror, merged on read", "mirror, Delta"]
+)
+def test_a_landing_of_hostile_records_has_only_failed_checks_and_the_next_goes_on(kind: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.unit.checks.hostile_landings", kind, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=450)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["without"], found["next"]) == (True, True)
+    assert len(found["failed"]) >= 25
+    assert all(one.startswith("sql: ") for one in found["failed"])
+    assert found["more"] <= 512 * 2**20

@@ -535,8 +535,11 @@ def test_a_folder_is_remembered_by_content_and_variables(tmp_path: Path, monkeyp
     second = read_folder(pipes, looked_up(variables.get, lambda _: None), memory)
     assert read == ["a.yaml", "inner/b.yml"]
     assert [(one.name, landing_of(one)["topic"]) for one in second.right] == [("plain", "two"), ("c", "orders")]
-    # A memory that something has damaged is none.
-    for damage in ("", "{", "[]", '{"version": 1}', "\0"):
+    # A memory that something has damaged is none, also where it is valid JSON behind its seal.
+    sealed = memory.read_text()
+    inside = [sealed.replace('"orders"', value) for value in ("5", "null", "[]", '"others"')]
+    assert sealed not in inside
+    for damage in ("", "{", "[]", '{"version": 1}', "\0", *inside, *(f"{sealed.split()[0]}\n{one}" for one in "5[")):
         memory.write_text(damage)
         assert read_folder(pipes, looked_up(variables.get, lambda _: None), memory) == second
     variables.clear()
