@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -16,7 +17,7 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore
 
@@ -98,6 +99,14 @@ def find_damage(store: Any, table: str, error: str = "") -> DamagedLog | None:
         problem = "has no version with the table's columns, or none with its protocol"
         return DamagedLog(table, LOG, problem, f"{_BACKUP} {_ELSEWHERE}")
     return None
+
+
+def _transaction(read: Callable[[str], int | None], table: str, app: str) -> int | None:
+    """Return the number of an application's last transaction, or None. Raises UnfitTable, and OSError of a store."""
+    try:
+        return read(app)
+    except DeltaError as e:
+        raise (OSError(str(e)) if _OF_A_STORE.search(str(e)) else unreadable(table, str(e))) from e
 
 
 def _hint(log: _LogFiles, base: int) -> str:
@@ -244,7 +253,7 @@ class DeltaStorage:
                 raise OSError(str(e)) from e
             raise (find_damage(self.store(table), table, str(e)) or unreadable(table, str(e))) from e
         check_log(self.store(table), table)
-        return head
+        return replace(head, txn=partial(_transaction, head.txn, table))
 
     def open_existing(self, table: str) -> DeltaTableHead:
         """Return the table at the current version. Raises InvalidArgument for a missing table, and as `open`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections import Counter
@@ -14,7 +15,7 @@ from pydantic import ValidationError as PydanticError
 from pyiceberg.catalog import METADATA_LOCATION, Catalog
 from pyiceberg.exceptions import NoSuchPropertyException, NoSuchTableError, ValidationError
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.table import CommitTableResponse, Table, TableProperties
+from pyiceberg.table import CommitTableResponse, Table, TableProperties, snapshots
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
@@ -36,6 +37,12 @@ _WITHOUT_COMMITS = {f"pyiceberg.catalog.{name}" for name in ("bigquery_metastore
 _ODD = re.compile(r"[?#\x00-\x1f\x7f]")
 # Properties with the locations of a table's files, and the default folders below the table's location.
 _PLACES = {TableProperties.WRITE_DATA_PATH: "data", TableProperties.WRITE_METADATA_PATH: "metadata"}
+# Totals in a snapshot's summary. PyIceberg's commits continue the totals.
+_TOTALS = (
+    *(snapshots.TOTAL_DATA_FILES, snapshots.TOTAL_DELETE_FILES, snapshots.TOTAL_RECORDS, snapshots.TOTAL_FILE_SIZE),
+    *(snapshots.TOTAL_POSITION_DELETES, snapshots.TOTAL_EQUALITY_DELETES),
+)
+_NUMBER = re.compile(r"-?\d+")
 # Version 1 has no sequence numbers, which the ledger needs. PyIceberg reads version 3, and does not write it.
 WRITTEN_VERSION = 2
 
@@ -89,11 +96,22 @@ class UnreadableTable(LakestreamError, Terminal):
                 "Correct what is named, or take away what PyIceberg does not know, such as a column of a newer type; "
                 "or land in another table."
             )
-        cause_text = " ".join(str(cause).partition("For further information")[0].split())[:_LONGEST]
+        cause_text = " ".join(str(_named(cause)).partition("For further information")[0].split())[:_LONGEST]
         super().__init__(
             f"{table}: {'a file of its metadata is gone' if gone else 'PyIceberg can not read its metadata'} "
             f"({cause_text}). Nothing was read or changed. {remedy}"
         )
+
+
+# Keys whose values PyIceberg takes for objects, by the attribute that it asks for.
+_OBJECTS = {"items": "properties", "get": "sort-orders"}
+
+
+def _named(cause: Exception) -> object:
+    """Return the cause, or for a value that PyIceberg took for an object, the key and the value."""
+    if not isinstance(cause, AttributeError) or cause.name not in _OBJECTS:
+        return cause
+    return f"{_OBJECTS[cause.name]}: {json.dumps(cause.obj, default=str)} where an object belongs"
 
 
 class NoTableId(LakestreamError, Terminal):
@@ -242,8 +260,12 @@ def _contradiction(metadata: TableMetadata) -> str:
     ids = Counter(field.field_id for _, field in _fields(metadata.schema().as_struct()))
     if len(ids) < ids.total():
         return f"several columns have the id {ids.most_common(1)[0][0]}"
+    if min(ids, default=0) < 0:
+        return f"a column has the id {min(ids)}"
     if max(ids, default=0) > metadata.last_column_id:
         return f"last-column-id is {metadata.last_column_id}, and a column has the id {max(ids)}"
+    if metadata.default_sort_order_id not in [order.order_id for order in metadata.sort_orders]:
+        return f"default-sort-order-id is {metadata.default_sort_order_id}, and sort-orders has no such order"
     at = (head_of(metadata), *(ref.snapshot_id for ref in metadata.refs.values()))
     if gone := [one for one in at if one is not None and metadata.snapshot_by_id(one) is None]:
         return f"a branch or a tag is at the snapshot {gone[0]}, which is not there"
@@ -251,7 +273,15 @@ def _contradiction(metadata: TableMetadata) -> str:
     # Version 1 has no sequence numbers.
     if metadata.format_version > 1 and highest > (last := metadata.next_sequence_number() - 1):
         return f"last-sequence-number is {last}, and a snapshot has {highest}"
-    return ""
+    return _odd_total(metadata)
+
+
+def _odd_total(metadata: TableMetadata) -> str:
+    """Return a total in the head's summary that is not a number, or an empty text: PyIceberg adds to each total."""
+    head = metadata.current_snapshot()
+    found = head.summary.additional_properties if head and head.summary else {}
+    odd = [name for name in _TOTALS if found.get(name) and not _NUMBER.fullmatch(str(found[name]))]
+    return f"{odd[0]} in the summary of snapshot {metadata.current_snapshot_id} is {found[odd[0]]!r}" if odd else ""
 
 
 def _fields(kind: IcebergType, path: str = "") -> Iterator[tuple[str, NestedField]]:

@@ -23,6 +23,23 @@ MENDS = (
         "tests/unit/cdc/test_truncations.py::test_a_row_that_is_created_anew_after_a_truncation_stops_no_mirror",
     ),
     CrossingMutant(
+        "a truncation that is taken for an event of its transaction like any other",
+        "airflow_lakestream/cdc/keys/order.py",
+        'start = len(ops) - ops[::-1].index("t") if "t" in ops else 0',
+        "start = 0",
+        "units",
+        "tests/unit/cdc/test_keys.py"
+        "::test_a_row_from_before_a_truncation_of_its_transaction_is_no_second_row_of_the_key",
+    ),
+    CrossingMutant(
+        "rows behind a truncation of their transaction that nobody follows",
+        "airflow_lakestream/cdc/keys/order.py",
+        "enumerate(ops[start:], start)",
+        "enumerate(ops[len(ops) if start else 0 :], start)",
+        "units",
+        "tests/unit/cdc/test_keys.py::test_the_row_behind_a_truncation_of_its_transaction_stays_if_its_twin_is_deleted",
+    ),
+    CrossingMutant(
         "a column that was dropped and added again, and is not called stale",
         "airflow_lakestream/core/source_types.py",
         "self.there[1] > dropped",

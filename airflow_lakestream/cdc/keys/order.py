@@ -235,14 +235,13 @@ class _KeySettlement:
     def _follow(self, group: Places) -> _KeyState:
         part = self.rows.take(pa.array(group))
         ops, values, positions = part[OP].to_pylist(), images(part, self.columns), part[POSITION].to_pylist()
+        # If deleted rows stay, a truncation is an event of each key with a row: no row from before it remains.
+        start = len(ops) - ops[::-1].index("t") if "t" in ops else 0
         # An update or deletion that comes first is about the existing row.
-        found = _KeyState(may_be_old=ops[0] == "c")
-        # Where deleted rows stay, a truncation is an event of each key with a row; no row from before it remains.
-        if "t" in ops:
-            return _KeyState(may_be_old=False)
+        found = _KeyState(may_be_old=not start and ops[0] == "c")
         live, seen = found.live, set[tuple[int, str]]()
         has_old_values = _transactions(part)[0].as_py() in self.deleted_values.with_values
-        for number, op in enumerate(ops):
+        for number, op in enumerate(ops[start:], start):
             # An event sent twice happened once.
             if positions[number] and (positions[number], op) in seen:
                 continue

@@ -34,19 +34,26 @@ def by_id(rows: list[Row], name: str = "id") -> list[Row]:
     return sorted(rows, key=lambda row: row[name])
 
 
-def play(source: Source, rows: list[Row], random: Random, *, twice: bool = True) -> tuple[list[Record], bool]:
+def play(
+    source: Source, rows: list[Row], random: Random, *, twice: bool = True, truncates: bool = False
+) -> tuple[list[Record], bool]:
     """Make one transaction, in which a key may be there twice; return its events, none where it is rolled back.
 
     Also returns whether a row was updated while its key was there twice: which of the two it was, nothing tells.
 
     :param twice: whether rows are inserted with a key that is there.
+    :param truncates: whether the table is truncated, too.
     """
+    kinds = ["insert", "delete", "update", "move", "shift", "swap", *(["truncate"] if truncates else [])]
     kept, events, is_open = [dict(row) for row in rows], list[Record](), False
     source.begin()
     for _ in range(random.randint(1, 4)):
-        kind = random.choice(["insert", "delete", "update", "move", "shift", "swap"])
+        kind = random.choice(kinds)
         value = random.choice("ab")
-        if kind == "insert" or not kept:
+        if kind == "truncate":
+            kept.clear()
+            events.append(source.event("t", None, None))
+        elif kind == "insert" or not kept:
             free = [key for key in range(5) if twice or key not in {row["id"] for row in kept}]
             if not free:
                 continue
@@ -75,13 +82,13 @@ def play(source: Source, rows: list[Row], random: Random, *, twice: bool = True)
 
 
 @settings(max_examples=settings.get_profile(settings.get_current_profile_name()).max_examples // 4, deadline=None)
-@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans(), st.sampled_from([0, 2]))
+@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from([0, 2]))
 # An update of the row from before, which is then deleted: a row that came in between stays.
-@example(1442, False, False, False, 0)
+@example(1442, False, False, False, False, 0)
 # A deletion of the key zero that is sent again, after a row was inserted anew: the table marks deleted rows.
-@example(230, True, False, False, 0)
+@example(230, True, False, False, False, 0)
 def test_rows_of_one_key_within_a_transaction(
-    seed: int, soft_delete: bool, is_keyless: bool, cuts: bool, executors: int
+    seed: int, soft_delete: bool, is_keyless: bool, truncates: bool, cuts: bool, executors: int
 ) -> None:
     random, may_stop = Random(seed), cuts
     source, rows, sent = Source(key=() if is_keyless else ("id",)), list[Row](), list[list[Record]]()
@@ -90,7 +97,7 @@ def test_rows_of_one_key_within_a_transaction(
         for _ in range(random.randint(1, 4)):
             records: list[Record] = []
             for _ in range(random.randint(1, 3)):
-                events, is_open = play(source, rows, random, twice=not cuts)
+                events, is_open = play(source, rows, random, twice=not cuts, truncates=truncates)
                 sent.append(events)
                 records += events
                 may_stop |= is_open
@@ -189,6 +196,17 @@ def test_a_row_from_before_a_truncation_of_its_transaction_is_no_second_row_of_t
     assert by_id(follower.rows())[:1] == [[one], [], [other], []][ends - 1]
     follower.land(transaction[ends:])
     assert follower.rows() == []
+
+
+def test_the_row_behind_a_truncation_of_its_transaction_stays_if_its_twin_is_deleted(follower: Follower) -> None:
+    source = Source()
+    follower.settings = {"soft_delete": True}
+    follower.land(orders(source, 2))
+    one, twin, other = ({"id": 1, "u": 11, "v": value} for value in ("a", "b", "c"))
+    source.begin()
+    cut = [*source.change(None, one), source.event("t", None, None)]
+    follower.land([*cut, *source.change(None, twin), *source.change(None, other), *source.change(twin, None)])
+    assert follower.rows() == [other]
 
 
 @pytest.mark.parametrize("key", [None, ["id"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from airflow_lakestream.delta import files
 from airflow_lakestream.delta.protocol import UnfitTable
@@ -19,7 +22,7 @@ from airflow_lakestream.stores.object_store import PlaceNotWritable
 from airflow_lakestream.tables import sink
 from airflow_lakestream.tables.row_buffer import TableNotWritable
 from tests.support.given_records import GivenLake
-from tests.support.odd_tables import EXTRACT, KINDS, Kind, assert_landed, assert_refused
+from tests.support.odd_tables import EXTRACT, KINDS, Kind, assert_landed, assert_refused, land_or_refuse, make_odd
 
 Action = dict[str, Any]
 # Changes a table's folder. What it returns is written as the next version.
@@ -160,6 +163,12 @@ REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
         "was cut, or damaged",
     ),
     "a file without a size": (lambda _: [{"add": {"path": "x.parquet"}}], UnfitTable, r"can't read it: .*'add'"),
+    "a transaction without a number": (
+        lambda _: [{"txn": {"appId": "x", "version": True}}],
+        UnfitTable,
+        r"can't read it: .*'version': expected primitive got true",
+    ),
+    "a transaction that is a text": (lambda _: [{"txn": "x"}], UnfitTable, r"can't read it: .*'txn': expected"),
     "a file without a path": (lambda _: [{"add": {"size": 5}}], UnfitTable, r"can't read it: .*path"),
 }
 # With the number of rows that the table has afterwards.
@@ -211,6 +220,13 @@ def test_a_place_that_takes_no_files_is_refused_by_the_tables_name(tmp_path: Pat
 def test_a_table_that_can_be_landed_in_is(tmp_path: Path, case: str) -> None:
     change, rows = LANDED[case]
     assert_landed(changed(tmp_path, change), rows)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_an_odd_part_of_a_version_is_landed_with_or_refused_by_name(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        land_or_refuse(changed(Path(folder), first_version(lambda actions: make_odd(data.draw, actions))))
 
 
 @pytest.mark.parametrize("schema", ["v int, w int", None], ids=["there", "new"])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from airflow_lakestream.audit.run import load
 from airflow_lakestream.decode.metadata import metadata_schema
@@ -25,7 +28,7 @@ from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.row_buffer import TableNotWritable
 from airflow_lakestream.watching.streams.landings import IcebergStreams
 from tests.support.given_records import GivenLake
-from tests.support.odd_tables import EXTRACT, KINDS, Kind, assert_landed, assert_refused
+from tests.support.odd_tables import EXTRACT, KINDS, Kind, assert_landed, assert_refused, land_or_refuse, make_odd
 
 Metadata = dict[str, Any]
 # Changes a table's metadata, or returns what its file is to hold instead.
@@ -96,13 +99,21 @@ def in_snapshots(**values: object) -> Change:
 UNREADABLE = r"^lake\.events: PyIceberg can not read its metadata \("
 NOT_WRITABLE = r"^lake\.events: no file can be written below "
 REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
-    "buckets without a number": (partitioned(transform="bucket[]"), UnreadableTable, UNREADABLE),
+    "buckets without a number": (
+        partitioned(transform="bucket[]"),
+        UnreadableTable,
+        rf"{UNREADABLE}Could not match bucket\[\]",
+    ),
     "a transform of two columns": (
         partitioned(source_id=None, source_ids=[1, 2]),
         UnreadableTable,
         rf"{UNREADABLE}.*Multi argument transforms",
     ),
-    "a partition without a column": (partitioned(source_id=None), UnreadableTable, UNREADABLE),
+    "a partition without a column": (
+        partitioned(source_id=None),
+        UnreadableTable,
+        rf"{UNREADABLE}.*fields\.0\.source-id Field required",
+    ),
     "no bucket": (partitioned(transform="bucket[0]"), TableNotWritable, r"^lake\.events: no file can be made"),
     "a truncation to nothing": (
         partitioned(transform="truncate[0]"),
@@ -111,6 +122,17 @@ REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
     ),
     "no such spec": (having(default_spec_id=7), UnreadableTable, rf"{UNREADABLE}default-spec-id 7"),
     "no such order": (having(default_sort_order_id=7), UnreadableTable, rf"{UNREADABLE}default-sort-order-id 7"),
+    "no orders": (having(sort_orders=[]), UnreadableTable, rf"{UNREADABLE}default-sort-order-id is 0, and"),
+    "orders that are not there": (
+        without("sort-orders"),
+        UnreadableTable,
+        rf"{UNREADABLE}default-sort-order-id is 0, and",
+    ),
+    "an order that is null": (
+        having(sort_orders=[{"order-id": 0, "fields": [None]}]),
+        UnreadableTable,
+        rf"{UNREADABLE}sort-orders: null where an object",
+    ),
     "no such schema": (having(current_schema_id=7), UnreadableTable, rf"{UNREADABLE}current-schema-id 7"),
     "version 1": (
         lambda metadata: metadata.update({"format-version": 1, "schema": metadata["schemas"][0], "partition-spec": []}),
@@ -119,7 +141,11 @@ REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
     ),
     "version 3": (having(format_version=3, next_row_id=0), FormatVersionTooNew, r"format version 3"),
     "version 4": (having(format_version=4), UnreadableTable, rf"{UNREADABLE}.*'4'"),
-    "a version that is none": (having(format_version="x"), UnreadableTable, UNREADABLE),
+    "a version that is none": (
+        having(format_version="x"),
+        UnreadableTable,
+        rf"{UNREADABLE}.*Input tag 'x' found using 'format_version'",
+    ),
     "a type that nobody knows": (with_column(type="whatever"), UnreadableTable, rf"{UNREADABLE}.*'whatever'"),
     "a variant": (with_column(type="variant"), UnreadableTable, rf"{UNREADABLE}.*'variant'"),
     "nanoseconds": (with_column(type="timestamp_ns"), InvalidArgument, r"column 'x' has the type timestamp_ns"),
@@ -132,8 +158,8 @@ REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
         rf"{UNREADABLE}.*multiple fields for name w",
     ),
     "no place": (without("location"), UnreadableTable, rf"{UNREADABLE}.*location"),
-    "no properties": (having(properties=None), UnreadableTable, UNREADABLE),
-    "properties that are a list": (having(properties=[]), UnreadableTable, UNREADABLE),
+    "no properties": (having(properties=None), UnreadableTable, rf"{UNREADABLE}properties: null where an object"),
+    "properties that are a list": (having(properties=[]), UnreadableTable, rf"{UNREADABLE}properties: \[\] where an"),
     "a property without a value": (having(properties={"a": None}), UnreadableTable, rf"{UNREADABLE}.*properties"),
     "no id": (without("table-uuid"), NoTableId, r"^lake\.events: its metadata have no table-uuid.*Register"),
     "an id that is null": (having(table_uuid=None), UnreadableTable, rf"{UNREADABLE}.*table-uuid"),
@@ -162,38 +188,64 @@ REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
     "a place of an unknown store": (having(location="nowhere://bucket/t"), PlaceNotWritable, NOT_WRITABLE),
     "data below a file": (placed(write_data_path="{there}/metadata/file/t"), PlaceNotWritable, NOT_WRITABLE),
     "metadata of an unknown store": (placed(write_metadata_path="nowhere://b/t"), PlaceNotWritable, NOT_WRITABLE),
-    "no schemas": (having(schemas=[]), UnreadableTable, UNREADABLE),
-    "schemas that are null": (having(schemas=None), UnreadableTable, UNREADABLE),
-    "a column without an id": (with_column(id=None), UnreadableTable, UNREADABLE),
+    "no schemas": (having(schemas=[]), UnreadableTable, rf"{UNREADABLE}current-schema-id 0"),
+    "schemas that are null": (
+        having(schemas=None),
+        UnreadableTable,
+        rf"{UNREADABLE}.*schemas Input should be a valid array",
+    ),
+    "a column without an id": (with_column(id=None), UnreadableTable, rf"{UNREADABLE}.*fields\.6\.id Input should be"),
     "an id that two columns have": (with_column(id=2), UnreadableTable, rf"{UNREADABLE}several columns have the id 2"),
     "an id that a part of a column has": (
         with_column(type={"type": "list", "element-id": 2, "element-required": False, "element": "int"}),
         UnreadableTable,
         rf"{UNREADABLE}several columns have the id 2",
     ),
+    "an id below zero": (with_column(id=-1), UnreadableTable, rf"{UNREADABLE}a column has the id -1"),
+    "a total that is not a number": (
+        in_snapshots(summary={"operation": "append", "total-records": "many"}),
+        UnreadableTable,
+        rf"{UNREADABLE}total-records in the summary of snapshot \d+ is 'many'",
+    ),
     "a last id of a column that is too low": (
         having(last_column_id=1),
         UnreadableTable,
         rf"{UNREADABLE}last-column-id is 1, and a column has the id",
     ),
-    "no last id of a column": (without("last-column-id"), UnreadableTable, UNREADABLE),
-    "snapshots that are null": (having(snapshots=None), UnreadableTable, UNREADABLE),
-    "branches that are null": (having(refs=None), UnreadableTable, UNREADABLE),
+    "no last id of a column": (
+        without("last-column-id"),
+        UnreadableTable,
+        rf"{UNREADABLE}.*last-column-id Field required",
+    ),
+    "snapshots that are null": (having(snapshots=None), UnreadableTable, rf"{UNREADABLE}.*snapshots Input should be"),
+    "branches that are null": (having(refs=None), UnreadableTable, rf"{UNREADABLE}.*refs Input should be"),
     "a main that is nowhere": (
         lambda metadata: metadata["refs"]["main"].update({"snapshot-id": 7}),
         UnreadableTable,
         rf"{UNREADABLE}a branch or a tag is at the snapshot 7",
     ),
     "a snapshot that is not there": (having(snapshots=[]), UnreadableTable, rf"{UNREADABLE}a branch or a tag is at"),
-    "a snapshot without a list of manifests": (in_snapshots(manifest_list=None), UnreadableTable, UNREADABLE),
+    "a snapshot without a list of manifests": (
+        in_snapshots(manifest_list=None),
+        UnreadableTable,
+        rf"{UNREADABLE}.*manifest-list Input should",
+    ),
     "a last number that is too low": (
         having(last_sequence_number=0),
         UnreadableTable,
         rf"{UNREADABLE}last-sequence-number is 0, and a snapshot has 1",
     ),
-    "statistics that are null": (having(statistics=None), UnreadableTable, UNREADABLE),
-    "no specs": (having(partition_specs=[]), UnreadableTable, UNREADABLE),
-    "specs that are null": (having(partition_specs=None), UnreadableTable, UNREADABLE),
+    "statistics that are null": (
+        having(statistics=None),
+        UnreadableTable,
+        rf"{UNREADABLE}.*statistics Input should be",
+    ),
+    "no specs": (having(partition_specs=[]), UnreadableTable, rf"{UNREADABLE}default-spec-id 0"),
+    "specs that are null": (
+        having(partition_specs=None),
+        UnreadableTable,
+        rf"{UNREADABLE}.*partition-specs Input should be",
+    ),
     "a partition of a column that is gone": (
         partitioned(source_id=77),
         InvalidArgument,
@@ -226,24 +278,40 @@ REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
         InvalidArgument,
         r"lake\.events is sorted by a dropped column \(77\).*WRITE UNORDERED",
     ),
-    "a version in quotes": (having(format_version="2"), UnreadableTable, UNREADABLE),
-    "no version": (without("format-version"), UnreadableTable, UNREADABLE),
-    "metadata that are empty": (lambda _: "", UnreadableTable, UNREADABLE),
+    "a version in quotes": (having(format_version="2"), UnreadableTable, rf"{UNREADABLE}.*Input tag '2' found"),
+    "no version": (
+        without("format-version"),
+        UnreadableTable,
+        rf"{UNREADABLE}.*Unable to extract tag .*'format-version'",
+    ),
+    "metadata that are empty": (lambda _: "", UnreadableTable, rf"{UNREADABLE}.*EOF while parsing"),
     "metadata of another encoding": (
         lambda metadata: json.dumps(metadata).encode("utf-16"),
         UnreadableTable,
-        UNREADABLE,
+        rf"{UNREADABLE}'utf-8' codec can't decode",
     ),
-    "metadata that are zeroed": (lambda metadata: b"\0" * 500, UnreadableTable, UNREADABLE),
-    "metadata that are deep": (lambda _: "[" * 100_000, UnreadableTable, UNREADABLE),
+    "metadata that are zeroed": (
+        lambda metadata: b"\0" * 500,
+        UnreadableTable,
+        rf"{UNREADABLE}.*expected value at line 1 column 1",
+    ),
+    "metadata that are deep": (lambda _: "[" * 100_000, UnreadableTable, rf"{UNREADABLE}.*recursion limit exceeded"),
     "metadata that are packed and named as if not": (
         lambda metadata: gzip.compress(json.dumps(metadata).encode()),
         UnreadableTable,
-        UNREADABLE,
+        rf"{UNREADABLE}'utf-8' codec can't decode",
     ),
-    "metadata that are cut": (lambda metadata: json.dumps(metadata)[:300], UnreadableTable, UNREADABLE),
-    "metadata that are a page": (lambda _: "<html>", UnreadableTable, UNREADABLE),
-    "metadata that are a list": (lambda _: "[]", UnreadableTable, UNREADABLE),
+    "metadata that are cut": (
+        lambda metadata: json.dumps(metadata)[:300],
+        UnreadableTable,
+        rf"{UNREADABLE}.*EOF while parsing",
+    ),
+    "metadata that are a page": (
+        lambda _: "<html>",
+        UnreadableTable,
+        rf"{UNREADABLE}.*expected value at line 1 column 1",
+    ),
+    "metadata that are a list": (lambda _: "[]", UnreadableTable, rf"{UNREADABLE}.*Input should be an object"),
 }
 # With the number of rows that the table has afterwards.
 LANDED: dict[str, tuple[Change, int]] = {
@@ -309,6 +377,17 @@ def test_a_table_that_can_be_landed_in_is(tmp_path: Path, case: str) -> None:
     (change, rows), lake = LANDED[case], landed(tmp_path)
     with changed(lake, change):
         assert_landed(lake, rows)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_an_odd_part_of_the_metadata_is_landed_with_or_refused_by_name(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lake = landed(Path(folder))
+        metadata = json.loads(metadata_file(lake).read_text())
+        make_odd(data.draw, metadata)
+        with changed(lake, lambda _: json.dumps(metadata)):
+            land_or_refuse(lake)
 
 
 def test_a_table_whose_metadata_are_gone_is_refused_by_its_name(tmp_path: Path) -> None:
