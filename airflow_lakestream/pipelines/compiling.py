@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args, get_origin
 
@@ -128,14 +129,15 @@ def _problem(document: YamlDocument, error: Any) -> FileProblem:
         return document.problem(path, f"{name}: there is no such key.{_nearest(error['loc'])}")
     if kind == "union_tag_not_found" and (typed := _near("type", error["input"])):
         return _misspelt(document, (*error["loc"], typed), "type")
-    context = {"expected": None, "known": ", ".join(_tags(error["loc"])), **error.get("ctx", {})}
+    context = {"expected": "", "known": ", ".join(_tags(error["loc"])), **error.get("ctx", {})}
     sample = _SAMPLES.get(kind)
     text = (
         sample.format(input=repr(error["input"]), **context)
         if sample
         else error["msg"].removeprefix("Value error, ") + "."
     )
-    return document.problem(path, f"{name}: {text}")
+    near = _near(error["input"], re.findall(r"'([^']+)'", context["expected"]))
+    return document.problem(path, f"{name}: {text}" + (f" Did you mean {near!r}?" if near else ""))
 
 
 def _in_file(document: YamlDocument, found: tuple[str | int, ...]) -> Path:
