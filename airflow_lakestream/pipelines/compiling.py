@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from airflow_lakestream.config.literals import OF_MIRROR, check_literals
 from airflow_lakestream.core.policies import TableFormat, ValueFormat
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes import DEFAULT, LakeCapability, lake_named
 from airflow_lakestream.pipelines.compiled import (
     MIRROR_MODES,
     CompiledPipeline,
@@ -258,7 +259,7 @@ def _landing(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Si
     ):
         if "consumer_group" not in landing.values:
             landing.add("consumer_group", group, path)
-    if sink.type == "delta":
+    if sink.type != DEFAULT.format:
         landing.add("table_format", sink.type, (*flow.sink_at, "type"))
     if not {str(source.format), str(source.key_format)} & set(_OF_REGISTRIES):
         # Documented: one line names the registry, and stays for any format.
@@ -320,8 +321,8 @@ def _maintenance(
         if upkeep.sinks is not None and landing.sink not in upkeep.sinks:
             continue
         found, table = ArgumentCollector(at), str(landing.arguments["table"])
-        is_delta = landing.table_format == TableFormat.DELTA
-        found.add("tables", [table] if is_delta else [table, f"{table}__*"], ("sinks", landing.sink, "table"))
+        has_patterns = LakeCapability.CATALOG in lake_named("type", landing.table_format).can
+        found.add("tables", [table, f"{table}__*"] if has_patterns else [table], ("sinks", landing.sink, "table"))
         for work, keys in _OF_WORKS.items():
             given = {name: getattr(upkeep, key) for key, name in keys.items() if getattr(upkeep, key) is not None}
             if (size := given.pop("options.target-file-size-bytes", None)) is not None:
@@ -341,4 +342,4 @@ def _function(name: str, usual: str) -> str:
 
 
 def _sink_connection(sink: PipelineSink) -> str:
-    return "iceberg_conn_id" if sink.type == "iceberg" else "storage_conn_id"
+    return lake_named("type", sink.type).connection
