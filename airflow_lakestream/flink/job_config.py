@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from airflow_lakestream.driver.lease_record import fingerprint_of
@@ -86,8 +85,3 @@ class JobConfig(AppSettings):
     def manager_address(self) -> FlinkAddress:
         """The address of the JobManager."""
         return FlinkAddress(**self.manager)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values, secrets included."""
-        loaded: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return loaded
