@@ -59,7 +59,7 @@ _BELONGS_TO = {
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSettings:
-    """Settings of a stream, whatever engine decodes and writes: source, table, start, losses, checks."""
+    """Settings of a stream of any engine: source, table, start, losses, checks."""
 
     topic: str
     table: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -160,22 +160,13 @@ class FlinkConfig(StreamSettings, JobConfig):
         """The configuration of an extract with the same rows. Raises InvalidArgument."""
         decodes = not self.reads_texts
         return ExtractConfig(
-            topic=self.topic,
-            table=self.table,
-            consumer_group=self.consumer_group,
+            **{one.name: getattr(self, one.name) for one in fields(StreamSettings)},
             format=self.format,
             schema_registry=self.registry_config if decodes and self.registry else None,
             schema=(self.columns if decodes else self.schema) or None,
             sql=self.sql if self.is_common else None,
             sql_input=self.sql_input,
-            start_offset=self.start_offset,
-            start_timestamp=self.start_timestamp,
-            partition_by=self.partition_by,
-            table_properties=self.table_properties,
             on_error=self.on_error or OnError.REJECT,
-            max_rejected=self.max_rejected,
-            on_data_loss=self.on_data_loss,
-            checks=self.checks,
         )
 
     @property

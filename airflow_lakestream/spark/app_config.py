@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
+from functools import partial
 from typing import Any, Self
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.arguments import AVAILABLE_NOW as AVAILABLE_NOW
-from airflow_lakestream.config.arguments import check_keys, problem_of
+from airflow_lakestream.config.arguments import ParsedSetting, check_keys, problem_of
 from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
@@ -58,6 +59,10 @@ class AppConfig(AppSettings):
     storage: Mapping[str, str] = field(default_factory=dict)
     code: str = ""
 
+    seconds_between_batches = ParsedSetting("trigger", arguments.between_batches)
+    most_batches = ParsedSetting("max_batches", partial(arguments.count, unit="batches"))
+    most_offsets = ParsedSetting("max_offsets_per_trigger", partial(arguments.count, unit="offsets"))
+
     def __post_init__(self) -> None:
         check_app(self.app)
         self.check_sections("kafka", "landing", "storage")
@@ -99,21 +104,6 @@ class AppConfig(AppSettings):
     def is_query(self) -> bool:
         """Whether a streaming query lands; otherwise an interval or ranges are landed at once."""
         return str(self.landing.get("mode", ModeName.RESUME)) == ModeName.RESUME
-
-    @property
-    def seconds_between_batches(self) -> float | None:
-        """The seconds between the starts of two batches; None for "available_now"."""
-        return arguments.between_batches("trigger", self.trigger)
-
-    @property
-    def most_batches(self) -> int | None:
-        """The number of batches after which the query ends; None if unlimited."""
-        return arguments.count("max_batches", self.max_batches, "batches")
-
-    @property
-    def most_offsets(self) -> int | None:
-        """The most offsets of a batch; None if unlimited."""
-        return arguments.count("max_offsets_per_trigger", self.max_offsets_per_trigger, "offsets")
 
     @property
     def store_properties(self) -> dict[str, str]:

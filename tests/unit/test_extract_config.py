@@ -37,15 +37,19 @@ def test_the_defaults() -> None:
 def test_a_value_is_parsed_once_and_a_copy_of_the_configuration_parses_its_own() -> None:
     asked: list[object] = []
 
+    def parse(argument: str, value: object) -> float:
+        asked.append(value)
+        return seconds(argument, value)
+
     @dataclass(frozen=True)
     class Waiting:
         pause: str
-        pause_seconds = ParsedSetting("pause", lambda name, value: asked.append(value) or seconds(name, value))
+        pause_seconds = ParsedSetting("pause", parse)
 
     first = Waiting("5s")
     assert (first.pause_seconds, first.pause_seconds, asked) == (5.0, 5.0, ["5s"])
     assert (replace(first, pause="1m").pause_seconds, asked) == (60.0, ["5s", "1m"])
-    with pytest.raises(InvalidArgument, match="^pause: 'long'"):
+    with pytest.raises(InvalidArgument, match=r"^pause: 'long'"):
         _ = Waiting("long").pause_seconds
 
 
