@@ -42,7 +42,7 @@ USES: dict[LakeCapability, Callable[[], object]] = {
         task_id="emit", table=TABLE, since="2026-01-01T00:00:00Z"
     ),
     LakeCapability.COMPLETENESS: lambda: LandingEventTrigger(table=TABLE, kafka_conn_id="kafka_default"),
-    LakeCapability.FRESHNESS: lambda: make_check("freshness", {"table": TABLE, "max_age": "5m"}),
+    LakeCapability.FRESHNESS: lambda: make_check("freshness", {"table": TABLE, "iceberg_conn_id": "c", "max_age": 9}),
     LakeCapability.PUBLISH: lambda: FlinkConfig(**PLACES, topic="t", table=TABLE, consumer_group="g", catalog=CATALOG),
 }
 
