@@ -156,7 +156,9 @@ def compare_parsing(ref: str, clock: Clock) -> int:
 def parse(source: Path) -> tuple[float, float]:
     """Return the CPU seconds of the import and of the DAG, in a new process."""
     program = [sys.executable, str(CHECKOUT / "dev" / "bench" / "programs" / "parsing.py"), str(source)]
-    done = run_measured(program, {**os.environ, "PYTHONPATH": str(source)}, watch=False)
+    # Else a source whose code is not compiled would be compiled in each run.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = run_measured(program, {**env, "PYTHONPATH": str(source)}, watch=False)
     imported, parsed = done.output.strip().splitlines()[-1].split()
     return float(imported), float(parsed)
 
