@@ -7,6 +7,7 @@ operators read them, to let Airflow know whether a retry can help. Facts are att
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class Terminal:
@@ -30,12 +31,14 @@ class InvalidArgument(LakestreamError, Terminal, ValueError):
 
 
 class UnknownValue(InvalidArgument):
-    """A value outside the closed list of values of `argument`."""
+    """A value outside the closed list of values of `argument`; the text has the nearest value."""
 
     def __init__(self, argument: str, value: object, known: Iterable[str]) -> None:
         self.value = value
         self.known = tuple(known)
-        super().__init__(argument, f"{value!r} is not one of {', '.join(map(repr, self.known))}.")
+        near = get_close_matches(str(value).lower(), self.known, 1)
+        remedy = f"Did you mean {near[0]!r}?" if near else ""
+        super().__init__(argument, f"{value!r} is not one of {', '.join(map(repr, self.known))}.", remedy)
 
 
 # The package is not on PyPI: it is installed from a clone, or by a wheel as in docs/deploy.md.

@@ -34,6 +34,7 @@ class LakeCapability(StrEnum):
     COMPACT = "compactions after landings"
     PARTITIONS = "emitted partitions"
     COMPLETENESS = "looks for complete intervals"
+    FRESHNESS = "sensors of freshness"
     PUBLISH = "branches of an engine"
 
 
@@ -183,6 +184,7 @@ _ROWS = (
             LakeCapability.MAINTAIN: "`lakestream maintain` keeps it small.",
             LakeCapability.COMPACT: "`lakestream maintain`, or LakestreamMaintainOperator, compacts it.",
             LakeCapability.COMPLETENESS: "Leave it out.",
+            LakeCapability.FRESHNESS: "CheckpointLagSensor, or type: lag in a pipeline, takes max_batch_age.",
         },
         connection="storage_conn_id",
         apps=("kafka_to_delta", "cdc_to_delta"),

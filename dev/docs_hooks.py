@@ -13,7 +13,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
 from airflow_lakestream.config.engines import engines_table
-from airflow_lakestream.config.setting import MIRRORS, RecordMerge, Setting, SettingTaker
+from airflow_lakestream.config.setting import FIRST_VERSION, MIRRORS, RecordMerge, Setting, SettingTaker
 from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.core import policies, routing
 from airflow_lakestream.core.names import DEFAULT_METADATA
@@ -57,6 +57,7 @@ def _rows(taker: SettingTaker, up: str) -> Iterator[str]:
             text = re.sub(r"\]\((?=\w)", f"]({up}", one.markdown(taker)).replace("|", "\\|")
             default = one.mirrors_default if taker in MIRRORS else None
             yield f"| `{one.name}` | {default or one.default or defaults.get(one.name, '')} | {text} |"
+    yield f"\nAll are there since {FIRST_VERSION}, except where a row names a later version."
 
 
 def _refusals(taker: SettingTaker) -> Iterator[str]:

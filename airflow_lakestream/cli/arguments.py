@@ -36,6 +36,15 @@ def one_of(kind: type[StrEnum], but: str = "") -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
+def option_of(name: str, when: str = "") -> Any:
+    """Return the option of a setting, with the setting's documentation as the help.
+
+    :param name: the setting's name.
+    :param when: the beginning of the help.
+    """
+    return typer.Option(f"--{name.replace('_', '-')}", help=when + _help_of(SETTINGS[name]))
+
+
 def takes_decoding(when: str = "") -> Callable[[Command], Command]:
     """Give a command an option for each decoding argument.
 
@@ -46,8 +55,8 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
     """
 
     def option(name: str, kind: Any) -> inspect.Parameter:
-        info = typer.Option(f"--{name.replace('_', '-')}", help=when + _help_of(SETTINGS[name]))
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info])
+        annotation = Annotated[kind, option_of(name, when)]
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)

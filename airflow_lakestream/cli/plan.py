@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.arguments import one_of, takes_pipeline
+from airflow_lakestream.cli.arguments import option_of, takes_pipeline
 from airflow_lakestream.cli.connections import (
     AnyTable,
     GroupIfSeveral,
@@ -30,7 +30,6 @@ from airflow_lakestream.cli.connections import (
     report_text,
 )
 from airflow_lakestream.cli.preview import Servers, open_servers, without_logs
-from airflow_lakestream.core.policies import OnDataLoss, StartOffset
 from airflow_lakestream.core.printable import counted
 from airflow_lakestream.lakes import DEFAULT, LakeCapability, lake_of
 
@@ -95,23 +94,13 @@ class DryRun:
 @takes_pipeline
 def plan(
     table: AnyTable,
-    topic: Annotated[str, typer.Option("--topic", help="topic to land")],
+    topic: Annotated[str, option_of("topic")],
     group: GroupIfSeveral = None,
-    start_offset: Annotated[
-        str, typer.Option("--start-offset", help=f"where a first run begins: {one_of(StartOffset)}")
-    ] = "earliest",
-    start_timestamp: Annotated[
-        str | None, typer.Option("--start-timestamp", help="with timestamp: such as 2026-11-20T10:00Z")
-    ] = None,
-    max_records: Annotated[
-        str | None, typer.Option("--max-records", help="most records of a run; default: all")
-    ] = None,
-    max_batch_bytes: Annotated[
-        str, typer.Option("--max-batch-bytes", help="commit after this number of bytes of keys and values")
-    ] = "256MiB",
-    on_data_loss: Annotated[
-        str, typer.Option("--on-data-loss", help=f"of offsets that Kafka no longer has: {one_of(OnDataLoss)}")
-    ] = "fail",
+    start_offset: Annotated[str, option_of("start_offset")] = "earliest",
+    start_timestamp: Annotated[str | None, option_of("start_timestamp")] = None,
+    max_records: Annotated[str | None, option_of("max_records")] = None,
+    max_batch_bytes: Annotated[str, option_of("max_batch_bytes")] = "256MiB",
+    on_data_loss: Annotated[str, option_of("on_data_loss")] = "fail",
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     storage_conn: StorageConn = None,
@@ -202,9 +191,7 @@ def doctor(
         str | None, typer.Option("--checkpoint", help="with --engine spark: its checkpoint_location")
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="write nothing: no scratch table, no file")] = False,
-    schema_registry: Annotated[
-        str | None, typer.Option("--schema-registry", help="a URL, or an Airflow connection; default: kafka's")
-    ] = None,
+    schema_registry: Annotated[str | None, option_of("schema_registry")] = None,
     bootstrap_servers: Servers = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",

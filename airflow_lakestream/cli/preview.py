@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.arguments import one_of, takes_decoding, takes_pipeline
+from airflow_lakestream.cli.arguments import option_of, takes_decoding, takes_pipeline
 from airflow_lakestream.cli.connections import (
     Json,
     KafkaConn,
@@ -23,7 +23,6 @@ from airflow_lakestream.cli.connections import (
     open_registry,
     report_text,
 )
-from airflow_lakestream.core.policies import Tombstones
 from airflow_lakestream.core.printable import counted, printable
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -51,9 +50,7 @@ def preview(
     from_timestamp: Annotated[
         str | None, typer.Option("--from-timestamp", help="from a time on, such as 2026-11-20T10:00Z")
     ] = None,
-    tombstones: Annotated[
-        str, typer.Option("--tombstones", help=f"of records without a value: {one_of(Tombstones)}")
-    ] = "keep",
+    tombstones: Annotated[str, option_of("tombstones")] = "keep",
     bootstrap_servers: Servers = None,
     kafka_conn: KafkaConn = "kafka_default",
     as_json: Json = False,

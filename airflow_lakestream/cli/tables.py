@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.arguments import one_of, takes_decoding, takes_pipeline
+from airflow_lakestream.cli.arguments import option_of, takes_decoding, takes_pipeline
 from airflow_lakestream.cli.connections import (
     AnyTable,
     GroupIfSeveral,
@@ -27,7 +27,7 @@ from airflow_lakestream.cli.connections import (
     open_store_properties,
     report_text,
 )
-from airflow_lakestream.core.policies import SchemaEvolution, Tombstones, seconds, size_in_bytes
+from airflow_lakestream.core.policies import seconds, size_in_bytes
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of
@@ -53,17 +53,12 @@ def audit(
         bool,
         typer.Option("--repair", help="land missing rows and remove doubled ones, in one snapshot; implies --full"),
     ] = False,
-    tombstones: Annotated[
-        str | None, typer.Option("--tombstones", help="with --repair: keep (default), skip or reject")
-    ] = None,
+    tombstones: Annotated[str | None, option_of("tombstones", "with --repair: ")] = None,
     landing: Annotated[
         str | None,
         typer.Option("--landing", help="of a table by key or a fan-out: more arguments of its landing, as JSON"),
     ] = None,
-    on_data_loss: Annotated[
-        str | None,
-        typer.Option("--on-data-loss", help="with --repair, if Kafka no longer has rows: fail (default) or record"),
-    ] = None,
+    on_data_loss: Annotated[str | None, option_of("on_data_loss", "with --repair: ")] = None,
     as_json: Json = False,
     *,
     decoding: Mapping[str, Any],
@@ -265,13 +260,8 @@ def replay(
     stage: Stage = None,
     reason: Reason = None,
     limit: Annotated[int | None, typer.Option("--limit", help="most records; default: all")] = None,
-    schema_evolution: Annotated[
-        str | None,
-        typer.Option("--schema-evolution", help=f"how far the table may be changed: {one_of(SchemaEvolution)}"),
-    ] = None,
-    tombstones: Annotated[
-        str | None, typer.Option("--tombstones", help=f"of records without a value: {one_of(Tombstones)}")
-    ] = None,
+    schema_evolution: Annotated[str | None, option_of("schema_evolution")] = None,
+    tombstones: Annotated[str | None, option_of("tombstones")] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     storage_conn: StorageConn = None,
@@ -351,9 +341,7 @@ def resnapshot(
             "--schema", help="columns as DDL, with types that the app was configured with: 'amount decimal(12, 2)'"
         ),
     ] = None,
-    schema_registry: Annotated[
-        str | None, typer.Option("--schema-registry", help="a URL, or an Airflow connection; default: kafka's")
-    ] = None,
+    schema_registry: Annotated[str | None, option_of("schema_registry")] = None,
     landing: Annotated[
         str | None, typer.Option("--landing", help="further arguments of the app's landing, as a JSON object")
     ] = None,

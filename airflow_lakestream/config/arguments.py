@@ -9,22 +9,43 @@ import difflib
 import json
 import re
 from calendar import timegm
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from enum import StrEnum
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import pendulum
 
 from airflow_lakestream.core.bad_records import RejectLimit
-from airflow_lakestream.core.policies import OF_INPUT, is_given, seconds
+from airflow_lakestream.core.policies import OF_INPUT, choose, is_given, seconds
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
+
+Value = TypeVar("Value")
+Choice = TypeVar("Choice", bound=StrEnum)
 
 AVAILABLE_NOW = "available_now"
 ALL, OFF = "all", "off"
 # Milliseconds since 1970.
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
 _TIMES = "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
+
+
+class ParsedSetting(cached_property[Value]):
+    """Typed value of a configuration's field, parsed at the first read and kept.
+
+    :param name: the field's name.
+    :param parse: takes the name and the value as given; raises InvalidArgument.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str, Any], Value]) -> None:
+        super().__init__(lambda config: parse(name, getattr(config, name)))
+
+
+def chosen(kind: type[Choice], name: str) -> ParsedSetting[Choice]:
+    """Return the parsed value of a field with a few choices."""
+    return ParsedSetting(name, partial(choose, kind))
 
 
 def as_text(argument: str, annotation: str, value: object) -> object:
@@ -163,6 +184,11 @@ def items(argument: str, value: object) -> tuple[str, ...] | None:
     if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
         raise InvalidArgument(argument, f"{value!r} is not a list of texts.", 'Write ["first", "second"].')
     return tuple(items)
+
+
+def names_in(argument: str, value: object) -> tuple[str, ...]:
+    """Return texts as `items` does; empty if not given."""
+    return items(argument, value) or ()
 
 
 def schemas(argument: str, value: object) -> tuple[str, ...] | None:

@@ -71,13 +71,13 @@ class FrameConfig(ExtractConfig):
             raise InvalidArgument(
                 "transform", f"does not go with {given}.", "Let the one function do what the other does."
             )
-        if (mode := choose(ModeName, "mode", self.mode)) is not ModeName.RESUME:
+        if (mode := self.run_mode) is not ModeName.RESUME:
             problem = f'"{mode}" does not go with {given}: a state knows no order but that of the stream.'
             raise InvalidArgument("mode", problem, "Leave it out.")
         if is_pattern(self.topic):
             problem = f"{self.topic!r} is a regex, which does not go with {given}: a checkpoint's state is one topic's."
             raise InvalidArgument("topic", problem, "Name one topic for each task.")
-        if choose(OnDataLoss, "on_data_loss", self.on_data_loss) is not OnDataLoss.FAIL:
+        if self.loss_policy is not OnDataLoss.FAIL:
             problem = (
                 f'"{self.on_data_loss}" does not go with {given}: it is unknown which records its state lacks then.'
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -58,24 +58,49 @@ _BELONGS_TO = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractConfig(DecodingSettings):
+class StreamSettings:
+    """Settings of a stream of any engine: source, table, start, losses, checks."""
+
+    topic: str
+    table: str
+    consumer_group: str
+    start_offset: str = StartOffset.EARLIEST
+    start_timestamp: str | int | datetime | None = None
+    max_rejected: int | float | str | None = None
+    partition_by: Sequence[str] | str | None = None
+    table_properties: Mapping[str, str] = field(default_factory=dict)
+    on_data_loss: str = OnDataLoss.FAIL
+    checks: Mapping[str, Any] | None = None
+
+    loss_policy = arguments.chosen(OnDataLoss, "on_data_loss")
+    partitioning = arguments.ParsedSetting("partition_by", arguments.items)
+    properties = arguments.ParsedSetting("table_properties", lambda _, value: arguments.properties(value))
+
+    @cached_property
+    def start(self) -> StartAt:
+        """Start of the group's first resume."""
+        offset = choose(StartOffset, "start_offset", self.start_offset)
+        if (offset is StartOffset.TIMESTAMP) != is_given(self.start_timestamp):
+            raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
+        if offset is not StartOffset.TIMESTAMP:
+            return StartAt(offset)
+        return StartAt(offset, arguments.milliseconds("start_timestamp", self.start_timestamp))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractConfig(DecodingSettings, StreamSettings):
     """All settings of a landing by the extract path; `KafkaExtractOperator` explains each setting.
 
     Takes values as users and templates write them (numbers as text, durations as "60s"), and raises InvalidArgument
     naming the argument. Checks that need the topic or the table come later, when these are read.
     """
 
-    topic: str
-    table: str
-    consumer_group: str
     table_format: str = TableFormat.ICEBERG
     mode: str = ModeName.RESUME
     interval_start: str | int | datetime | None = None
     interval_end: str | int | datetime | None = None
     ranges: str | Sequence[Sequence[int]] | None = None
     replace: bool | str = False
-    start_offset: str = StartOffset.EARLIEST
-    start_timestamp: str | int | datetime | None = None
     max_records: int | str | None = None
     max_batch_bytes: int | str = "256MiB"
     max_bytes_per_second: int | str | None = None
@@ -84,20 +109,21 @@ class ExtractConfig(DecodingSettings):
     idle_timeout: float | str = 0
     schema_evolution: str = SchemaEvolution.NONE
     on_error: str = OnError.REJECT
-    max_rejected: int | float | str | None = None
     tombstones: str | None = Tombstones.KEEP
     metadata_columns: Sequence[str] = DEFAULT_METADATA
-    partition_by: Sequence[str] | str | None = None
     sort_order: Sequence[str] | str | None = None
-    table_properties: Mapping[str, str] = field(default_factory=dict)
     maintain: str | None = None
     new_tables: str = NewTables.FAIL
     max_tables: int | str = 100
     home_table: str | None = None
-    on_data_loss: str = OnDataLoss.FAIL
     allow_group_overlap: bool | str = False
     parallelism: int | str | None = None
-    checks: Mapping[str, Any] | None = None
+
+    run_mode = arguments.chosen(ModeName, "mode")
+    error_policy = arguments.chosen(OnError, "on_error")
+    unknown_policy = arguments.chosen(UnknownFields, "unknown_fields")
+    poll_seconds = arguments.ParsedSetting("poll_timeout", arguments.positive_seconds)
+    overlaps = arguments.ParsedSetting("allow_group_overlap", arguments.flag)
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -107,11 +133,9 @@ class ExtractConfig(DecodingSettings):
         check_group(self.consumer_group)
         self._check_payload()
         _ = self.fan_out, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
-        _ = self.processes, self.overlaps, self.maintain_mode
+        _ = self.processes, self.overlaps, self.maintain_mode, self.loss_policy, self.error_policy
         self.lake.check_design(self.table_design)
         _ = self.auditor
-        choose(OnDataLoss, "on_data_loss", self.on_data_loss)
-        choose(OnError, "on_error", self.on_error)
         _ = self.tombstone_policy
 
     @property
@@ -220,7 +244,7 @@ class ExtractConfig(DecodingSettings):
     @property
     def coverage(self) -> RunMode:
         """Mode of the run. The mode decides about the covered offsets."""
-        mode = choose(ModeName, "mode", self.mode)
+        mode = self.run_mode
         for argument, owner in _BELONGS_TO.items():
             if mode is not owner and is_given(getattr(self, argument)):
                 raise InvalidArgument(argument, f'goes with mode="{owner}"; the mode is "{mode}".')
@@ -241,7 +265,7 @@ class ExtractConfig(DecodingSettings):
         replaces = arguments.flag("replace", self.replace)
         if replaces and self.template.by_record:
             raise InvalidArgument("replace", f"does not go with {self.table!r}, a table that records choose.")
-        if replaces and choose(ModeName, "mode", self.mode) is ModeName.RESUME:
+        if replaces and self.run_mode is ModeName.RESUME:
             raise InvalidArgument("replace", 'goes with mode="interval" or "ranges", which set what to replace.')
         if replaces and is_given(self.max_records):
             raise InvalidArgument("max_records", "can't limit a replacement, which is one snapshot.", "Leave it out.")
@@ -260,7 +284,7 @@ class ExtractConfig(DecodingSettings):
     def limits(self) -> RunLimits:
         """Limits of the run: for each commit, and for the end."""
         idle_timeout = seconds("idle_timeout", self.idle_timeout)
-        if idle_timeout and choose(ModeName, "mode", self.mode) is not ModeName.RESUME:
+        if idle_timeout and self.run_mode is not ModeName.RESUME:
             raise InvalidArgument("idle_timeout", 'goes with mode="resume": the other modes have their own end.')
         if idle_timeout and is_pattern(self.topic):
             raise InvalidArgument("idle_timeout", "can't follow the topics of a regex, which are landed in turn.")
@@ -275,7 +299,7 @@ class ExtractConfig(DecodingSettings):
     def _max_rejected(self) -> RejectLimit:
         if not is_given(self.max_rejected):
             return USUAL
-        if choose(OnError, "on_error", self.on_error) is OnError.FAIL:
+        if self.error_policy is OnError.FAIL:
             raise InvalidArgument(
                 "max_rejected", 'goes with on_error="reject" or "skip"; with "fail" the first bad record fails the run.'
             )
@@ -285,11 +309,6 @@ class ExtractConfig(DecodingSettings):
     def auditor(self) -> RowChecker | None:
         """Auditor of the rows before the commit, or None without checks. Raises InvalidArgument."""
         return auditor_of({**vars(self), "table": self.template.text, "table_format": self.lake.format})
-
-    @property
-    def poll_seconds(self) -> float:
-        """Seconds without records from a partition until the run counts as stalled."""
-        return arguments.positive_seconds("poll_timeout", self.poll_timeout)
 
     @property
     def bytes_per_second(self) -> int | None:
@@ -308,15 +327,10 @@ class ExtractConfig(DecodingSettings):
         return found if self.bytes_per_second is None else 1
 
     @property
-    def overlaps(self) -> bool:
-        """Whether to land records already in another group's ledger on the table."""
-        return arguments.flag("allow_group_overlap", self.allow_group_overlap)
-
-    @property
     def maintain_mode(self) -> MaintainMode | None:
         """Whether the run compacts the table; None if the table's property decides."""
         mode = choose(MaintainMode, "maintain", self.maintain) if is_given(self.maintain) else None
-        wanted, argument = mode or arguments.properties(self.table_properties).get(MAINTAIN), "maintain"
+        wanted, argument = mode or self.properties.get(MAINTAIN), "maintain"
         if wanted != MaintainMode.AUTO:
             return mode
         if mode is None:
@@ -326,16 +340,6 @@ class ExtractConfig(DecodingSettings):
             problem = f"a run does not compact {self.table!r}, tables that records choose."
             raise InvalidArgument(argument, problem, "Use LakestreamMaintainOperator.")
         return mode
-
-    @property
-    def start(self) -> StartAt:
-        """Start of the group's first resume."""
-        offset = choose(StartOffset, "start_offset", self.start_offset)
-        if (offset is StartOffset.TIMESTAMP) != is_given(self.start_timestamp):
-            raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
-        if offset is not StartOffset.TIMESTAMP:
-            return StartAt(offset)
-        return StartAt(offset, arguments.milliseconds("start_timestamp", self.start_timestamp))
 
     @property
     def lake(self) -> LakeFormat:
@@ -358,19 +362,17 @@ class ExtractConfig(DecodingSettings):
     @property
     def design(self) -> TableDesign:
         """Design for creating a missing table, and for checking an existing table."""
-        unknown = choose(UnknownFields, "unknown_fields", self.unknown_fields)
-        rescues, payload = unknown is UnknownFields.RESCUE, self._given_schema
-        properties = arguments.properties(self.table_properties)
-        check_properties(properties)
+        rescues, payload = self.unknown_policy is UnknownFields.RESCUE, self._given_schema
+        check_properties(self.properties)
         design = TableDesign(
             metadata=metadata_schema(self.metadata_columns),
             schema=with_rescued(payload) if rescues and payload is not None else payload,
-            partition_by=arguments.items("partition_by", self.partition_by),
+            partition_by=self.partitioning,
             sort_order=arguments.items("sort_order", self.sort_order),
-            properties=properties,
+            properties=self.properties,
             evolution=choose(SchemaEvolution, "schema_evolution", self.schema_evolution),
             rescues=rescues,
-            grows=unknown is UnknownFields.EVOLVE,
+            grows=self.unknown_policy is UnknownFields.EVOLVE,
             incoming=partial(self.payload.newest_columns, self.topic),
         )
         if (sql := self.statement) is None:

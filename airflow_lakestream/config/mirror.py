@@ -95,15 +95,21 @@ class MirrorConfig(ExtractConfig):
     history: bool | str = False
     history_columns: Sequence[str] | str | None = None
 
+    range_policy = arguments.chosen(OutOfRange, "out_of_range")
+    is_insert_only = arguments.ParsedSetting("insert_only", arguments.flag)
+    _given_key = arguments.ParsedSetting("key", arguments.names_in)
+    _sequence = arguments.ParsedSetting("sequence_by", arguments.names_in)
+    _version_columns = arguments.ParsedSetting("history_columns", arguments.names_in)
+    _condition = arguments.ParsedSetting("delete_when", arguments.condition)
+    _within = arguments.ParsedSetting("within", arguments.microseconds)
+    _merge = arguments.chosen(RecordMerge, "merge")
+
     def __post_init__(self) -> None:
         self._check_taken()
         check_history({one.name: getattr(self, one.name) for one in fields(self)})
         if self.is_of_records:
             self._check_records()
-        elif (
-            choose(OutOfRange, "out_of_range", self.out_of_range) is not OutOfRange.REJECT
-            and ValueEnvelope.CONNECT not in super().payload.row.envelopes
-        ):
+        elif self.range_policy is not OutOfRange.REJECT and ValueEnvelope.CONNECT not in super().payload.row.envelopes:
             problem = f'{self.out_of_range!r} goes with format="json", not with {self.format!r}.'
             raise InvalidArgument(
                 "out_of_range", problem, 'Leave it out, or make the column a string with schema="...".'
@@ -153,7 +159,7 @@ class MirrorConfig(ExtractConfig):
                 raise InvalidArgument("sql", f"it makes a column {name!r}: {reason}.", "Give it another name: AS.")
         by = self._sequence
         check_sequence(by)
-        arguments.condition("delete_when", self.delete_when)
+        _ = self._condition
         check_insert_only(given := {one.name: getattr(self, one.name) for one in fields(self)})
         check_merge(given)
         check_flattened(given)
@@ -167,7 +173,7 @@ class MirrorConfig(ExtractConfig):
     @property
     def maintain_mode(self) -> MaintainMode | None:
         """None: a mirror's runs compact nothing. Raises InvalidArgument for a property that asks for it."""
-        if arguments.properties(self.table_properties).get(MAINTAIN) == MaintainMode.AUTO:
+        if self.properties.get(MAINTAIN) == MaintainMode.AUTO:
             problem = f"{MAINTAIN} is not for a mirror: a merge changes files all over the table."
             raise InvalidArgument("table_properties", problem, "Use LakestreamMaintainOperator.")
         return None
@@ -204,7 +210,7 @@ class MirrorConfig(ExtractConfig):
     def tombstone_policy(self) -> Tombstones:
         """Outcome of records without a value."""
         if not is_given(self.tombstones):
-            deletes = self.is_of_records and not arguments.flag("insert_only", self.insert_only)
+            deletes = self.is_of_records and not self.is_insert_only
             return Tombstones.DELETE if deletes else Tombstones.SKIP
         found = choose(Tombstones, "tombstones", self.tombstones)
         if found is Tombstones.KEEP:
@@ -215,35 +221,19 @@ class MirrorConfig(ExtractConfig):
     @property
     def _key(self) -> tuple[str, ...]:
         """The columns of the key; empty if not given."""
-        given = arguments.items("key", self.key) or ()
+        given = self._given_key
         return tuple(one.replace(".", "_") for one in given) if self.is_of_records else given
 
     @property
     def _nested(self) -> Mapping[str, tuple[str, ...]]:
         """The paths of the columns of the key that are nested fields of plain records."""
-        given = arguments.items("key", self.key) or ()
-        return {one.replace(".", "_"): tuple(one.split(".")) for one in given if self.is_of_records and "." in one}
-
-    @property
-    def _sequence(self) -> tuple[str, ...]:
-        return arguments.items("sequence_by", self.sequence_by) or ()
+        given = self._given_key if self.is_of_records else ()
+        return {one.replace(".", "_"): tuple(one.split(".")) for one in given if "." in one}
 
     @property
     def _strategy(self) -> RowStrategy:
         flags = {name: arguments.flag(name, getattr(self, name)) for name in ("soft_delete", "history")}
-        return RowStrategy.of(**flags, by_columns=bool(self._history_columns))
-
-    @property
-    def _history_columns(self) -> tuple[str, ...]:
-        return arguments.items("history_columns", self.history_columns) or ()
-
-    @property
-    def _keeps_absent(self) -> bool:
-        return choose(RecordMerge, "merge", self.merge) is RecordMerge.GIVEN
-
-    @property
-    def _within(self) -> int | None:
-        return arguments.microseconds("within", self.within)
+        return RowStrategy.of(**flags, by_columns=bool(self._version_columns))
 
     @property
     def _metadata(self) -> tuple[str, ...]:
@@ -274,7 +264,7 @@ class MirrorConfig(ExtractConfig):
             envelope=held.envelope,
             out_of_range=self.out_of_range,
             unavailable_placeholder=held.unavailable_placeholder,
-            stops=choose(OnError, "on_error", self.on_error) is OnError.FAIL,
+            stops=self.error_policy is OnError.FAIL,
         )
 
     def _of_records(self, held: PayloadFormats, common: Mapping[str, Any]) -> RecordPayload:
@@ -295,9 +285,9 @@ class MirrorConfig(ExtractConfig):
             format_of_keys=held.key_format or (held.format if has_registry else KeyFormat.JSON),
             sequence_by=self._sequence,
             statement=None if statement is None else RecordStatement(statement.transform, self._metadata),
-            delete_when=arguments.condition("delete_when", self.delete_when) or "",
+            delete_when=self._condition or "",
             is_timed=self._within is not None or (self._strategy.keeps_versions and not self.is_flattened),
-            keeps_absent=self._keeps_absent,
+            keeps_absent=self._merge is RecordMerge.GIVEN,
         )
 
     @property
@@ -324,18 +314,18 @@ class MirrorConfig(ExtractConfig):
             table,
             key=self._key or None,
             rows=self._strategy,
-            out_of_range=choose(OutOfRange, "out_of_range", self.out_of_range),
+            out_of_range=self.range_policy,
             renamed=self.names.renamed,
             source_tables=arguments.regex("source_tables", self.source_tables),
             merge_mode=choose(MergeMode, "merge_mode", self.merge_mode),
             is_key_given=is_given(self.key),
             auditor=self.auditor,
             sequence_by=self._sequence if self.is_of_records else None,
-            insert_only=arguments.flag("insert_only", self.insert_only),
+            insert_only=self.is_insert_only,
             within=self._within,
-            keeps_absent=self._keeps_absent,
+            keeps_absent=self._merge is RecordMerge.GIVEN,
             is_flattened=self.is_flattened,
-            history_columns=self._history_columns,
+            history_columns=self._version_columns,
         )
 
     @property

@@ -186,7 +186,7 @@ SOURCE: Rows = (
     Setting(
         "tombstones",
         'Treatment of a record without a value. `"keep"` makes a row of NULLs, `"skip"` counts it, `"reject"` makes the '
-        "record bad.",
+        'record bad, `"delete"` is for [tables by key](upsert.md).',
         Tombstones,
         not_for={SettingTaker.MIRROR: "a tombstone contains nothing that the event before it does not", **DECODED},
         for_mirrors='Treatment of a record without a value, with `envelope=None`. `"delete"` deletes the row of its key, `"skip"` counts it, `"reject"` makes the record bad.',

@@ -12,6 +12,7 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import choose, is_given, seconds, size_in_bytes
 
 Check = Callable[[str, object], object]
+FIRST_VERSION = "0.1.0"
 
 
 class SettingSection(StrEnum):
@@ -106,6 +107,7 @@ class Setting:
     :param not_for: refusals by taker; a text is the reason.
     :param for_mirrors: documentation for a mirror, also of plain records, if it differs.
     :param mirrors_default: text for the default of a mirror, if the value in a signature does not show it.
+    :param since: the version of the package that brought the setting.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Setting:
     not_for: Mapping[SettingTaker, str | SettingRefusal] = field(default_factory=dict)
     for_mirrors: str | None = None
     mirrors_default: str | None = None
+    since: str = FIRST_VERSION
 
     def parse(self, value: object) -> None:
         """Check a literal value. Raises InvalidArgument."""
@@ -126,13 +129,14 @@ class Setting:
             check(self.name, value)
 
     def markdown(self, taker: SettingTaker = SettingTaker.LANDING) -> str:
-        """Return the documentation, with all choices."""
+        """Return the documentation, with all choices, and the version of a setting that came later."""
+        later = "" if self.since == FIRST_VERSION else f" Since {self.since}."
         if taker in MIRRORS and self.for_mirrors is not None:
-            return self.for_mirrors
+            return f"{self.for_mirrors}{later}"
         choices = self.kind if isinstance(self.kind, type) else ()
         unnamed = ", ".join(f'`"{one}"`' for one in choices if f'"{one}"' not in self.doc)
         lead = "Also" if '`"' in self.doc else "One of"
-        return f"{self.doc} {lead} {unnamed}." if unnamed else self.doc
+        return (f"{self.doc} {lead} {unnamed}." if unnamed else self.doc) + later
 
     def text(self, taker: SettingTaker = SettingTaker.LANDING) -> str:
         """Return the documentation without links."""

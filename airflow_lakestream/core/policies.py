@@ -41,11 +41,6 @@ class TableFormat(StrEnum):
     ICEBERG = "iceberg"
     DELTA = "delta"
 
-    @classmethod
-    def of(cls, table: str) -> TableFormat:
-        """Return the format by a table's name: namespace.table in a catalog, a path or URI for Delta."""
-        return cls.DELTA if "/" in table else cls.ICEBERG
-
 
 class SchemaEvolution(StrEnum):
     """Allowed changes of a table's schema by a landing: no changes, new columns, or also wider types."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -11,10 +11,10 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import auditor_of
-from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.landing import ExtractConfig, StreamSettings
 from airflow_lakestream.core.checks import RowChecker
 from airflow_lakestream.core.names import check_branch, check_group, check_table_name, check_topic
-from airflow_lakestream.core.policies import OF_INPUT, OnDataLoss, OnError, SqlInput, StartOffset, choose, is_given
+from airflow_lakestream.core.policies import OF_INPUT, OnError, SqlInput, choose, is_given
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
@@ -22,7 +22,6 @@ from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.flink.formats.reading import json_reading, raw_reading, type_of
 from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.statements import METADATA
-from airflow_lakestream.kafka.source import StartAt
 from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.tables.design import TableDesign
@@ -34,7 +33,7 @@ APP = "flink_sql"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlinkConfig(JobConfig):
+class FlinkConfig(StreamSettings, JobConfig):
     """Arguments of the landing and of the Flink cluster. See `FlinkSqlOperator` for the landing's arguments.
 
     :param registry: the fields of `RegistryConfig`, for `format="avro"`; may hold secrets.
@@ -44,9 +43,6 @@ class FlinkConfig(JobConfig):
     """
 
     app: str = APP
-    topic: str
-    table: str
-    consumer_group: str
     columns: str = ""
     sql: str | None = None
     sql_input: str = SqlInput.RAW
@@ -55,15 +51,10 @@ class FlinkConfig(JobConfig):
     registry: Mapping[str, Any] = field(default_factory=dict)
     branch: str = ""
     publish_interval: float = 60.0
-    start_offset: str = StartOffset.EARLIEST
-    start_timestamp: str | int | None = None
-    partition_by: Sequence[str] | str | None = None
-    table_properties: Mapping[str, str] = field(default_factory=dict)
-    on_data_loss: str = OnDataLoss.FAIL
-    checks: Mapping[str, Any] | None = None
     prove: str | float = arguments.ALL
     on_error: str = ""
-    max_rejected: int | float | str | None = None
+
+    proven_share = arguments.ParsedSetting("prove", arguments.proven_share)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +65,6 @@ class FlinkConfig(JobConfig):
         check_table_name(self.table)
         check_group(self.consumer_group)
         check_format("format", self.format)
-        choose(OnDataLoss, "on_data_loss", self.on_data_loss)
         if self.leaves_to_extract and self.proven_share < 1:
             problem = 'must be "all" with on_error or {{ input }}: a row that is not compared may be wrong.'
             raise InvalidArgument("prove", problem, "Leave it out; or land columns without on_error.")
@@ -88,7 +78,7 @@ class FlinkConfig(JobConfig):
         check_branch("branch", self.on_branch)
         if is_given(self.schema) and not is_given(self.sql):
             raise InvalidArgument("schema", "goes with sql: without it the table has the columns.", "Leave it out.")
-        _ = self.start, self.design, self.auditor, self.proven_share
+        _ = self.start, self.design, self.auditor, self.proven_share, self.loss_policy
 
     def _check_own(self) -> None:
         """Check columns without a statement, or with a statement of Flink's own SQL. Raises InvalidArgument.
@@ -170,22 +160,13 @@ class FlinkConfig(JobConfig):
         """The configuration of an extract with the same rows. Raises InvalidArgument."""
         decodes = not self.reads_texts
         return ExtractConfig(
-            topic=self.topic,
-            table=self.table,
-            consumer_group=self.consumer_group,
+            **{one.name: getattr(self, one.name) for one in fields(StreamSettings)},
             format=self.format,
             schema_registry=self.registry_config if decodes and self.registry else None,
             schema=(self.columns if decodes else self.schema) or None,
             sql=self.sql if self.is_common else None,
             sql_input=self.sql_input,
-            start_offset=self.start_offset,
-            start_timestamp=self.start_timestamp,
-            partition_by=self.partition_by,
-            table_properties=self.table_properties,
             on_error=self.on_error or OnError.REJECT,
-            max_rejected=self.max_rejected,
-            on_data_loss=self.on_data_loss,
-            checks=self.checks,
         )
 
     @property
@@ -210,29 +191,15 @@ class FlinkConfig(JobConfig):
         return TableDesign(
             metadata=metadata_schema(METADATA),
             schema=payload if is_given(self.sql) else self.source_columns,
-            partition_by=arguments.items("partition_by", self.partition_by),
-            properties=arguments.properties(self.table_properties),
+            partition_by=self.partitioning,
+            properties=self.properties,
             argument="schema" if is_given(self.sql) else "columns",
         )
-
-    @property
-    def start(self) -> StartAt:
-        """The start of a group that has no origin in the ledger yet. Raises InvalidArgument."""
-        offset = choose(StartOffset, "start_offset", self.start_offset)
-        if (offset is StartOffset.TIMESTAMP) != is_given(self.start_timestamp):
-            raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
-        at = arguments.milliseconds("start_timestamp", self.start_timestamp) if is_given(self.start_timestamp) else None
-        return StartAt(offset, at)
 
     @property
     def auditor(self) -> RowChecker | None:
         """The audit of rows before publication; None without checks."""
         return auditor_of(vars(self))
-
-    @property
-    def proven_share(self) -> float:
-        """The share of the records whose rows are compared with the extract's rows before publication."""
-        return arguments.proven_share("prove", self.prove)
 
     @property
     def on_branch(self) -> str:

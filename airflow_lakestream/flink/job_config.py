@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from airflow_lakestream.config.arguments import check_keys
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.rest import FlinkAddress
-from airflow_lakestream.spark.configuration import AppSettings, read_object
+from airflow_lakestream.spark.configuration import AppSettings
 from airflow_lakestream.spark.lake_settings import identity_of
 
 
@@ -88,19 +85,3 @@ class JobConfig(AppSettings):
     def manager_address(self) -> FlinkAddress:
         """The address of the JobManager."""
         return FlinkAddress(**self.manager)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values, secrets included."""
-        loaded: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return loaded
-
-    @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> Self:
-        """Read a configuration from a mapping. Raises InvalidArgument."""
-        check_keys("", given, [one.name for one in fields(cls)])
-        return cls(**given)
-
-    @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Read a configuration file. Raises InvalidArgument without the file's content, because of passwords."""
-        return cls.parse(read_object(path))

@@ -15,7 +15,6 @@ from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.plan import DamagedBatch, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import LandingEngine, union
-from airflow_lakestream.core.policies import OnDataLoss, choose
 from airflow_lakestream.core.publishing.branch import EngineOutput, RowProof, TopicLogView
 from airflow_lakestream.core.publishing.publish import PublicationJob, RowlessMeaning, begin, begin_again, publish
 from airflow_lakestream.core.publishing.refusals import (
@@ -302,7 +301,7 @@ class FlinkStream(JobStream):
             sink=parts.sink,
             positions=self._positions(savepoint),
             rowless=parts.rowless,
-            on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
+            on_data_loss=config.loss_policy,
             proof=parts.proof,
         )
 

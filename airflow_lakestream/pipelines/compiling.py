@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args, get_origin
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from airflow_lakestream.config.literals import OF_MIRROR, check_literals
 from airflow_lakestream.core.policies import TableFormat, ValueFormat
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes import DEFAULT, LakeCapability, lake_named
 from airflow_lakestream.pipelines.compiled import (
     MIRROR_MODES,
     CompiledPipeline,
@@ -128,14 +130,15 @@ def _problem(document: YamlDocument, error: Any) -> FileProblem:
         return document.problem(path, f"{name}: there is no such key.{_nearest(error['loc'])}")
     if kind == "union_tag_not_found" and (typed := _near("type", error["input"])):
         return _misspelt(document, (*error["loc"], typed), "type")
-    context = {"expected": None, "known": ", ".join(_tags(error["loc"])), **error.get("ctx", {})}
+    context = {"expected": "", "known": ", ".join(_tags(error["loc"])), **error.get("ctx", {})}
     sample = _SAMPLES.get(kind)
     text = (
         sample.format(input=repr(error["input"]), **context)
         if sample
         else error["msg"].removeprefix("Value error, ") + "."
     )
-    return document.problem(path, f"{name}: {text}")
+    near = _near(error["input"], re.findall(r"'([^']+)'", context["expected"]))
+    return document.problem(path, f"{name}: {text}" + (f" Did you mean {near!r}?" if near else ""))
 
 
 def _in_file(document: YamlDocument, found: tuple[str | int, ...]) -> Path:
@@ -256,7 +259,7 @@ def _landing(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Si
     ):
         if "consumer_group" not in landing.values:
             landing.add("consumer_group", group, path)
-    if sink.type == "delta":
+    if sink.type != DEFAULT.format:
         landing.add("table_format", sink.type, (*flow.sink_at, "type"))
     if not {str(source.format), str(source.key_format)} & set(_OF_REGISTRIES):
         # Documented: one line names the registry, and stays for any format.
@@ -318,8 +321,8 @@ def _maintenance(
         if upkeep.sinks is not None and landing.sink not in upkeep.sinks:
             continue
         found, table = ArgumentCollector(at), str(landing.arguments["table"])
-        is_delta = landing.table_format == TableFormat.DELTA
-        found.add("tables", [table] if is_delta else [table, f"{table}__*"], ("sinks", landing.sink, "table"))
+        has_patterns = LakeCapability.CATALOG in lake_named("type", landing.table_format).can
+        found.add("tables", [table, f"{table}__*"] if has_patterns else [table], ("sinks", landing.sink, "table"))
         for work, keys in _OF_WORKS.items():
             given = {name: getattr(upkeep, key) for key, name in keys.items() if getattr(upkeep, key) is not None}
             if (size := given.pop("options.target-file-size-bytes", None)) is not None:
@@ -339,4 +342,4 @@ def _function(name: str, usual: str) -> str:
 
 
 def _sink_connection(sink: PipelineSink) -> str:
-    return "iceberg_conn_id" if sink.type == "iceberg" else "storage_conn_id"
+    return lake_named("type", sink.type).connection

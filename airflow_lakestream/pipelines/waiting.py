@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_lakestream.core.policies import TableFormat, seconds
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes import LakeCapability, lake_named
 from airflow_lakestream.pipelines.compiled import SCHEDULES, CompiledSensor, SinkLanding, with_suffix
 from airflow_lakestream.pipelines.flow import RecordFlow
 from airflow_lakestream.pipelines.model import AnySensor, Freshness, Lag, Pipeline
@@ -65,9 +66,11 @@ def _of_a_sink(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: A
     sink = pipeline.sinks.get(str(sensor.of))
     if sink is None:
         return
-    if isinstance(sensor, Freshness) and sink.type == "delta":
-        problem = "freshness looks at Iceberg tables. Take type: lag, with max_lag_seconds or max_batch_age."
-        yield document.problem((*path, "type"), problem)
+    if isinstance(sensor, Freshness):
+        try:
+            lake_named("type", sink.type).require(LakeCapability.FRESHNESS, "freshness", sink.table)
+        except InvalidArgument as error:
+            yield document.problem((*path, "type"), str(error))
     if "{" in sink.table:
         yield document.problem((*path, "of"), f"topics or records choose the table of {sensor.of}. Give a table.")
     if isinstance(sensor, Lag | Freshness) and sensor.of in _waiters(pipeline, sensor):

@@ -15,7 +15,6 @@ from pyiceberg.catalog import Catalog
 from airflow_lakestream.config.landing import ExtractConfig as ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.job import LandingJob
-from airflow_lakestream.core.policies import OnDataLoss, OnError, choose
 from airflow_lakestream.core.ports import RejectStore, Sink
 from airflow_lakestream.decode.metadata import RecordRouter
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
@@ -55,16 +54,15 @@ def build_job(
     :param dry: only for a look: nothing is written, not even a note in the group.
     """
     fan_out = config.fan_out
-    on_error = choose(OnError, "on_error", config.on_error)
     table = config.table if fan_out is None else fan_out.home
     sink = _sink(config, catalog, fan_out, parts)
     router = None if fan_out is None else _router(fan_out, sink)
     # A mirror's payload has the statement itself.
     is_mirror = isinstance(config, MirrorConfig)
     sql = config.statement.transform if config.statement is not None and not is_mirror else None
-    tombstones = config.tombstone_policy
+    policies = config.error_policy, config.tombstone_policy
     metadata = tuple(config.metadata_columns)
-    decoders = RowDecoderFactory(config.payload, metadata, router, on_error, tombstones, sql, columns=config.decoded)
+    decoders = RowDecoderFactory(config.payload, metadata, router, *policies, sql, columns=config.decoded)
     return LandingJob(
         run_id=run_id,
         table=table,
@@ -82,7 +80,7 @@ def build_job(
         sink=sink,
         rejects=cast(RejectStore, sink),
         limits=config.limits,
-        on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
+        on_data_loss=config.loss_policy,
         allow_group_overlap=config.overlaps,
         mode=config.coverage,
         replaces=config.replaces,

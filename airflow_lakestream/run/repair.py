@@ -23,6 +23,7 @@ from airflow_lakestream.audit.log import bridge_holes
 from airflow_lakestream.audit.result import AuditResult, RepairResult
 from airflow_lakestream.audit.run import Audit, load
 from airflow_lakestream.audit.tally import OffsetTally
+from airflow_lakestream.config import arguments
 from airflow_lakestream.config.decoding import DECODING, DecodingSettings
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
@@ -36,7 +37,6 @@ from airflow_lakestream.core.policies import (
     OnError,
     SqlInput,
     UnknownFields,
-    choose,
     is_given,
     landing_tombstones,
 )
@@ -147,9 +147,11 @@ class TableRepair(DecodingSettings):
     tombstones: str | None = ExtractConfig.tombstones
     on_data_loss: str = ExtractConfig.on_data_loss
 
+    loss_policy = arguments.chosen(OnDataLoss, "on_data_loss")
+
     def __post_init__(self) -> None:
         _ = self.decoding
-        choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+        _ = self.loss_policy
         landing_tombstones("tombstones", self.tombstones)
 
     @property
@@ -171,9 +173,9 @@ class TableRepair(DecodingSettings):
                 'goes with sql_input="decoded" and format="csv", or with sources of times in it: otherwise the columns '
                 "are those of the table.",
             )
-        arguments = {name: getattr(self, name) for name in DECODING}
-        ExtractConfig(topic="any", table="any.any", consumer_group="any", **arguments)
-        return arguments
+        given = {name: getattr(self, name) for name in DECODING}
+        ExtractConfig(topic="any", table="any.any", consumer_group="any", **given)
+        return given
 
     def run(self, catalog: Catalog) -> AuditResult:
         """Audit, repair the damage in a snapshot, mend wrong bounds in another, and return a new audit with the repair.
@@ -259,7 +261,7 @@ class _RepairTry:
         return sink, sink.load(self.id)
 
     def _refuse_losses(self, damage: TableDamage) -> None:
-        if choose(OnDataLoss, "on_data_loss", self.repair.on_data_loss) is OnDataLoss.FAIL:
+        if self.repair.loss_policy is OnDataLoss.FAIL:
             rows = sum(one.rows_vanished for one in damage.topics)
             if rows:
                 raise RowsLost(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.arguments import AVAILABLE_NOW as AVAILABLE_NOW
-from airflow_lakestream.config.arguments import check_keys, problem_of
+from airflow_lakestream.config.arguments import ParsedSetting, check_keys, problem_of
 from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
@@ -25,7 +24,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of_app
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.apps import KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, MIRROR_APPS, check_app
-from airflow_lakestream.spark.configuration import AppSettings, read_object, write_object
+from airflow_lakestream.spark.configuration import AppSettings
 
 # The apps that land records. Other apps have their own configurations.
 LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, *MIRROR_APPS)
@@ -59,6 +58,10 @@ class AppConfig(AppSettings):
     run_id: str = ""
     storage: Mapping[str, str] = field(default_factory=dict)
     code: str = ""
+
+    seconds_between_batches = ParsedSetting("trigger", arguments.between_batches)
+    most_batches = ParsedSetting("max_batches", partial(arguments.count, unit="batches"))
+    most_offsets = ParsedSetting("max_offsets_per_trigger", partial(arguments.count, unit="offsets"))
 
     def __post_init__(self) -> None:
         check_app(self.app)
@@ -103,51 +106,27 @@ class AppConfig(AppSettings):
         return str(self.landing.get("mode", ModeName.RESUME)) == ModeName.RESUME
 
     @property
-    def seconds_between_batches(self) -> float | None:
-        """The seconds between the starts of two batches; None for "available_now"."""
-        return arguments.between_batches("trigger", self.trigger)
-
-    @property
-    def most_batches(self) -> int | None:
-        """The number of batches after which the query ends; None if unlimited."""
-        return arguments.count("max_batches", self.max_batches, "batches")
-
-    @property
-    def most_offsets(self) -> int | None:
-        """The most offsets of a batch; None if unlimited."""
-        return arguments.count("max_offsets_per_trigger", self.max_offsets_per_trigger, "offsets")
-
-    @property
     def store_properties(self) -> dict[str, str]:
         """Properties of the store of lease, progress and checkpoint: the catalog's properties, or the Delta table's."""
         return dict(self.storage) if LakeCapability.STORE in lake_of_app(self.app).can else self.catalog_properties
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> AppConfig:
-        """Read a configuration from a mapping. Raises InvalidArgument."""
-        check_keys("", given, [one.name for one in fields(cls)])
-        for key in ("app", "kafka", "catalog", "landing"):
-            if key not in given and (key != "catalog" or LakeCapability.CATALOG in lake_of_app(given.get("app")).can):
-                raise InvalidArgument(key, "is missing in the configuration of the app.")
-        return cls(**{"catalog": {}, **given})
+    def parse(cls, given: Mapping[str, Any]) -> Self:
+        """Read a configuration from a mapping. Raises InvalidArgument with the key."""
+        needs_catalog = LakeCapability.CATALOG in lake_of_app(given.get("app")).can
+        return super().parse(given if needs_catalog else {"catalog": {}, **given})
 
-    @classmethod
-    def read(cls, path: str | Path) -> AppConfig:
-        """Read a configuration file. Raises InvalidArgument without the file's content, because of passwords."""
-        return cls.parse(read_object(path))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values, secrets included, without settings that have their default.
-
-        Raises InvalidArgument for values without a form in JSON.
-        """
-        changed = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
-        loaded: dict[str, Any] = json.loads(json.dumps(changed, default=_to_json))
-        return loaded
-
-    def write(self, path: str | Path) -> Path:
-        """Write a file readable only by the owner, replacing any earlier file as a whole; return the path."""
-        return write_object(path, self.to_dict())
+    @staticmethod
+    def to_json(value: Any) -> Any:
+        """Return a value of a type that JSON does not have. Raises InvalidArgument."""
+        if isinstance(value, RegistryConfig):
+            return {key: item for key, item in asdict(value).items() if item is not None}
+        if isinstance(value, datetime):
+            return value.isoformat()
+        if isinstance(value, Schema | pa.Schema):
+            remedy = 'Write it as text, such as "id bigint not null, name string".'
+            raise InvalidArgument("landing.schema", "a schema object has no place in a file.", remedy)
+        return AppSettings.to_json(value)
 
 
 def landing_of(app: str, landing: Mapping[str, Any]) -> ExtractConfig:
@@ -164,16 +143,3 @@ def landing_of(app: str, landing: Mapping[str, Any]) -> ExtractConfig:
         if is_given(value) and (refused := refusal_of(SettingTaker.SPARK, key, "landing.")):
             raise refused
     return kind(**{**landing, "table_format": table_format})
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, RegistryConfig):
-        return {key: item for key, item in asdict(value).items() if item is not None}
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Schema | pa.Schema):
-        remedy = 'Write it as text, such as "id bigint not null, name string".'
-        raise InvalidArgument("landing.schema", "a schema object has no place in a file.", remedy)
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise InvalidArgument("config", f"a {type(value).__name__} has no place in a file.")

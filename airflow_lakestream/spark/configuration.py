@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from airflow_lakestream.config.arguments import check_keys
 from airflow_lakestream.exceptions import InvalidArgument
@@ -47,6 +47,41 @@ class AppSettings:
         check_keys("catalog", self.catalog, _CATALOG_KEYS)
         if not isinstance(self.catalog.get("properties", {}), Mapping):
             raise InvalidArgument("catalog", "its properties are not a mapping.")
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Self:
+        """Read a configuration from a mapping. Raises InvalidArgument with the key."""
+        check_keys("", given, [one.name for one in fields(cls)])
+        for one in fields(cls):
+            has_default = one.default is not MISSING or one.default_factory is not MISSING
+            if one.name not in given and (not has_default or one.name == "app"):
+                raise InvalidArgument(one.name, "is missing in the configuration of the app.")
+        return cls(**given)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a configuration file. Raises InvalidArgument without the file's content, because of passwords."""
+        return cls.parse(read_object(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values, secrets included, without settings that have their default.
+
+        Raises InvalidArgument for values without a form in JSON.
+        """
+        changed = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        loaded: dict[str, Any] = json.loads(json.dumps({"app": self.app, **changed}, default=self.to_json))
+        return loaded
+
+    @staticmethod
+    def to_json(value: Any) -> Any:
+        """Return a value of a type that JSON does not have. Raises InvalidArgument."""
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise InvalidArgument("config", f"a {type(value).__name__} has no place in a file.")
+
+    def write(self, path: str | Path) -> Path:
+        """Write a file readable only by the owner, replacing any earlier file as a whole; return the path."""
+        return write_object(path, self.to_dict())
 
     @property
     def catalog_name(self) -> str:

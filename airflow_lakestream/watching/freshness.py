@@ -13,12 +13,12 @@ from pyiceberg.table.refs import MAIN_BRANCH
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.names import check_table_name
 from airflow_lakestream.core.policies import MissingPolicy, choose, is_given, seconds
 from airflow_lakestream.core.ports import BEGINNING_MS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
 from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.tables.coordinates import iso
 from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, join_reasons, span
@@ -61,9 +61,11 @@ class FreshnessConditions:
         Raises InvalidArgument for a value that can't work, and if neither `max_age` nor `complete_through` is given.
         """
         max_age, through = given.get("max_age"), given.get("complete_through")
+        lake = lake_of(table := str(given.get("table")))
+        lake.require(LakeCapability.FRESHNESS, "table", table)
         idle_after = given.get("idle_after")
         wanted = cls(
-            table=check_table_name(str(given.get("table"))),
+            table=lake.check_name(table),
             consumer_group=_text(given.get("consumer_group")),
             branch=_text(given.get("branch")) or MAIN_BRANCH,
             operations=_operations(given.get("operations")),

@@ -2,6 +2,7 @@
 
     make bench ONLY=json,kcat RUNS=3      # rows, groups or peers by name, * for anything; --list shows them
     make bench AGAINST=v0.1.0 ONLY=json   # this checkout beside a commit or a wheel, in turn
+    make bench AGAINST=HEAD~9 ONLY=parse  # the same for the import of an operator, and a DAG file
 
 Each run is saved at once in `.bench/latest.json`, so an interrupt loses only the run it meets. `make bench-report`
 writes docs/benchmarks.md and dev/BOUNDS.md from that file.
@@ -49,7 +50,7 @@ def main() -> int:
     patterns = [word for word in args.only.split(",") if word]
     rows = [row for row in ROWS if not patterns or any(map(row.matches, patterns))]
     ledger = [name for name in (*LEDGER, *ALONE) if name in patterns or (not patterns and name in LEDGER)]
-    known = {*LEDGER, *ALONE}
+    known = {*LEDGER, *ALONE, *(("parse",) if args.against else ())}
     unknown = [word for word in patterns if word not in known and not any(row.matches(word) for row in ROWS)]
     if args.list or unknown:
         print("\n".join(f"{row.name:20} {row.title}" for row in ROWS), *LEDGER, *ALONE, sep="\n")
@@ -58,6 +59,8 @@ def main() -> int:
         return 2 if unknown else 0
     signal.signal(signal.SIGTERM, _end)
     clock = Clock()
+    if args.against and patterns == ["parse"]:
+        return against.compare_parsing(args.against, clock)
     if args.against:
         return _compare(args, rows, clock)
     keep_previous()

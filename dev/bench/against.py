@@ -9,22 +9,28 @@ Student's t) is narrow, and lies on one side of the bound.
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from dev.bench.builds import install_commit_or_wheel, install_working_tree
+from dev.bench.builds import install_commit_or_wheel, install_working_tree, source_of
 from dev.bench.lab import Installation, Lab
 from dev.bench.peers import resolve_peer
+from dev.bench.process_tree import run_measured
 from dev.bench.results import Sample
 from dev.bench.rows import Row
 from dev.progress import Clock
+from dev.service import CHECKOUT
 
 # A row may be this much slower than the other build, and use as much more CPU.
 SLOWER = 0.03
 # The ratio is known within this much, to either side.
 NARROW = 0.015
 FEWEST, MOST = 3, 15
+_WORDS = {True: "holds", False: "SLOWER", None: "NOT DECIDED"}
 # Student's t for 95% to both sides, by degrees of freedom from 1 on.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)
 
@@ -94,10 +100,9 @@ class Comparison:
         """The row as it is printed."""
         other, this = (_cpu_per_million(runs) for runs in (self.others, self.ours))
         memory = " -> ".join(f"{run.peak_pss / 2**20:,.0f}" for run in self.watched)
-        words = {True: "holds", False: "SLOWER", None: "NOT DECIDED"}[self.holds]
         return (
             f"{self.row.name:14} rate {self.rate}   CPU {self.cpu}   {other:.2f} -> {this:.2f} CPU s per million   "
-            f"{memory} MiB   {len(self.rate.logs)} blocks   {words}"
+            f"{memory} MiB   {len(self.rate.logs)} blocks   {_WORDS[self.holds]}"
         )
 
 
@@ -125,6 +130,37 @@ def _compare(row: Row, other: Installation, this: Installation, lab: Lab, clock:
         found.add_block((second, third), (first, fourth))
         clock.say(f"{row.name}: rate {found.rate}, CPU {found.cpu}")
     return found
+
+
+def compare_parsing(ref: str, clock: Clock) -> int:
+    """Import an operator and parse a DAG of both commits in turn; print the ratios; return 1 unless both hold.
+
+    One environment imports either source, so that nothing has to be built. The CPU of a new process is measured, after
+    Airflow's own import.
+    """
+    other, this = source_of(ref), CHECKOUT
+    # They also compile.
+    parse(other), parse(this)
+    found = {"import": Ratio(), "parse": Ratio()}
+    while any(one.holds is None for one in found.values()) and len(found["import"].logs) < MOST:
+        first, second, third, fourth = (parse(where) for where in (other, this, this, other))
+        for at, ratio in enumerate(found.values()):
+            ratio.add([1 / second[at], 1 / third[at]], [1 / first[at], 1 / fourth[at]])
+        clock.say(", ".join(f"{name} {ratio}" for name, ratio in found.items()))
+    print(f"This checkout as a multiple of {ref}, with half of the 95% interval; below {1 - SLOWER:g} is slower.")
+    for name, ratio in found.items():
+        print(f"{name:14} {ratio}   {len(ratio.logs)} blocks   {_WORDS[ratio.holds]}")
+    return 0 if all(one.holds for one in found.values()) else 1
+
+
+def parse(source: Path) -> tuple[float, float]:
+    """Return the CPU seconds of the import and of the DAG, in a new process."""
+    program = [sys.executable, str(CHECKOUT / "dev" / "bench" / "programs" / "parsing.py"), str(source)]
+    # Else a source whose code is not compiled would be compiled in each run.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = run_measured(program, {**env, "PYTHONPATH": str(source)}, watch=False)
+    imported, parsed = done.output.strip().splitlines()[-1].split()
+    return float(imported), float(parsed)
 
 
 def _runner(row: Row, lab: Lab) -> Callable[[Installation], Sample]:

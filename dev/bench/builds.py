@@ -29,16 +29,23 @@ def install_commit_or_wheel(ref: str, say: Say) -> Installation:
         if not wheel.is_file():
             raise BuildFailed(f"there is no wheel {ref}")
         return _install(wheel.resolve(), BUILDS / wheel.stem)
-    commit = _run("git", "rev-parse", "--verify", f"{ref}^{{commit}}").decode().strip()
-    folder = BUILDS / commit[:12]
+    source = source_of(ref)
+    folder = source.parent
     if not (wheels := list(folder.glob("*.whl"))):
-        say(f"{ref}: building the wheel of {commit[:12]}")
-        source = folder / "source"
-        source.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fileobj=io.BytesIO(_run("git", "archive", commit))) as archive:
-            archive.extractall(source, filter="data")
+        say(f"{ref}: building the wheel of {folder.name}")
         wheels = [_build(source, folder)]
     return _install(wheels[0], folder)
+
+
+def source_of(ref: str) -> Path:
+    """Return the folder with the files of a commit. Raises BuildFailed if git refuses."""
+    commit = _run("git", "rev-parse", "--verify", f"{ref}^{{commit}}").decode().strip()
+    source = BUILDS / commit[:12] / "source"
+    if not source.exists():
+        source.mkdir(parents=True)
+        with tarfile.open(fileobj=io.BytesIO(_run("git", "archive", commit))) as archive:
+            archive.extractall(source, filter="data")
+    return source
 
 
 def install_working_tree(say: Say) -> Installation:

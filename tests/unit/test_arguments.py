@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,44 @@ def test_a_command_that_decodes_has_an_option_for_each_argument_that_says_how(co
     assert "as the operator" not in help_text.output
     for kind in (ValueFormat, UnknownFields):
         assert one_of(kind) in help_text.output
+
+
+# Options that mean something else in a command than in a landing.
+OTHER_OPTIONS = {"table", "topic", "key", "schema"}
+
+
+@pytest.mark.parametrize(
+    "command", [("plan",), ("preview",), ("doctor",), ("audit",), ("rejects", "replay"), ("mirror", "resnapshot")]
+)
+def test_the_help_of_an_option_is_the_documentation_of_its_setting(command: tuple[str, ...]) -> None:
+    found: Any = get_command(app)
+    for name in command:
+        found = found.commands[name]
+    rows = {one.name: SETTINGS[one.name] for one in found.params if one.name in SETTINGS}
+    documented = {name: row for name, row in rows.items() if row.doc and name not in OTHER_OPTIONS}
+    assert documented
+    helps = {one.name: one.help for one in found.params}
+    assert {name for name, row in documented.items() if row.summary[1:] not in helps[name]} == set()
+
+
+def test_each_setting_came_with_a_version_of_the_changelog() -> None:
+    changelog = (DOCS.parent / "CHANGELOG.md").read_text()
+    versions = set(re.findall(r"^## (\d+\.\d+\.\d+)", changelog, re.MULTILINE))
+    assert {one.since for one in SETTINGS.values()} <= versions
+
+
+@pytest.mark.parametrize("taker", [SettingTaker.LANDING, SettingTaker.MIRROR])
+def test_a_setting_of_a_later_version_shows_it_where_it_is_documented(
+    taker: SettingTaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / f"operators/kafka_{'extract' if taker is SettingTaker.LANDING else 'mirror'}.md").read_text()
+    assert "All are there since 0.1.0, except where a row names a later version." in with_tables(page, 1)
+    for name in ("on_error", "max_batch_bytes", "table"):
+        assert "Since" not in SETTINGS[name].text(taker)
+        monkeypatch.setitem(SETTINGS, name, replace(SETTINGS[name], since="0.3.0"))
+        assert SETTINGS[name].text(taker).endswith(" Since 0.3.0.")
+        rows = [line for line in with_tables(page, 1).splitlines() if line.startswith(f"| `{name}` ")]
+        assert any(row.endswith(" Since 0.3.0. |") for row in rows)
 
 
 @pytest.mark.parametrize("page", ["cli.md", "rejects.md"])

@@ -21,6 +21,7 @@ from airflow_lakestream.operators.asset_partitions import AssetPartitionsOperato
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.triggers import landing_event
 from airflow_lakestream.triggers.landing_event import LandingEventTrigger
+from airflow_lakestream.watching.asking import make_check
 
 TABLE = "hudi.t"
 LANDING: dict[str, Any] = {"topic": "t", "table": TABLE, "consumer_group": "g", "table_format": "hudi"}
@@ -41,6 +42,7 @@ USES: dict[LakeCapability, Callable[[], object]] = {
         task_id="emit", table=TABLE, since="2026-01-01T00:00:00Z"
     ),
     LakeCapability.COMPLETENESS: lambda: LandingEventTrigger(table=TABLE, kafka_conn_id="kafka_default"),
+    LakeCapability.FRESHNESS: lambda: make_check("freshness", {"table": TABLE, "iceberg_conn_id": "c", "max_age": 9}),
     LakeCapability.PUBLISH: lambda: FlinkConfig(**PLACES, topic="t", table=TABLE, consumer_group="g", catalog=CATALOG),
 }
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from airflow_lakestream.config.arguments import ParsedSetting
 from airflow_lakestream.core.landing.batch import RunLimits
 from airflow_lakestream.core.landing.modes import IntervalMode, RangesMode, ResumeMode
-from airflow_lakestream.core.policies import StartOffset
+from airflow_lakestream.core.policies import StartOffset, seconds
 from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
@@ -29,6 +32,33 @@ def test_the_defaults() -> None:
     assert config().start.offset is StartOffset.EARLIEST
     assert config().poll_seconds == 30
     assert config().design.metadata.names == ["_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp"]
+
+
+def test_a_value_is_parsed_once_and_a_copy_of_the_configuration_parses_its_own() -> None:
+    asked: list[object] = []
+
+    def parse(argument: str, value: object) -> float:
+        asked.append(value)
+        return seconds(argument, value)
+
+    @dataclass(frozen=True)
+    class Waiting:
+        pause: str
+        pause_seconds = ParsedSetting("pause", parse)
+
+    first = Waiting("5s")
+    assert (first.pause_seconds, first.pause_seconds, asked) == (5.0, 5.0, ["5s"])
+    assert (replace(first, pause="1m").pause_seconds, asked) == (60.0, ["5s", "1m"])
+    with pytest.raises(InvalidArgument, match=r"^pause: 'long'"):
+        _ = Waiting("long").pause_seconds
+
+
+def test_parsed_values_go_with_a_configuration_to_another_process_and_change_nothing_of_it() -> None:
+    given = config(poll_timeout="7s", start_offset="latest", allow_group_overlap="true", table_properties={"a": "1"})
+    there = pickle.loads(pickle.dumps(given))
+    assert there == given == replace(given)
+    assert (there.poll_seconds, there.overlaps, there.properties) == (7.0, True, {"a": "1"})
+    assert replace(there, start_offset="earliest").start.offset is StartOffset.EARLIEST
 
 
 def test_numbers_as_templates_render_them() -> None:

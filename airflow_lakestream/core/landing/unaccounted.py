@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.ranges import Interval, RangeSet, shown
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -155,9 +154,8 @@ def texts(boxes: Sequence[RowBounds], topic: str) -> str:
 
 
 def _way_out(table: str, consumer_group: str, topic: str) -> str:
-    conn = "--storage-conn" if TableFormat.of(table) is TableFormat.DELTA else "--iceberg-conn"
     return (
         f"Stop the other tool, then give its rows a ledger: `lakestream adopt --table {table} --group {consumer_group} "
-        f"--topic {topic} --from rows` (with --kafka-conn and {conn} if they differ from the defaults) shows what it "
-        "would write, and writes it with --yes; the next run lands what the rows lack. Or land into another table."
+        f"--topic {topic} --from rows` (with options of connections other than the defaults) shows what it would "
+        "write, and writes it with --yes; the next run lands what the rows lack. Or land into another table."
     )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from airflow_lakestream.config.arguments import check_keys, items
+from airflow_lakestream.config.arguments import items
 from airflow_lakestream.config.maintenance import MaintenanceSection
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG
-from airflow_lakestream.spark.configuration import AppSettings, read_object, write_object
+from airflow_lakestream.spark.configuration import AppSettings
 from airflow_lakestream.spark.lake_settings import catalog_settings, identity_of
 
 
@@ -58,26 +57,3 @@ class MaintenanceConfig(AppSettings):
     def catalog_settings(self) -> dict[str, str]:
         """The settings of Spark's catalog. Raises InvalidArgument."""
         return catalog_settings(self.catalog_name, self.catalog_properties, self.spark)
-
-    @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> MaintenanceConfig:
-        """Read a configuration from a mapping. Raises InvalidArgument."""
-        check_keys("", given, [one.name for one in fields(cls)])
-        for key in ("app", "catalog", "maintenance"):
-            if key not in given:
-                raise InvalidArgument(key, "is missing in the configuration of the app.")
-        return cls(**given)
-
-    @classmethod
-    def read(cls, path: str | Path) -> MaintenanceConfig:
-        """Read a configuration file. Raises InvalidArgument without the file's content, because of passwords."""
-        return cls.parse(read_object(path))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values, secrets included, without settings that have their default."""
-        changed = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
-        return {"app": self.app, **changed}
-
-    def write(self, path: str | Path) -> Path:
-        """Write a file readable only by the owner, replacing any earlier file as a whole; return the path."""
-        return write_object(path, self.to_dict())

@@ -364,7 +364,8 @@ PRICES, BEHIND = line("    prices:"), line("    behind:")
         (
             "type: lag\n      of: orders_lake\n      when: beside\n      max_lag_records: 10",
             "type: freshness\n      of: all-clicks\n      when: beside\n      max_age: 5m",
-            f"{BEHIND + 1}:7 orchestration.sensors.behind.type: freshness looks at Iceberg tables. Take type: lag",
+            f"{BEHIND + 1}:7 orchestration.sensors.behind.type: freshness: '/lake/clicks' is the path of a Delta "
+            "table; sensors of freshness are for Iceberg tables. CheckpointLagSensor, or type: lag in a pipeline",
         ),
         (
             "  clicks:\n    type: kafka\n",
