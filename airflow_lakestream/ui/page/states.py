@@ -187,36 +187,36 @@ NOTHING_LANDS = RunbookAdvice(
     "Nothing lands",
     (
         "Is the DAG paused? Unpause it.",
-        "Do its runs fail? Read the error in the task's log: it says what to do.",
-        "Do its runs wait? Look at the pool, max_active_runs, and free worker slots.",
+        "Do runs fail? The error in the task's log has the remedy.",
+        "Do runs wait? Look at the pool, max_active_runs, and free worker slots.",
     ),
 )
 A_RUN_FAILED = RunbookAdvice(
     "Nothing lands",
-    ("Read the error in the task's log: it says what to do.", "Is the DAG paused? Unpause it."),
+    ("The error in the task's log has the remedy.", "Is the DAG paused? Unpause it."),
 )
 TOO_SLOWLY = RunbookAdvice(
     "It lands, but too slowly",
     (
-        "Does each run end at a limit? max_records leaves the rest for the next run: raise it, or schedule more often.",
-        "Is the worker busy? More processors help, since one process reads for each, up to parallelism.",
+        "Does each run end at a limit? max_records leaves the rest for the next run: raise the limit, or schedule more "
+        "often.",
+        "Is the worker busy? More processors help, up to parallelism.",
         "Is one run too much for one worker? Share it, or take Spark.",
     ),
 )
 RECORDS_GONE = RunbookAdvice(
     "Records are gone from Kafka",
     (
-        "Is there a copy: a mirrored cluster, a backup, the producer's database? Land it first, if so.",
-        'To go on without them, run once with on_data_loss="record".',
+        "If a copy exists (a mirrored cluster, a backup, the producer's database), land the copy first.",
+        'To go on without these records, run once with on_data_loss="record".',
         "Then find out why the stream was late.",
     ),
 )
 THE_QUERY = RunbookAdvice(
     "The Spark query",
     (
-        "failed: the last line says what to do. After the repair clear the task.",
-        "vanished: its machine or container is gone. The next try starts a new one; the ledger keeps each record from "
-        "landing twice.",
+        "failed: the last line has the remedy. Then clear the task.",
+        "vanished: the driver's machine or container is gone. The next try starts a new driver; no record lands twice.",
     ),
 )
 
