@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.audit.result import AuditVerdict
+from airflow_lakestream.checks import audit
 from airflow_lakestream.connect.configuration import ConfigRefused
 from airflow_lakestream.connect.connector import ConnectorAtDamage
 from airflow_lakestream.core.checks import ChecksFailed
@@ -264,8 +265,10 @@ def test_hostile_records_and_checks_are_failed_checks_within_bounds_and_the_next
 
 
 def test_hostile_records_times_hostile_checks_are_failed_checks_and_the_next_landing_goes_on(
-    sinks: Sinks, lake: Lake, topic_of: TopicOf
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(audit, "SECONDS", 1.0)
+    monkeypatch.setattr(audit, "SEARCH", 0.0)
     topic = topic_of(['{"s": "first", "n": 1}'])
     lake.land(topic, schema=hostile_checks.SCHEMA)
     produce, branch = hostile_checks.patient_producer(lake.kafka), sinks.sink(topic).branch

@@ -158,6 +158,7 @@ def test_hostile_records_times_hostile_checks_are_failed_checks_and_the_next_lan
 ) -> None:
     produce, topic = hostile_checks.patient_producer(landing.lake.kafka), landing.topic
     # All records in one checkpoint, so that each check sees each.
+    landing.through = hostile_checks.THROUGH
     landing.config = {"columns": hostile_checks.SCHEMA, "checkpoint_interval": 10.0}
 
     def land(checks: Mapping[str, Any]) -> tuple[str, hostile_checks.Peak]:

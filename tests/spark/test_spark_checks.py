@@ -95,7 +95,7 @@ def test_hostile_records_times_hostile_checks_are_failed_checks_and_the_next_bat
     lake: Lake, topic: Topics
 ) -> None:
     name, produce = topic(partitions=1), hostile_checks.patient_producer(lake.kafka)
-    run = SparkRun(lake, name, {"schema": hostile_checks.SCHEMA})
+    run = SparkRun(lake, name, {"schema": hostile_checks.SCHEMA}, through=hostile_checks.THROUGH)
     hostile_checks.play_product(
         lambda checks: land_by_program(run, checks),
         lambda: produce(name, 0, hostile_checks.records_of_texts()),
@@ -192,7 +192,7 @@ def test_hostile_records_times_hostile_checks_of_a_mirror_are_failed_checks_and_
         events = [change("c" if commit <= 60 else "u", key, None, commit, **row) for key, commit, row in each]
         produce(name, 0, events, keys=keys)
 
-    run = SparkRun(lake, name, {"key": ["id"]})
+    run = SparkRun(lake, name, {"key": ["id"]}, through=hostile_checks.THROUGH)
     run.settings |= {"app": "cdc_to_iceberg" if lake.name == TABLE else "cdc_to_delta"}
     hostile_checks.play_product(lambda checks: land_by_program(run, checks), produce_each, f"{name}[0] [60,120)")
     assert {row["id"]: row["s"] for row in lake.scan().to_pylist()} == dict(enumerate(texts))

@@ -2,12 +2,18 @@
 
 A few of both, and the product of 60 records and 30 checks: on the shared audit and on landings of each kind in the
 worker by tests/unit/checks/test_hostile_checks.py, on real engines by their own tests.
+
+    python -m tests.support.hostile_checks PROGRAM ...
+
+runs a driver's program whose checks have little time, as `python PROGRAM ...` runs it with all.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import runpy
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from airflow_lakestream.checks import audit
 from tests.support.broker import Producing
 
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -152,6 +159,14 @@ def assert_all_failed(said: str) -> None:
     assert "not_null" not in said
 
 
+THROUGH = ("-m", "tests.support.hostile_checks")
+
+
+def hurry() -> None:
+    """Give each check enough time to take all memory, and none to look for the rows."""
+    audit.SECONDS, audit.SEARCH = 1.0, 0.0
+
+
 Land = Callable[[Mapping[str, Any]], tuple[str, Peak]]
 
 
@@ -180,3 +195,16 @@ def play_product(land: Land, produce: Callable[[], object], place: str) -> None:
     assert more <= _MOST_BYTES
     assert seconds <= MOST_SECONDS
     assert land({"not_null": "n"})[0] == ""
+
+
+def main() -> None:
+    """Run a program, or a module behind -m."""
+    hurry()
+    is_module = sys.argv[1] == "-m"
+    sys.argv = sys.argv[2 if is_module else 1 :]
+    run = runpy.run_module if is_module else runpy.run_path
+    run(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

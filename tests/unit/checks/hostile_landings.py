@@ -13,14 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from airflow_lakestream.checks import audit
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces, plan_shares, read_share
 from tests.support.given_records import GivenLake
-from tests.support.hostile_checks import PRODUCT, SCHEMA, TEXTS, number_of, records_of_texts
+from tests.support.hostile_checks import PRODUCT, SCHEMA, TEXTS, hurry, number_of, records_of_texts
 from tests.support.mirroring import Event, HandDeltaMirror, HandMirror
 from tests.support.peak_memory import own_peak_bytes
 
@@ -96,8 +95,7 @@ KINDS: dict[str, Callable[[Path], Land]] = {
 def main() -> None:
     """Land thrice; print what the landings have taken and found as JSON."""
     land = KINDS[sys.argv[1]](Path(sys.argv[2]))
-    # Enough for a check to take all memory, and none to look for the rows.
-    audit.SECONDS, audit.SEARCH = 1.0, 0.0
+    hurry()
     without = land("without", {})
     before = own_peak_bytes()
     try:

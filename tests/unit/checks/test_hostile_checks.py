@@ -115,12 +115,10 @@ def test_the_next_landing_goes_on(tmp_path: Path) -> None:
 
 
 PROGRAM = """
-from airflow_lakestream.checks import audit
+from tests.support.hostile_checks import PRODUCT, TEXTS, hurry
 from tests.support.peak_memory import peak_bytes
-from tests.support.hostile_checks import PRODUCT, TEXTS
 from tests.unit.checks.test_hostile_checks import findings
-# Enough for a check to take all memory, and none to look for the rows.
-audit.SECONDS, audit.SEARCH = 1.0, 0.0
+hurry()
 found = findings(PRODUCT, TEXTS)
 print(peak_bytes(), sum(one.check != "not_null: n" for one in found), len(found))
 """
