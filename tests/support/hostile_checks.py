@@ -173,7 +173,7 @@ Land = Callable[[Mapping[str, Any]], tuple[str, Peak]]
 def play_product(land: Land, produce: Callable[[], object], place: str) -> None:
     """Land the product without checks, land it again with all checks, and once more without those that failed.
 
-    :param land: lands with these checks; returns the error, or an empty text if all is landed, and the memory.
+    :param land: lands with these checks; returns the log of a failure or an empty text, and the memory.
     :param produce: writes the records.
     :param place: the topic's offsets whose rows the checks have seen, as errors name them.
     """
