@@ -11,6 +11,7 @@ runs a driver's program whose checks have little time, as `python PROGRAM ...` r
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import sys
@@ -95,7 +96,7 @@ _OF_CHECKS = "airflow_lakestream.checks.worker"
 
 
 @contextmanager
-def watched(root: int, only: str = "") -> Iterator[Peak]:
+def watched(root: int, only: str = "", *, with_root: bool = True) -> Iterator[Peak]:
     """Watch the memory of a process and of all below it; pages that several share count once.
 
     :param only: of those below, processes with this text in their command.
@@ -107,7 +108,7 @@ def watched(root: int, only: str = "") -> Iterator[Peak]:
             held = 0
             with suppress(psutil.Error):
                 top = psutil.Process(root)
-                for one in (top, *top.children(recursive=True)):
+                for one in (*[top] * with_root, *top.children(recursive=True)):
                     with suppress(psutil.Error):
                         command = " ".join(one.cmdline())
                         seen.update([one.pid] if _OF_CHECKS in command else [])
@@ -126,26 +127,8 @@ def watched(root: int, only: str = "") -> Iterator[Peak]:
 @contextmanager
 def watched_checks() -> Iterator[Peak]:
     """Watch the processes of checks below this one: on leaving, there were some, and they have kept their bound."""
-    peak, seen, done = Peak(), set[int](), threading.Event()
-
-    def look() -> None:
-        while not done.wait(0.05):
-            held = 0
-            with suppress(psutil.Error):
-                for one in psutil.Process().children(recursive=True):
-                    with suppress(psutil.Error):
-                        if any("airflow_lakestream.checks.worker" in part for part in one.cmdline()):
-                            seen.add(one.pid)
-                            held += one.memory_info().rss
-            peak.bytes, peak.processes = max(peak.bytes, held), len(seen)
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
+    with watched(os.getpid(), _OF_CHECKS, with_root=False) as peak:
         yield peak
-    finally:
-        done.set()
-        looking.join()
     assert peak.processes > 1
     assert peak.bytes <= _MOST_BYTES
 
@@ -159,6 +142,7 @@ def assert_all_failed(said: str) -> None:
     assert "not_null" not in said
 
 
+# Python's arguments for a driver whose checks have little time: see `main`.
 THROUGH = ("-m", "tests.support.hostile_checks")
 
 
