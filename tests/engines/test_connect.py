@@ -264,6 +264,7 @@ def test_hostile_records_and_checks_are_failed_checks_within_bounds_and_the_next
     assert lake.audit().verdict is AuditVerdict.CLEAN
 
 
+@pytest.mark.timeout(1_500)
 def test_hostile_records_times_hostile_checks_are_failed_checks_and_the_next_landing_goes_on(
     sinks: Sinks, lake: Lake, topic_of: TopicOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

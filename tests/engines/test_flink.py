@@ -153,6 +153,7 @@ def test_hostile_records_and_checks_are_failed_checks_within_bounds_and_the_next
     landing.assert_once({0: [*range(len(hostile_checks.RECORDS))]})
 
 
+@pytest.mark.timeout(1_500)
 def test_hostile_records_times_hostile_checks_are_failed_checks_and_the_next_landing_goes_on(
     landing: FlinkLanding,
 ) -> None:

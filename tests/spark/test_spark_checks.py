@@ -83,8 +83,10 @@ def land_by_program(run: SparkRun, checks: Mapping[str, Any]) -> tuple[str, Peak
     """Land in a process of its own, whose memory is that of the driver, its JVM and all workers."""
     log = run.lake.folder / "driver.log"
     before = log.stat().st_size if log.exists() else 0
-    app = run.start(**({"checks": dict(checks)} if checks else {}))
-    with hostile_checks.watched(app.pid) as peak:
+    with (
+        run.start(**({"checks": dict(checks)} if checks else {})) as app,
+        hostile_checks.watched(app.pid) as peak,
+    ):
         code = app.wait(hostile_checks.MOST_SECONDS)
     lease, said = read_lease(str(run.checkpoint)), log.read_bytes()[before:].decode()
     assert lease is not None
@@ -93,6 +95,7 @@ def land_by_program(run: SparkRun, checks: Mapping[str, Any]) -> tuple[str, Peak
     return said if lease.error else "", peak
 
 
+@pytest.mark.timeout(1_500)
 @EACH_FORMAT
 def test_hostile_records_times_hostile_checks_are_failed_checks_and_the_next_batch_goes_on(
     lake: Lake, topic: Topics
@@ -182,6 +185,7 @@ def test_hostile_rows_and_checks_of_a_mirror_are_failed_checks_within_bounds(
     }
 
 
+@pytest.mark.timeout(1_500)
 @EACH_FORMAT
 def test_hostile_records_times_hostile_checks_of_a_mirror_are_failed_checks_and_the_next_batch_goes_on(
     lake: Lake, topic: Topics

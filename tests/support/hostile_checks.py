@@ -172,7 +172,7 @@ def play_product(land: Land, produce: Callable[[], object], place: str) -> None:
     assert found is not None, said[-2000:]
     print(f"{len(TEXTS)} records, {len(CONDITIONS)} checks: {found[2]} failed, {seconds:.0f} s, {more >> 20} MiB more")
     assert place in found[1]
-    failed = [one for one in CONDITIONS if f"  sql: SELECT * FROM landing WHERE {one}"[:80] in said]
+    failed = [one for one in CONDITIONS if f"sql: SELECT * FROM landing WHERE {one}"[:78] in said]
     assert len(failed) == int(found[2]) >= 25
     assert "not_null" not in said
     assert checked.processes > 1
