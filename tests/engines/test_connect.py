@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.audit.result import AuditVerdict
+from airflow_lakestream.checks import audit
 from airflow_lakestream.connect.configuration import ConfigRefused
 from airflow_lakestream.connect.connector import ConnectorAtDamage
 from airflow_lakestream.core.checks import ChecksFailed
@@ -258,6 +261,42 @@ def test_hostile_records_and_checks_are_failed_checks_within_bounds_and_the_next
     count = len(hostile_checks.RECORDS)
     sinks.run(topic, 10 + count, checks={"not_null": ["id"]})
     assert lake.offsets() == _positions({0: 5 + count, 1: 5})
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+
+
+@pytest.mark.timeout(1_500)
+def test_hostile_records_times_hostile_checks_are_failed_checks_and_the_next_landing_goes_on(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "SECONDS", 1.0)
+    monkeypatch.setattr(audit, "SEARCH", 0.0)
+    topic = topic_of(['{"s": "first", "n": 1}'])
+    lake.land(topic, schema=hostile_checks.SCHEMA)
+    produce, branch = hostile_checks.patient_producer(lake.kafka), sinks.sink(topic).branch
+
+    def rows_of_branch() -> int:
+        head = lake.table().snapshot_by_name(branch)
+        return 0 if head is None or head.summary is None else int(head.summary["total-records"] or 0)
+
+    def land(checks: Mapping[str, Any]) -> tuple[str, hostile_checks.Peak]:
+        rows = 61 if not checks else 121
+        driving = sinks.driving(topic, checks=checks or None)
+        # Of this process, which looks after the sink and checks its rows; the sink itself runs in the worker.
+        with hostile_checks.watched(os.getpid(), "airflow_lakestream") as peak:
+            driving.begin()
+            # All records before the first look, so that each check sees each.
+            poll_until(lambda: rows_of_branch() >= rows, f"{rows} rows on the branch", PATIENCE)
+            try:
+                sinks.follow_until(driving, lambda _: len(lake.offsets()) >= rows, hostile_checks.MOST_SECONDS)
+            except ChecksFailed as failed:
+                return str(failed), peak
+        return "", peak
+
+    hostile_checks.play_product(
+        land, lambda: produce(topic, 0, hostile_checks.records_of_texts()), f"{topic}[0] [61,121)"
+    )
+    assert lake.offsets() == _positions({0: 121})
+    assert lake.column("s") == ["first", *hostile_checks.TEXTS * 2]
     assert lake.audit().verdict is AuditVerdict.CLEAN
 
 

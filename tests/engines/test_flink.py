@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,6 +151,34 @@ def test_hostile_records_and_checks_are_failed_checks_within_bounds_and_the_next
     landing.await_landed({0: len(hostile_checks.RECORDS)})
     landing.stop()
     landing.assert_once({0: [*range(len(hostile_checks.RECORDS))]})
+
+
+@pytest.mark.timeout(1_500)
+def test_hostile_records_times_hostile_checks_are_failed_checks_and_the_next_landing_goes_on(
+    landing: FlinkLanding,
+) -> None:
+    produce, topic = hostile_checks.patient_producer(landing.lake.kafka), landing.topic
+    # All records in one checkpoint, so that each check sees each.
+    landing.through = hostile_checks.THROUGH
+    landing.config = {"columns": hostile_checks.SCHEMA, "checkpoint_interval": 10.0}
+
+    def land(checks: Mapping[str, Any]) -> tuple[str, hostile_checks.Peak]:
+        driver = landing.start(**({"checks": dict(checks)} if checks else {}))
+        with hostile_checks.watched(driver.pid) as peak:
+            if len(checks.get("sql", ())) > 1:
+                assert driver.wait(hostile_checks.MOST_SECONDS) == 1, landing.log
+            else:
+                landing.await_landed({0: 120 if checks else 60})
+                landing.stop()
+        assert landing.lease is not None
+        # The lease has the beginning of a long error, and the log all of it.
+        return landing.log if landing.lease.error else "", peak
+
+    hostile_checks.play_product(
+        land, lambda: produce(topic, 0, hostile_checks.records_of_texts()), f"{topic}[0] [60,120)"
+    )
+    landing.assert_once({0: [*range(120)]})
+    assert landing.lake.column("s") == hostile_checks.TEXTS * 2
 
 
 def test_a_record_that_fits_no_column_fails_the_job_and_is_named(landing: FlinkLanding, produce: Producing) -> None:

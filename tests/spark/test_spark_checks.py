@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -13,6 +16,7 @@ from airflow_lakestream.iceberg.checked import branch as branches
 from tests.support import frames, hostile_checks, streams
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import EACH_FORMAT
+from tests.support.hostile_checks import Peak, number_of
 from tests.support.lake import GROUP, TABLE, Lake, assert_landed_once, events
 from tests.support.spark import SparkRun
 
@@ -75,6 +79,38 @@ def test_hostile_records_and_checks_are_failed_checks_within_bounds_and_the_next
     lake.assert_whole()
 
 
+def land_by_program(run: SparkRun, checks: Mapping[str, Any]) -> tuple[str, Peak]:
+    """Land in a process of its own, whose memory is that of the driver, its JVM and all workers."""
+    log = run.lake.folder / "driver.log"
+    before = log.stat().st_size if log.exists() else 0
+    with (
+        run.start(**({"checks": dict(checks)} if checks else {})) as app,
+        hostile_checks.watched(app.pid) as peak,
+    ):
+        code = app.wait(hostile_checks.MOST_SECONDS)
+    lease, said = read_lease(str(run.checkpoint)), log.read_bytes()[before:].decode()
+    assert lease is not None
+    assert (code, lease.terminal) in ((0, False), (1, True)), said[-3000:]
+    # The lease has the beginning of a long error, and the log all of it.
+    return said if lease.error else "", peak
+
+
+@pytest.mark.timeout(1_500)
+@EACH_FORMAT
+def test_hostile_records_times_hostile_checks_are_failed_checks_and_the_next_batch_goes_on(
+    lake: Lake, topic: Topics
+) -> None:
+    name, produce = topic(partitions=1), hostile_checks.patient_producer(lake.kafka)
+    run = SparkRun(lake, name, {"schema": hostile_checks.SCHEMA}, through=hostile_checks.THROUGH)
+    hostile_checks.play_product(
+        lambda checks: land_by_program(run, checks),
+        lambda: produce(name, 0, hostile_checks.records_of_texts()),
+        f"{name}[0] [60,120)",
+    )
+    assert lake.column("s") == hostile_checks.TEXTS * 2
+    lake.assert_whole()
+
+
 def test_what_functions_make_is_checked(lake: Lake, topic: Topics, produce: Producing, spark: SparkSession) -> None:
     name = topic(partitions=1)
     produce(name, 0, streams.clicks(0, range(300)))
@@ -93,10 +129,10 @@ def test_what_functions_make_is_checked(lake: Lake, topic: Topics, produce: Prod
     lake.assert_whole()
 
 
-def change(op: str, key: int, name: str, commit: int) -> str:
+def change(op: str, key: int, name: str | None, commit: int, **columns: Any) -> str:
     """Return a change event of PostgreSQL."""
     source = {"connector": "postgresql", "db": "shop", "schema": "public", "table": "orders", "lsn": commit, "ts_ms": 1}
-    row = {"id": key, "name": name}
+    row = {"id": key, "name": name, **columns}
     return json.dumps({"before": None, "after": row, "source": source | {"sequence": f'[null,"{commit}"]'}, "op": op})
 
 
@@ -147,3 +183,23 @@ def test_hostile_rows_and_checks_of_a_mirror_are_failed_checks_within_bounds(
     assert {row["id"]: row["name"] for row in lake.scan().to_pylist()} == {
         at: row["name"] for at, row in enumerate(rows)
     }
+
+
+@pytest.mark.timeout(1_500)
+@EACH_FORMAT
+def test_hostile_records_times_hostile_checks_of_a_mirror_are_failed_checks_and_the_next_batch_goes_on(
+    lake: Lake, topic: Topics
+) -> None:
+    name, produce = topic(partitions=1), hostile_checks.patient_producer(lake.kafka)
+    texts, keys = hostile_checks.TEXTS, [json.dumps({"id": number}) for number in range(60)]
+    ordered, commits = iter((texts[::-1], texts)), itertools.count(1)
+
+    def produce_each() -> None:
+        each = [(key, next(commits), {"s": one, "n": number_of(one)}) for key, one in enumerate(next(ordered))]
+        events = [change("c" if commit <= 60 else "u", key, None, commit, **row) for key, commit, row in each]
+        produce(name, 0, events, keys=keys)
+
+    run = SparkRun(lake, name, {"key": ["id"]}, through=hostile_checks.THROUGH)
+    run.settings |= {"app": "cdc_to_iceberg" if lake.name == TABLE else "cdc_to_delta"}
+    hostile_checks.play_product(lambda checks: land_by_program(run, checks), produce_each, f"{name}[0] [60,120)")
+    assert {row["id"]: row["s"] for row in lake.scan().to_pylist()} == dict(enumerate(texts))

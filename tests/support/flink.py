@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -64,6 +64,7 @@ class FlinkLanding:
 
     :param properties: of the lake's catalog; None: it is in the lake's folder.
     :param elsewhere: the checkpoint's location; empty: in the lake's folder.
+    :param through: Python's arguments before the driver's program, if another program runs it.
     """
 
     lake: Lake
@@ -72,6 +73,7 @@ class FlinkLanding:
     config: dict[str, Any] = field(default_factory=dict)
     properties: dict[str, str] | None = None
     elsewhere: str = ""
+    through: Sequence[str] = ()
     _drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -116,7 +118,7 @@ class FlinkLanding:
         file = self.lake.folder / f"app-{len(self._drivers)}.json"
         file.write_text(json.dumps(self.configured(**config).to_dict()))
         with (self.lake.folder / f"driver-{len(self._drivers)}.log").open("wb") as log:
-            command = [sys.executable, "-m", "airflow_lakestream.flink.program", "--config", str(file)]
+            command = [sys.executable, *self.through, "-m", "airflow_lakestream.flink.program", "--config", str(file)]
             driver = subprocess.Popen(command, cwd=CHECKOUT, stdout=log, stderr=log)
         self._drivers.append(driver)
         return driver

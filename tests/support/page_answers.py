@@ -281,7 +281,7 @@ def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         run_id = f"manual__{at.isoformat()}"
         yield {
             "seed": seed,
-            "statuses": {path: answer.status_code for path, answer in answers.items()},
+            "refused": [[path, one.status_code, one.text] for path, one in answers.items() if one.status_code > 399],
             "named": [place for place, is_named in found.items() if is_named],
             "wrong": [[one.name, one.path, one.is_odd] for one in written if found[one.place] != one.is_odd],
             "states": [

@@ -72,12 +72,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @dataclass
 class SparkRun:
-    """Runs of the app of the lake's format over one checkpoint; `landing` are arguments of the operator."""
+    """Runs of the app of the lake's format over one checkpoint; `landing` are arguments of the operator.
+
+    :param through: Python's arguments before the app's program, if another program runs it.
+    """
 
     lake: Lake
     topic: str
     landing: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    through: Sequence[str] = ()
 
     @property
     def checkpoint(self) -> Path:
@@ -94,7 +98,7 @@ class SparkRun:
     def start(self, **settings: Any) -> subprocess.Popen[str]:
         """Start the program in a process of its own, as `spark-submit` would; its output goes to `driver.log`."""
         config = self.config(spark=SETTINGS | {"spark.local.dir": str(self.lake.folder)}, **settings)
-        return start_app(config, self.lake.folder)
+        return start_app(config, self.lake.folder, self.through)
 
 
 def by_spark(lake: Lake, topic: str, landing: dict[str, Any], spark: SparkSession) -> Callable[..., None]:
@@ -111,11 +115,11 @@ class App(subprocess.Popen[str]):
         super().__exit__(kind, value, trace)
 
 
-def start_app(config: AppConfig, folder: Path) -> App:
+def start_app(config: AppConfig, folder: Path, through: Sequence[str] = ()) -> App:
     """Start an app's program; its output goes to `driver.log` in the folder."""
     path = config.write(folder / f"app-{uuid.uuid4().hex}.json")
     with (folder / "driver.log").open("a") as log:
-        command = [sys.executable, app_path(config.app), "--config", str(path)]
+        command = [sys.executable, *through, app_path(config.app), "--config", str(path)]
         # A group of its own: a kill reaches the JVM and the Python workers, too.
         return App(command, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=_environment())
 

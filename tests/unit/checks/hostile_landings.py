@@ -13,21 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from airflow_lakestream.checks import audit
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces, plan_shares, read_share
 from tests.support.given_records import GivenLake
+from tests.support.hostile_checks import PRODUCT, SCHEMA, TEXTS, hurry, number_of, records_of_texts
 from tests.support.mirroring import Event, HandDeltaMirror, HandMirror
 from tests.support.peak_memory import own_peak_bytes
-from tests.unit.checks.test_hostile_checks import CHECKS, HOSTILE, number_of
 
 Land = Callable[[str, Mapping[str, Any]], list[Any]]
-
-
-SCHEMA = "s string, n bigint"
 
 
 def lake_in(folder: Path, table_format: str) -> GivenLake:
@@ -41,7 +37,7 @@ def worker(folder: Path, table_format: str) -> Land:
 
     def land(name: str, checks: Mapping[str, Any]) -> list[Any]:
         lake = lake_in(folder / name, table_format)
-        lake.land(records(), schema=SCHEMA, checks=dict(checks) or None)
+        lake.land(records_of_texts(), schema=SCHEMA, checks=dict(checks) or None)
         return [row["s"] for row in lake.rows()]
 
     return land
@@ -54,7 +50,7 @@ def group(folder: Path) -> Land:
         lake = lake_in(folder / name, "iceberg")
 
         def job() -> LandingJob:
-            return lake.job(records(), schema=SCHEMA, checks=dict(checks) or None)
+            return lake.job(records_of_texts(), schema=SCHEMA, checks=dict(checks) or None)
 
         staged = folder_of(name)
         plan = plan_shares(job(), 2, least_width=1)
@@ -71,10 +67,10 @@ def mirror(folder: Path, kind: type[HandMirror], mode: MergeMode) -> Land:
     def land(name: str, checks: Mapping[str, Any]) -> list[Any]:
         is_new = not (folder / name).exists()
         made = kind(folder / name, modes=[mode])
-        count = len(HOSTILE)
+        count = len(TEXTS)
         if is_new:
             made.land([Event("c", at, ("", "0"), at, at, offset=at) for at in range(count)])
-        changes = [(count + at, at, text) for at, text in enumerate(HOSTILE)]
+        changes = [(count + at, at, text) for at, text in enumerate(TEXTS)]
         sql = [one.replace("landing", f"({ROWS})") for one in checks.get("sql", ())]
         of_mirror = {"not_null": "id", **({"sql": sql} if sql else {})} if checks else {}
         made.design = replace(made.design, auditor=auditor_of({"checks": of_mirror}) if of_mirror else None)
@@ -96,27 +92,21 @@ KINDS: dict[str, Callable[[Path], Land]] = {
 }
 
 
-def records() -> list[bytes]:
-    """Return the records."""
-    return [json.dumps({"s": one, "n": number_of(one)}).encode() for one in HOSTILE]
-
-
 def main() -> None:
     """Land thrice; print what the landings have taken and found as JSON."""
     land = KINDS[sys.argv[1]](Path(sys.argv[2]))
-    # Enough for a check to take all memory, and none to look for the rows.
-    audit.SECONDS, audit.SEARCH = 1.0, 0.0
+    hurry()
     without = land("without", {})
     before = own_peak_bytes()
     try:
-        land("checked", {"not_null": "n", "sql": [f"SELECT * FROM landing WHERE {one}" for one in CHECKS]})
+        land("checked", PRODUCT)
         failed = []
     except ChecksFailed as error:
         failed = [one.check for one in error.findings]
     of_checks = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     more = own_peak_bytes() - before + of_checks
     rows = land("checked", {"not_null": "n"})
-    print(json.dumps({"failed": failed, "more": more, "without": without == HOSTILE, "next": rows == HOSTILE}))
+    print(json.dumps({"failed": failed, "more": more, "without": without == TEXTS, "next": rows == TEXTS}))
 
 
 if __name__ == "__main__":

@@ -20,13 +20,7 @@ from airflow_lakestream.config.checks import parse_checks
 from airflow_lakestream.core.checks import ChecksFailed, Finding, StagedRows
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.given_records import GivenLake, Record
-
-DEEP = "[" * 200_000 + "]" * 200_000
-
-
-def number_of(text: str | None) -> int:
-    """Return how long a text is to be made, by the text."""
-    return int(text) if text is not None and text.isdecimal() and len(text) < 12 else 1
+from tests.support.hostile_checks import CONDITIONS, DEEP, TEXTS, number_of
 
 
 def written(values: list[str | None]) -> StagedRows:
@@ -120,39 +114,19 @@ def test_the_next_landing_goes_on(tmp_path: Path) -> None:
     assert [row["s"] for row in lake.rows()] == ["2"]
 
 
-HOSTILE: list[str | None] = [
-    *(mark * size for mark in ("[", "{", '{"a":', "]", '"', "9", "\x00", "%", "(", "\\", "'") for size in (1, 5000)),
-    *(f"{left * size}1{right * size}" for left, right in ("[]", "()") for size in (500, 50_000, 200_000)),
-    *('{"a":' * size + "1" + "}" * size for size in (500, 100_000)),
-    *("1", "1500000000", "2147483647", "-1", "1e400", "NaN", "Infinity", "0x7f", "9" * 400, "1." + "0" * 5000),
-    *(None, "", " ", "null", "true", "\u202e", "\ud7ff", "\U0010ffff", "a\nb", "\x1b]0;x\x07", "'; DROP TABLE x; --"),
-    *("2026-01-01", "99999-12-31 00:00:00", "-infinity", "P1Y", "$.a", "$**", "(a+)+$", "%_%", "a" * 1_000_000),
-]
-CHECKS = [
-    *("json_contains(s, '1')", "json_valid(s)", "json_array_length(s) > 3", "json_extract(s, '$[0]') IS NULL"),
-    *("json_transform(s, '[\"JSON\"]') IS NULL", "json_structure(s) IS NULL", "variant_typeof(s::JSON::VARIANT) = 'x'"),
-    *("json_pretty(s) = ''", "json_merge_patch(s, s) IS NULL", "json_keys(s) IS NULL", "s::JSON::VARCHAR = s"),
-    *("length(lpad(s, n::INT, '0')) > 0", "length(rpad(s, n::INT, '0')) > 0", "length(repeat(s, n)) > 0"),
-    *("length(format('{:>{}}', s, n)) > 0", "len(range(n)) > 0", "list_sum(range(n)) > 0", "s::INT > 0"),
-    *("regexp_matches(s, s)", "regexp_replace(s, '.', repeat('y', 1000), 'g') = ''", "levenshtein(s, s) > 0"),
-    *("s::DATE > DATE '2020-01-01'", "s::INTERVAL IS NULL", "s::DOUBLE > 1", "s::DECIMAL(38,9) > 1", "s::UUID IS NULL"),
-    *("md5(repeat(s, 1000)) = ''", "list_aggregate(string_split(s, ''), 'count') > 5", "strptime(s, '%Y') IS NULL"),
-    "bar(n, 0, 1, n::INT) = ''",
-]
 PROGRAM = """
-from airflow_lakestream.checks import audit
+from tests.support.hostile_checks import PRODUCT, TEXTS, hurry
 from tests.support.peak_memory import peak_bytes
-from tests.unit.checks.test_hostile_checks import CHECKS, HOSTILE, findings
-# Enough for a check to take all memory, and none to look for the rows.
-audit.SECONDS, audit.SEARCH = 1.0, 0.0
-found = findings({"not_null": "n", "sql": [f"SELECT * FROM landing WHERE {one}" for one in CHECKS]}, HOSTILE)
+from tests.unit.checks.test_hostile_checks import findings
+hurry()
+found = findings(PRODUCT, TEXTS)
 print(peak_bytes(), sum(one.check != "not_null: n" for one in found), len(found))
 """
 
 
 @pytest.mark.long
 def test_hostile_records_times_hostile_checks_are_failed_checks_within_bounds() -> None:
-    assert (len(HOSTILE), len(CHECKS)) == (60, 30)
+    assert (len(set(TEXTS)), len(set(CONDITIONS))) == (60, 30)
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=450)
     assert done.returncode == 0, done.stderr[-2000:]
     peak, of_statements, count = map(int, done.stdout.split())
