@@ -97,12 +97,13 @@ CONNECT = JarSet(
 )
 
 DEBEZIUM = JarSet(
-    "debezium-3.2.0.Final",
+    "debezium-3.2.0.Final-mysql",
     (
         ("io.debezium", "debezium-connector-postgres", "3.2.0.Final"),
         ("io.debezium", "debezium-connector-mariadb", "3.2.0.Final"),
+        ("io.debezium", "debezium-connector-mysql", "3.2.0.Final"),
     ),
-    size="20 MB",
+    size="24 MB",
 )
 
 # Its catalog is PyIceberg's on SQLite, see `CONNECT`; Hadoop's two jars have all of Hadoop's client inside.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.run.resnapshot import MirrorResnapshot
@@ -139,6 +141,45 @@ def test_a_server_whose_numbers_begin_anew_stops_the_mirror(
         stop_at_another_log(mirrors)
         replicated.release()
         replicated.begin()
+        changed(replicated, 40)
+        read_again(mirrors)
+        changed(replicated, 50)
+        mirrors.assert_same()
+
+
+# Debezium's connector for MySQL reads a MariaDB, too, and knows none of its GTIDs.
+WITHOUT_GTIDS = {"connector_class": "io.debezium.connector.mysql.MySqlConnector", "database_ssl_mode": "disabled"}
+
+
+def gtids(table: InMariaDb) -> set[str | None]:
+    """Return the GTIDs that the topic's events have."""
+    consumer = Consumer({**table.kafka.client_config(), "group.id": "look", "log_level": 0})
+    consumer.assign([TopicPartition(table.topic, 0, 0)])
+    values = [record.value() for record in consumer.consume(table.sent(), timeout=30)]
+    consumer.close()
+    events = [json.loads(value) for value in values if value]
+    return {event.get("payload", event)["source"].get("gtid") for event in events}
+
+
+@pytest.mark.parametrize("replica", ["no"], indirect=True)
+def test_without_gtids_a_replica_that_takes_over_stops_the_mirror(
+    lake: Lake, replicated: InMariaDb, replica: MariaDb
+) -> None:
+    mirrors = Mirrors(lake, replicated)
+    changed(replicated, 10)
+    replicated.begin(**WITHOUT_GTIDS)
+    changed(replicated, 20)
+    mirrors.assert_same()
+    assert gtids(replicated) == {None}
+    with session(replica) as sql:
+        replicated.fail_over(replica, sql)
+        replicated.begin(snapshot_mode="no_data", awaits="nothing", **WITHOUT_GTIDS)
+        replicated.await_read()
+        changed(replicated, 30)
+        replicated.await_all_sent()
+        stop_at_another_log(mirrors)
+        replicated.release()
+        replicated.begin(**WITHOUT_GTIDS)
         changed(replicated, 40)
         read_again(mirrors)
         changed(replicated, 50)

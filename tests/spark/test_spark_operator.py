@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ with DAG(
     params={{"ranges": None}}, render_template_as_native_obj=True,
 ) as dag:
     SparkStreamingSubmitOperator(
-        task_id="land", app="kafka_to_iceberg", app_config={landing!r}, driver_folder={drivers!r}, poll_interval=0.5
+        task_id="land", app="kafka_to_iceberg", app_config={landing!r}, poll_interval=0.5, **{stream!r}
     )
 """
 # Its one task never ends; it beats often, so that the test need not wait.
@@ -56,9 +58,17 @@ def local_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-def written(airflow: AirflowHome, tmp_path: Path, dag_id: str, schedule: str, **landing: Any) -> Any:
+def written(
+    airflow: AirflowHome,
+    tmp_path: Path,
+    dag_id: str,
+    schedule: str,
+    stream: Mapping[str, Any] | None = None,
+    **landing: Any,
+) -> Any:
     given = {"table": "lake.t", "schema": "id bigint not null, name string, score double", **landing}
-    text = _DAG.format(dag_id=dag_id, schedule=schedule, landing=given, drivers=str(tmp_path / "drivers"))
+    operator = {"driver_folder": str(tmp_path / "drivers"), **(stream or {})}
+    text = _DAG.format(dag_id=dag_id, schedule=schedule, landing=given, stream=operator)
     return airflow.dag(airflow.write(dag_id, text))
 
 
@@ -95,6 +105,29 @@ def test_ranges_of_the_trigger_form_are_landed(
     run = airflow.run(dag, {"ranges": ranges})
     assert (run.state, run.errors) == ("success", [])
     assert (run.task().xcom["rows"], landed(connections)) == (13, wanted)
+
+
+@pytest.mark.usefixtures("local_spark")
+def test_a_gap_in_the_checkpoint_fails_the_first_try_and_without_the_checkpoint_each_record_lands_once(
+    airflow: AirflowHome, connections: Connections, topic: Topics, produce: Producing, tmp_path: Path
+) -> None:
+    name, checkpoint = topic(partitions=1), tmp_path / "checkpoint"
+    produce(name, 0, events(0, 0, 30))
+    stream = {"checkpoint_location": str(checkpoint), "max_offsets_per_trigger": 5, "retries": 3}
+    dag = written(airflow, tmp_path, "gap_on_spark", "None", stream, topic=name)
+    assert airflow.run(dag).state == "success"
+    assert {path.name for path in (checkpoint / "offsets").glob("[0-9]*")} == {str(batch) for batch in range(6)}
+    (checkpoint / "offsets" / "4").unlink()
+    produce(name, 0, events(0, 30, 5))
+    run = airflow.run(dag)
+    assert (run.state, run.task().tries, len(run.errors)) == ("failed", 1, 1)
+    assert "offsets/4 is missing. Delete the checkpoint. Nothing is lost or landed twice: " in str(run.errors[0])
+    # One driver of each run: the second one was not restarted.
+    assert len({*tmp_path.glob("drivers/*/*/driver.log")}) == 2
+    assert landed(connections) == [(0, n) for n in range(30)]
+    shutil.rmtree(checkpoint)
+    assert airflow.run(dag).state == "success"
+    assert landed(connections) == [(0, n) for n in range(35)]
 
 
 def command(process: psutil.Process) -> str:

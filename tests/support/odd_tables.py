@@ -41,8 +41,10 @@ EXTRACT = KINDS["events"]
 def assert_refused(lake: GivenLake, kind: Kind, error: type[LakestreamError], match: str) -> None:
     """Assert that a landing is refused by the table's name, without a retry, and changes no file."""
     before = sorted(lake.folder.rglob("*"))
-    with pytest.raises(error, match=match) as caught:
+    # An error of a library does not match: an assertion fails then, as `tests.dev.play_mutants` asks for.
+    with pytest.raises(Exception, match=match) as caught:
         lake.land(kind.then, **kind.given)
+    assert isinstance(caught.value, error)
     assert isinstance(caught.value, Terminal)
     assert lake.name in str(caught.value)
     assert sorted(lake.folder.rglob("*")) == before
