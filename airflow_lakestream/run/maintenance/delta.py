@@ -8,10 +8,12 @@ from dataclasses import replace
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from airflow_lakestream.delta import upkeep
+from airflow_lakestream.delta import old_rows, upkeep
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.upkeep.reads import TableSize
 from airflow_lakestream.run.maintenance.upkeep import TableUpkeep, WorkerUpkeep
+from airflow_lakestream.tables.retention import RowRetention, rule_of
 
 
 class DeltaUpkeep(WorkerUpkeep):
@@ -24,22 +26,34 @@ class DeltaUpkeep(WorkerUpkeep):
     def _names(self) -> Sequence[str]:
         return self.section.tables
 
-    def _open(self, name: str) -> DeltaTable:
-        head = self.lake.open(name)
+    def _head(self, name: str) -> DeltaTableHead:
+        head: DeltaTableHead | None = self.lake.open(name)
         if head is None:
             raise InvalidArgument("maintenance.tables", f"there is no Delta table {name}.")
-        return upkeep.check_maintainable(head)
+        return head
+
+    def _open(self, name: str) -> DeltaTable:
+        return upkeep.check_maintainable(self._head(name))
 
     def _look(self, name: str) -> TableUpkeep:
         delta, orphans = self._open(name), self.section.remove_orphans
+        removal = None if (rule := self._retention(name)) is None else old_rows.find_old_rows(self._head(name), rule)
         found = [] if orphans is None else upkeep.vacuum(delta, orphans.age, dry_run=True)
         compaction = None if self.section.compact is None else "The gain of a compaction is known afterwards"
         before = TableSize(*upkeep.sizes(delta))
-        return TableUpkeep(table=name, before=before, after=None, compaction=compaction, orphans=len(found))
+        done = TableUpkeep(table=name, before=before, after=None, compaction=compaction, orphans=len(found))
+        return done.with_removal(removal)
+
+    def _retention(self, name: str) -> RowRetention | None:
+        given = self.section.retention
+        return None if given is None else rule_of(name, self._head(name).properties, given.rule)
 
     def _maintain(self, name: str) -> TableUpkeep:
         delta, section = self._open(name), self.section
-        done = TableUpkeep(table=name, before=TableSize(*upkeep.sizes(delta)), after=None)
+        done, is_whole = TableUpkeep(table=name, before=TableSize(*upkeep.sizes(delta)), after=None), True
+        if (rule := self._retention(name)) is not None:
+            removal = old_rows.remove_old_rows(self.lake, self._head(name), rule, self.is_over)
+            done, is_whole, delta = done.with_removal(removal), removal.is_whole, self._open(name)
         if section.compact is not None:
             target = section.compact.options.get("target-file-size-bytes")
             try:
@@ -55,4 +69,4 @@ class DeltaUpkeep(WorkerUpkeep):
                 done, orphans=len(upkeep.vacuum(self._open(name), section.remove_orphans.age, dry_run=False))
             )
         after = TableSize(*upkeep.sizes(self._open(name)))
-        return replace(done, after=after, is_whole=not self.is_over())
+        return replace(done, after=after, is_whole=is_whole and not self.is_over())
