@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -30,6 +32,39 @@ def sizes(delta: DeltaTable) -> tuple[int, int]:
     """Return the number of data files of a version, and their bytes."""
     found = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
     return len(found), sum(found)
+
+
+# A file below this share of the target size is small.
+SMALL_SHARE = 0.75
+# The target size of delta-rs for tables without `delta.targetFileSize`.
+TARGET_BYTES = 100 * 2**20
+
+
+@dataclass(frozen=True)
+class FileCounts:
+    """Counts of a version's files from the log; no data file is opened.
+
+    :param files: data files.
+    :param small: small data files of partitions that have two or more of these: a compaction puts them together.
+    :param deletes: data files with deletion vectors.
+    """
+
+    files: int
+    small: int
+    deletes: int
+
+    @classmethod
+    def of(cls, head: DeltaTableHead) -> FileCounts:
+        """Count the files of a version."""
+        assert head.delta is not None, "the table is really there"
+        found = pa.table(head.delta.get_add_actions(flatten=True))
+        partitions = [name for name in found.column_names if name.startswith("partition.")]
+        text = head.properties.get("delta.targetFileSize", "")
+        target = int(text) if text.isdecimal() else TARGET_BYTES
+        small = found.filter(pc.less(found["size_bytes"], SMALL_SHARE * target)).select(["size_bytes", *partitions])
+        counts = small.group_by(partitions).aggregate([("size_bytes", "count")])["size_bytes_count"].to_pylist()
+        deletes = pa.table(head.delta.deletion_vectors()).num_rows
+        return cls(found.num_rows, sum(one for one in counts if one > 1), deletes)
 
 
 def compact(delta: DeltaTable, target_bytes: int | None) -> tuple[int, int]:

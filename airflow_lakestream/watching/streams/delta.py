@@ -14,6 +14,8 @@ from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.protocol import Action, info_of, read_commit
 from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.delta.upkeep import FileCounts
+from airflow_lakestream.iceberg.upkeep.file_use import FileUse
 from airflow_lakestream.watching.streams.landing_events import EventCommit, LandingEvent, NewLandings, event_of
 from airflow_lakestream.watching.streams.landings import RECENT, BranchHistory, SnapshotRecord
 
@@ -47,7 +49,15 @@ class DeltaStreams:
 
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> BranchHistory:
         """Return a group's landings, of a topic or all; see `look_back`. Raises UnreadableLedger."""
-        return look_back(self.head, self.store, consumer_group, since_ms, topic)
+        history = look_back(self.head, self.store, consumer_group, since_ms, topic)
+        compacted_at = next((one.at_ms for one in history.since if one.is_compaction), None)
+        return replace(history, files=replace(self.files, compacted_at=compacted_at))
+
+    @property
+    def files(self) -> FileUse:
+        """The use of the table's files; the time of the last compaction is not looked for."""
+        counts = FileCounts.of(self.head)
+        return FileUse(files=counts.files, delete_files=counts.deletes, small=counts.small)
 
     def cursor(self) -> EventCursor:
         """Return the cursor after all landings."""
