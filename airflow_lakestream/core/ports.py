@@ -96,6 +96,14 @@ class RangesNotLanded(Conflict):
         super().__init__(f"{table} does not hold {ranges} (any more), so there is nothing to replace there.")
 
 
+class RemovedMeanwhile(Conflict):
+    """Removal of old rows in ranges to replace, since this run's plan; `ranges` are the offsets of the rows."""
+
+    def __init__(self, table: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(f"{table}: retention removed the rows of {ranges} after this run had planned to replace them.")
+
+
 class ReplacedMeanwhile(LakestreamError, Terminal):
     """Another run replaced the same offsets after this run's plan: this run's rows may be of an older decoding."""
 
