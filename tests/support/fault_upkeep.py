@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 DAY = 86_400.0
 MAINTAIN = "maintain"
 # Two files are worth a rewrite here.
+_BOUNDARIES = ("load", "commit", "commit", "committed", "data file", "manifest", "write")
 RULE = CompactionRule(target_bytes=2**29, least_files=2, most_deletes=1)
 
 
@@ -53,7 +54,7 @@ class Upkeep:
         def work() -> None:
             self._works[asked.config["work"]](RunCatalog(world.catalog, run[0]), run[0])
 
-        run.append(Run(len(world.runs), asked, world.fate(), lambda: None, work))
+        run.append(Run(len(world.runs), asked, world.fate(_BOUNDARIES), lambda: None, work))
         world.begin(run[0])
         return run[0]
 

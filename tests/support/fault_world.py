@@ -7,7 +7,7 @@ says all. What went wrong is a `Violation`, with the whole story in it. What has
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -61,6 +61,8 @@ class World:
         self.properties |= random.choice([{}, *ODD_PROPERTIES])
         self.outside = Outside(self)
         self.upkeep = Upkeep(self)
+        # A third of the sequences is longer, and mostly of maintenance.
+        self.is_of_upkeep = random.random() < 0.33
         self.tell(f"table properties {self.properties}")
         self.oracle = Oracle(self)
         self.leftovers = keep in ("2", "4")
@@ -73,7 +75,7 @@ class World:
         for topic in self.topics:
             self.outside.produce(topic)
         try:
-            for _ in range(self.random.randint(8, 15)):
+            for _ in range(self.random.randint(8, 15) * (2 if self.is_of_upkeep else 1)):
                 self.random.choice(actions)()
             self.settle()
         except Violation:
@@ -103,8 +105,8 @@ class World:
             self.outside.damage: 1,
             self.outside.evolve: 1,
             self.outside.forget_damaged: 1,
-            self.upkeep.maintain: 6,
-            self.upkeep.tag: 1,
+            self.upkeep.maintain: 40 if self.is_of_upkeep else 3,
+            self.upkeep.tag: 3 if self.is_of_upkeep else 1,
             self.late_request: 2,
         }
         return [action for action, weight in weights.items() for _ in range(weight)]
@@ -225,11 +227,14 @@ class World:
         config["tombstones"] = self.random.choice(["keep", "keep", "reject"])
         return Asked(f"r{next(self._numbers)}", topic.log.name, config)
 
-    def fate(self) -> Fate:
-        """Draw what happens to a run."""
+    def fate(self, points: Sequence[str] = tuple(sorted(POINTS))) -> Fate:
+        """Draw what happens to a run.
+
+        :param points: the boundaries that it comes to.
+        """
         if self.random.random() < 0.4:
             return Fate()
-        point = self.random.choice(sorted(POINTS))
+        point = self.random.choice(points)
         return Fate(point, self.random.choice([1, 1, 1, 2, 3]), self.random.choice(POINTS[point]))
 
     def _begin(self, asked: Asked, fate: Fate) -> Run:
