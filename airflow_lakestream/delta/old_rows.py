@@ -117,13 +117,12 @@ class _DeltaOldRowRemoval:
         committer = DeltaCommitter(self.tables, commit)
         try:
             version = committer.commit()
-        except _NoOldRowsOfGroup:
-            delete_files(store, self.written)
-            return self.report
-        except BaseException:
+        except BaseException as e:
             # A commit that was sent may still be applied: the files stay, as orphans if it is not.
             if not committer.may_be_applied():
                 delete_files(store, self.written)
+            if isinstance(e, _NoOldRowsOfGroup):
+                return self.report
             raise
         delete_files(store, without_committed(self.written, committer.committed))
         look_after(self.tables, self.name, version)
@@ -215,8 +214,9 @@ def _proven(file: Add, positions: PositionReader) -> RangeSet | None:
     if not positions.columns:
         return RangeSet()
     topic, partition, offsets = (bounds_of(file, name) for name in COORDINATES)
-    nulls = [file["stats"]["nullCount"].get(name, 0) for name in COORDINATES]
-    if len(positions.columns) > 1 or topic is None or partition is None or offsets is None or any(nulls):
+    values, nulls = file["partitionValues"], file["stats"]["nullCount"]
+    has_nulls = any(nulls.get(name) != 0 for name in COORDINATES if name not in values)
+    if len(positions.columns) > 1 or topic is None or partition is None or offsets is None or has_nulls:
         return None
     low, high = offsets
     is_run = topic[0] == topic[1] and partition[0] == partition[1] and low >= 0

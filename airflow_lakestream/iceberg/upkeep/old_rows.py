@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -292,13 +292,12 @@ def remove_old_rows(
     removal = _IcebergOldRowRemoval(catalog, name, rule, is_over, now)
     try:
         ledger_edit.drive(name, removal.attempt)
-    except _NoOldRows:
-        discard(catalog, name, removal.written)
-        return replace(removal.report, rows=0)
-    except BaseException:
+    except BaseException as e:
         # A commit that was sent may still be applied: the files stay, as orphans if it is not.
         if not any(one.reached_catalog for one in removal.attempts):
             discard(catalog, name, removal.written)
+        if isinstance(e, _NoOldRows):
+            return removal.report
         raise
     discard(catalog, name, removal.unneeded())
     return removal.report

@@ -207,7 +207,8 @@ def test_late_old_records_land_and_go_by_the_next_run(lake: OldRowsLake) -> None
     lake.assert_clean()
 
 
-def test_a_landing_in_between_is_kept(lake: OldRowsLake) -> None:
+def test_a_landing_in_between_is_kept(lake: OldRowsLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(old_rows, "FILES_AT_ONCE", 1)
     lake.add([row(n, 100) for n in range(4)])
     lake.add([row(4, 100), row(5, 1)])
     meanwhile: list[Callable[[], object]] = [lambda: lake.add([row(6, 100), row(7, 1)])]
@@ -242,7 +243,8 @@ def test_a_rollback_before_it_has_rows_and_no_receipts(lake: OldRowsLake) -> Non
     lake.assert_clean()
 
 
-def test_an_end_leaves_newer_files_to_the_next_run(lake: OldRowsLake) -> None:
+def test_an_end_leaves_newer_files_to_the_next_run(lake: OldRowsLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(old_rows, "FILES_AT_ONCE", 1)
     for n in range(4):
         lake.add([row(n, 100 + (n * 37) % 4)])
     looks = iter([False, False, *[True] * 9])
