@@ -173,7 +173,7 @@ class OrphanConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionConfig:
-    """Settings for the time to live of rows.
+    """Settings for the time to live of rows, which only the worker applies.
 
     :param column: column of times; default: tables with the property `lakestream.retention` follow it, others keep all.
     :param keep: age up to which rows stay, such as "90 days"; goes with `column`.

@@ -76,27 +76,6 @@ def test_small_files_become_one_and_the_next_run_lands_what_is_new(
     assert_landed_once(lake, name, {0: land(1)})
 
 
-def test_old_rows_go_before_the_compaction_and_their_offsets_stay_landed(
-    lake: Lake, name: str, land: Landings, spark: SparkSession
-) -> None:
-    land(3)
-    maintained(lake, spark, retention=True)
-    assert_landed_once(lake, name, {0: 3 * EACH})
-    [identity] = lake.ledger().topics
-    old = RangeSet.of(name, 0, 0, 3 * EACH)
-    [report] = maintained(
-        lake, spark, retention={"column": "_kafka_timestamp", "keep": "1ms"}, compact=True, expire=AT_ONCE
-    )
-    assert (report.before.files, report.after.files) == (3, 0)
-    entry = lake.ledger().entry(identity)
-    assert (entry.landed, entry.forgotten) == (old, old)
-    land(2)
-    [report] = maintained(lake, spark, compact=True)
-    assert (report.before.files, report.after.files) == (2, 1)
-    assert lake.landed(name) == {0: [(3 * EACH, 5 * EACH)]}
-    assert [one.verdict for one in (lake.audit(full=False), lake.audit())] == [AuditVerdict.CLEAN] * 2
-
-
 def test_an_audit_by_statistics_sees_again_once_deletes_are_compacted(
     lake: Lake, name: str, land: Landings, spark: SparkSession
 ) -> None:

@@ -25,7 +25,6 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.upkeep import expiry, narrow_bounds
-from airflow_lakestream.iceberg.upkeep.old_rows import remove_old_rows
 from airflow_lakestream.iceberg.upkeep.reads import ReadCounts, TableSize
 from airflow_lakestream.run.maintenance.tables import SharedFolder, inside, is_memory, select
 from airflow_lakestream.run.maintenance.upkeep import raise_failed
@@ -35,7 +34,6 @@ from airflow_lakestream.spark.lease import Lease, lease_for
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.spark.session import check_class, start_session
 from airflow_lakestream.spark.stream import AppSupervision, supervised
-from airflow_lakestream.tables.retention import rule_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -328,7 +326,6 @@ class _TableMaintenance:
             work = self._without_types(times)
         expired = orphans = 0
         mended = self._mend_bounds(table)
-        self._remove_old_rows(table)
         if work.compact is not None and self._has_rows() and self._begins("compaction"):
             self._compact(work.compact)
         if work.rewrite_manifests and self._has_rows() and self._begins("rewriting manifests"):
@@ -370,14 +367,6 @@ class _TableMaintenance:
             log.warning("%s: %s. Its manifests are rewritten.", self.procedures.table, one.text)
         narrow_bounds.mend(self.catalog, self.procedures.table, wrong)
         return len(wrong)
-
-    def _remove_old_rows(self, table: Table) -> None:
-        """Remove old rows as the worker does: whole files need no executor."""
-        given, name = self.work.retention, self.procedures.table
-        rule = None if given is None else rule_of(name, table.metadata.properties, given.rule)
-        if rule is not None and self._begins("removing old rows"):
-            done = remove_old_rows(self.catalog, name, rule, self.supervision.is_over)
-            log.info("%s: %s old rows of %s files removed.", name, f"{done.rows:,}", done.files + done.rewritten)
 
     def _begins(self, what: str) -> bool:
         """Report the start of a work; return False, without a report, if the app was asked to end."""

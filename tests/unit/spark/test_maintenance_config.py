@@ -95,6 +95,7 @@ def test_a_mirror_is_compacted_by_its_key_and_in_parts_unless_the_user_says_how(
             "bundled apps of maintenance are for Iceberg tables. `lakestream maintain`",
         ),
         ({"maintenance": WORK | {"tables": "clicks"}}, "is not the name of a table"),
+        ({"maintenance": WORK | {"retention": True}}, "maintenance.retention: Spark's app removes no old rows"),
         ({"maintenance": WORK | {"retention": {"column": "at"}}}, "maintenance.retention.keep: 'None' is not a number"),
         ({"maintenance": WORK | {"retention": {"keep": "3d"}}}, "retention.column: None is not the name of a column"),
         ({"maintenance": WORK | {"retention": {"columns": "at"}}}, "Did you mean 'column'?"),
