@@ -92,7 +92,7 @@ def test_by_default_all_works_are_done_each_night(tmp_path: Path) -> None:
         ),
         ("{orphans_older_than: 1h}", "maintenance.orphans_older_than: 1h is not beyond longest_run, 1d"),
         ("{retention: false, keep: 3d}", "keep goes with retention, which is false."),
-        ("{keep: 3d}", "maintenance.retention.column: None is not the name of a column."),
+        ("{keep: 3d}", "maintenance.retention_column: None is not the name of a column."),
         ("{retention_column: at, keep: long}", "maintenance.keep: 'long' is not a number of seconds."),
         ("{exact: true}", "maintenance.exact: goes with column and keep."),
         ("{expire_older_than: soon}", "maintenance.expire_older_than: 'soon'"),
