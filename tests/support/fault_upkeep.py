@@ -102,12 +102,13 @@ class Upkeep:
         table = self._world.table()
         if table is None or not (snapshots := table.snapshots()):
             return
-        chosen, name = self._random.choice(snapshots).snapshot_id, f"kept{len(self.tags)}"
+        place, name = self._random.randrange(len(snapshots)), f"kept{len(self.tags)}"
+        chosen = snapshots[place].snapshot_id
         manage = table.manage_snapshots()
         is_tag = self._random.random() < 0.7
         (manage.create_tag(chosen, name) if is_tag else manage.create_branch(chosen, name)).commit()
         self.tags[name] = _rows(table, chosen)
-        self._world.tell(f"{'tag' if is_tag else 'branch'} {name} of snapshot {chosen}")
+        self._world.tell(f"{'tag' if is_tag else 'branch'} {name} of snapshot {place} of {len(snapshots)}")
 
     def check_tags(self) -> None:
         """Check that the snapshots of tags and branches have the rows that they had."""
