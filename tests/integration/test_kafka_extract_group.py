@@ -13,11 +13,8 @@ from pyiceberg.table import Table
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.upkeep.compaction import SUMMARY_COMPACTED
 from airflow_lakestream.kafka.errors import ReadFailed
 from airflow_lakestream.kafka.reader import KafkaReader
-from airflow_lakestream.run.maintenance import after_landing
 from tests.support.airflow_home import AirflowHome, Connections, Run
 from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import assert_files_are_whole, events
@@ -225,32 +222,3 @@ def test_a_schema_of_pyarrow_is_one_that_airflow_can_keep(airflow: AirflowHome, 
         texts.append(json.dumps(DagSerialization.to_dict(dag), sort_keys=True, default=str))
     assert texts[0] == texts[1]
     assert " at 0x" not in texts[0]
-
-
-@pytest.mark.timeout(500)
-def test_the_commit_task_compacts_small_files_of_the_landings_before(
-    written: Written, topic: Topics, produce: Producing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(after_landing, "LEAST_FILES", 6)
-    monkeypatch.setattr(after_landing, "FURTHER_FILES", 1)
-    name = topic(2)
-    dag = written.dag("group_compacts", topic=name, tasks=2, maintain="auto")
-    files = []
-    for number in range(4):
-        for partition in range(2):
-            produce(name, partition, events(partition, 3 * number, 3))
-        run = written.run(dag)
-        assert (run.state, run.errors) == ("success", [])
-        files.append(len(list(written.table().scan().plan_files())))
-        # The report is that of the landing, though another snapshot came after it.
-        report = run.task("land.commit").xcom
-        assert (report["rows"], report["remaining_lag"], len(report["snapshot_ids"])) == (6, 0, 1)
-    # One file of each of the two tasks, until six wait: the last landings of a compacted table are its next ones.
-    assert files[:2] == [2, 4]
-    assert files[2] == 1
-    assert files[3] == 3
-    table = written.table()
-    compacted = [one for one in table.snapshots() if SUMMARY_COMPACTED in ledger_store.summary_of(one)]
-    assert [ledger_store.summary_of(one)[SUMMARY_COMPACTED] for one in compacted] == ["6"]
-    assert keys(table) == [(partition, offset) for partition in range(2) for offset in range(12)]
-    assert_files_are_whole(table)
