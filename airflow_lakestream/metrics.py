@@ -49,13 +49,13 @@ class LandingMeter:
     """Callback that measures each commit of a run in the worker.
 
     :param tags: from `tags_of`.
-    :param catalog: the table's catalog, to query how many bytes a commit wrote, and the small files and delete files
-        after it; None: these are not measured.
+    :param lake: the table's catalog, or the storage of Delta tables, to query how many bytes a commit wrote (Iceberg
+        only), and the small files and delete files after it; None: these are not measured.
     """
 
-    def __init__(self, tags: Mapping[str, str], catalog: Any = None) -> None:
+    def __init__(self, tags: Mapping[str, str], lake: Any = None) -> None:
         self._tags = dict(tags)
-        self._catalog = catalog
+        self._lake = lake
 
     def __call__(self, done: CommittedLanding) -> None:
         """Measure a commit: rows by topic; the commit itself, and its bytes, for all its topics together."""
@@ -69,18 +69,21 @@ class LandingMeter:
         tags["topic"] = ",".join(topics)
         _count("landings", 1, tags)
         _time("commit", done.seconds, tags)
-        if self._catalog is not None:
+        if self._lake is not None:
             self._measure_files(done, tags)
 
     def _measure_files(self, done: CommittedLanding, tags: dict[str, str]) -> None:
         try:
-            from airflow_lakestream.iceberg.upkeep.file_use import FileUse
+            from airflow_lakestream.lakes import LakeCapability, lake_of
 
-            table = self._catalog.load_table(done.table)
-            snapshot = table.snapshot_by_id(done.snapshot_id)
-            summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
-            _count("bytes", int(summary.get(_SIZE, 0)), tags)
-            use = FileUse.of(table.metadata)
+            lake = lake_of(done.table)
+            streams = lake.part("books").at(self._lake, done.table)
+            # A Delta table has no sums of the written files and rows of a commit.
+            if LakeCapability.CATALOG in lake.can:
+                snapshot = streams.table.snapshot_by_id(done.snapshot_id)
+                summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
+                _count("bytes", int(summary.get(_SIZE, 0)), tags)
+            use = streams.files
             _gauge("small_files", use.small, tags)
             _gauge("delete_files", use.delete_files or 0, tags)
         except Exception as e:  # noqa: BLE001  # the commit is done; a missing number must not fail its run

@@ -47,6 +47,7 @@ from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.positions import PositionColumns, has_adopted
 from airflow_lakestream.tables.rejects.settlement import rejects_of
+from airflow_lakestream.tables.retention import removed_note
 from airflow_lakestream.tables.transformed import without_positions
 
 
@@ -273,6 +274,7 @@ class Audit:
         offsets no ledger has (`by_count`), and, as `notes`, offsets that the group passed over and offsets with
         unproven values.
         """
+        result.notes += filter(None, [removed_note(properties)])
         result.made += [
             f"rows that {one.function} made of records of {group}: they keep no topic, partition and offset"
             for group, one in without_positions(properties).items()

@@ -35,7 +35,7 @@ from airflow_lakestream.cli.connections import (
     open_streams,
     report_text,
 )
-from airflow_lakestream.cli.ledger import adopt, hand_over
+from airflow_lakestream.cli.maintain import maintain
 from airflow_lakestream.cli.plan import doctor, plan
 from airflow_lakestream.cli.preview import (
     Servers,
@@ -47,7 +47,7 @@ from airflow_lakestream.cli.preview import (
     without_logs,
 )
 from airflow_lakestream.cli.status import status
-from airflow_lakestream.cli.tables import audit, maintain, mirror_app, rejects_app
+from airflow_lakestream.cli.tables import audit, mirror_app, rejects_app
 from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
@@ -351,8 +351,8 @@ app.command()(audit)
 app.command()(plan)
 app.command()(status)
 app.command()(maintain)
-app.command()(adopt)
-app.command()(hand_over)
+app.command()(ledger.adopt)
+app.command()(ledger.hand_over)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(mirror_app, name="mirror")
 app.add_typer(pipeline.app, name="pipeline")

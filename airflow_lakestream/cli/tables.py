@@ -1,4 +1,4 @@
-"""Commands on a landed table: `lakestream audit`, `maintain`, `rejects` and `mirror`."""
+"""Commands on a landed table: `lakestream audit`, `rejects` and `mirror`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from airflow_lakestream.cli.connections import (
     open_store_properties,
     report_text,
 )
-from airflow_lakestream.core.policies import seconds, size_in_bytes
+from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of
@@ -74,7 +74,7 @@ def audit(
         from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
         from airflow_lakestream.run.repair import TableRepair
 
-        options = {**decoding, **_given({"tombstones": tombstones, "on_data_loss": on_data_loss})}
+        options = {**decoding, **given({"tombstones": tombstones, "on_data_loss": on_data_loss})}
         arguments: Mapping[str, Any] = json_object("--landing", landing)
         lake = lake_of(table)
         if repair:
@@ -127,73 +127,6 @@ def _with_kafka(look: Audit, conn_id: str) -> Audit:
         return look
     kafka = open_kafka(conn_id)
     return replace(look, kafka=kafka.configuration, where=kafka.where)
-
-
-def maintain(
-    tables: Annotated[
-        list[str], typer.Argument(help='namespace.table, a pattern such as "lake.*", or paths of Delta tables')
-    ],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="only print what would be gained; nothing is changed")
-    ] = False,
-    compact: Annotated[bool, typer.Option("--compact", help="rewrite small files, and files with deletes")] = False,
-    rewrite_manifests: Annotated[bool, typer.Option("--rewrite-manifests", help="merge small manifests")] = False,
-    expire: Annotated[
-        bool, typer.Option("--expire", help="remove old snapshots, and files that only they need")
-    ] = False,
-    remove_orphans: Annotated[
-        bool, typer.Option("--remove-orphans", help="delete old files that no snapshot has")
-    ] = False,
-    target_size: Annotated[
-        str | None, typer.Option("--target-size", help='size of a compacted file, such as "256MiB"')
-    ] = None,
-    expire_older_than: Annotated[
-        str | None, typer.Option("--expire-older-than", help="least age of a snapshot; default: 5d")
-    ] = None,
-    retain_last: Annotated[
-        int | None, typer.Option("--retain-last", help="snapshots that stay; default: 1", min=1)
-    ] = None,
-    orphans_older_than: Annotated[str | None, typer.Option("--orphans-older-than", help="default: 3d")] = None,
-    longest_run: Annotated[str | None, typer.Option("--longest-run", help="into the tables; default: 1d")] = None,
-    budget: Annotated[
-        str | None, typer.Option("--budget", help='time after which no work begins, such as "10m"')
-    ] = None,
-    iceberg_conn: IcebergConn = "iceberg_default",
-    storage_conn: StorageConn = None,
-    as_json: Json = False,
-) -> None:
-    """Compact tables, merge manifests, remove old snapshots and orphans, as far as needed; all four by default.
-
-    A work's bound, such as --expire-older-than, chooses the work. Landings and merges go on meanwhile. A run that ends
-    early has changed nothing by halves, and the next one goes on.
-    """
-    with aside():
-        from airflow_lakestream.config.arguments import positive_seconds
-        from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
-
-        size = None if target_size is None else size_in_bytes("--target-size", target_size)
-        options = _given({"target-file-size-bytes": size})
-        age = _given({"older_than": expire_older_than, "retain_last": retain_last})
-        orphans = _given({"older_than": orphans_older_than, "longest_run": longest_run})
-        compact, expire, remove_orphans = compact or bool(options), expire or bool(age), remove_orphans or bool(orphans)
-        every = not (compact or rewrite_manifests or expire or remove_orphans)
-        section = MaintenanceSection.parse(
-            {
-                "tables": tables,
-                "compact": {"options": options} if compact or every else None,
-                "rewrite_manifests": rewrite_manifests or every,
-                "expire": age if expire or every else None,
-                "remove_orphans": orphans if remove_orphans or every else None,
-            }
-        )
-        seconds = None if budget is None else positive_seconds("--budget", budget)
-        lake = open_lake(tables[0], iceberg_conn, storage_conn)
-        reports = format_of(section.tables).part("upkeep")(lake, section, dry_run, seconds).run()
-    if as_json:
-        report_text(json.dumps([one.to_dict() for one in reports], indent=2))
-        return
-    for one in reports:
-        report_text(str(one))
 
 
 rejects_app = typer.Typer(
@@ -281,7 +214,7 @@ def replay(
         from airflow_lakestream.run.summary import figures, rejects_of
 
         chosen = RejectSelection(stage, reason, limit)
-        arguments = {**decoding, **_given({"schema_evolution": schema_evolution, "tombstones": tombstones})}
+        arguments = {**decoding, **given({"schema_evolution": schema_evolution, "tombstones": tombstones})}
         arguments |= open_registry(decoding, kafka_conn)
         lake = open_lake(table, iceberg_conn, storage_conn)
         group = group_of(lake, table, group)
@@ -361,7 +294,7 @@ def resnapshot(
         if since and not no_signal:
             raise InvalidArgument("--since-offset", "goes with --no-signal: Debezium is asked now.")
         named = {"format": value_format, "schema": schema, "key": key.split(",") if key else None}
-        decoding: dict[str, Any] = {**_landing(landing), **_given(named)}
+        decoding: dict[str, Any] = {**_landing(landing), **given(named)}
         decoding |= open_registry({"schema_registry": schema_registry, "format": value_format}, kafka_conn)
         _refuse_running(checkpoint, storage_conn)
         kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
@@ -387,7 +320,7 @@ def resnapshot(
     report_text(f"{table} has the newly read rows from snapshot {done.snapshot_id} on{counts}")
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pendulum
 
 from airflow_lakestream.core.bad_records import RejectLimit
-from airflow_lakestream.core.policies import OF_INPUT, choose, is_given, seconds
+from airflow_lakestream.core.policies import OF_INPUT, choose, is_given, seconds, with_short_unit
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -105,7 +105,7 @@ def between_batches(argument: str, value: object) -> float | None:
     if value == AVAILABLE_NOW:
         return None
     try:
-        return seconds(argument, _short(value))
+        return seconds(argument, with_short_unit(value))
     except InvalidArgument:
         problem = f'{value!r} is neither "{AVAILABLE_NOW}" nor a time between two batches.'
         raise InvalidArgument(argument, problem, 'Write "10 seconds".') from None
@@ -118,7 +118,7 @@ def microseconds(argument: str, value: object) -> int | None:
     """
     if not is_given(value):
         return None
-    given = value.total_seconds() if isinstance(value, timedelta) else _short(value)
+    given = value.total_seconds() if isinstance(value, timedelta) else with_short_unit(value)
     return round(positive_seconds(argument, given) * 10**6)
 
 
@@ -327,15 +327,6 @@ def _time_of(text: str) -> object:
         return int(text)
     # With its date: "now" and "12:00" would be another time in each try of a run.
     return pendulum.parse(text) if re.match(r"[0-9]{4}", text) else None
-
-
-def _short(value: object) -> str:
-    """Return a time in our notation, "10s", also from Spark's, "10 seconds"."""
-    return re.sub(r"^\s*(\d+)\s*(millisecond|second|minute|hour|day)s?\s*$", _unit, str(value))
-
-
-def _unit(match: re.Match[str]) -> str:
-    return match[1] + {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}[match[2]]
 
 
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")

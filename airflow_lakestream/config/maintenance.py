@@ -9,14 +9,17 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.policies import seconds
+from airflow_lakestream.core.policies import is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionRule
 from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule
 from airflow_lakestream.lakes import LakeCapability, LakeFormat, lake_of
+from airflow_lakestream.tables.retention import RowRetention
 
-Settings = TypeVar("Settings", "CompactionConfig", "ExpiryConfig", "OrphanConfig")
+Settings = TypeVar("Settings", "RetentionConfig", "CompactionConfig", "ExpiryConfig", "OrphanConfig")
 
+# Keys of works, in the order in which a table is maintained.
+WORKS = ("retention", "compact", "rewrite_manifests", "expire", "remove_orphans")
 _DAY = 86_400.0
 # For a mirror that is compacted in parts: bytes of a part between two merges, which would undo the rewrite.
 _PART_BYTES = 2 * 2**30
@@ -169,6 +172,33 @@ class OrphanConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RetentionConfig:
+    """Settings for the time to live of rows, which only the worker applies.
+
+    :param column: column of times; default: tables with the property `lakestream.retention` follow it, others keep all.
+    :param keep: age up to which rows stay, such as "90 days"; goes with `column`.
+    :param exact: also write files again in which only some rows are old.
+    """
+
+    column: str | None = None
+    keep: float | str | None = None
+    exact: bool | str = False
+
+    def __post_init__(self) -> None:
+        _ = self.rule
+
+    @property
+    def rule(self) -> RowRetention | None:
+        """The rule for all tables, or None if each table's property decides. Raises InvalidArgument."""
+        exact = arguments.flag("maintenance.retention.exact", self.exact)
+        if is_given(self.column) or is_given(self.keep):
+            return RowRetention.make("maintenance.retention", self.column, self.keep, exact=exact)
+        if exact:
+            raise InvalidArgument("maintenance.retention.exact", "goes with column and keep.", "Give these, too.")
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class MaintenanceSection:
     """The section `maintenance`. A work is done if set to `true` or to a mapping of settings.
 
@@ -176,6 +206,7 @@ class MaintenanceSection:
     """
 
     tables: tuple[str, ...]
+    retention: RetentionConfig | None = None
     compact: CompactionConfig | None = None
     expire: ExpiryConfig | None = None
     remove_orphans: OrphanConfig | None = None
@@ -194,13 +225,14 @@ class MaintenanceSection:
             _check_name(name)
         section = cls(
             tables=tables,
+            retention=_work("retention", RetentionConfig, given.get("retention")),
             compact=_work("compact", CompactionConfig, given.get("compact")),
             expire=_work("expire", ExpiryConfig, given.get("expire")),
             remove_orphans=_work("remove_orphans", OrphanConfig, given.get("remove_orphans")),
             rewrite_manifests=arguments.flag("maintenance.rewrite_manifests", given.get("rewrite_manifests")),
         )
-        if not any((section.compact, section.expire, section.remove_orphans, section.rewrite_manifests)):
-            remedy = "Set compact, expire, remove_orphans or rewrite_manifests."
+        if not any(getattr(section, work) for work in WORKS):
+            remedy = "Set retention, compact, rewrite_manifests, expire or remove_orphans."
             raise InvalidArgument("maintenance", "contains nothing to do.", remedy)
         return section
 

@@ -258,8 +258,9 @@ class FunctionRows:
         return FunctionRows(other.function, self.rows + other.rows)
 
 
-# The run id of a replay of rejected records begins with it. A stored format: histories of tables are read by it.
-REPLAY = "replay "
+# The run ids of replays of rejected records, and of removals of old rows, begin with these. A stored format: histories
+# of tables are read by them.
+REPLAY, RETENTION_RUN = "replay ", "retention "
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +309,11 @@ class Landing:
 
     @property
     def is_replay(self) -> bool:
-        """Whether the landing is a replay of rejected records, which shows nothing about the topic's newest records."""
-        return self.run_id.startswith(REPLAY)
+        """Whether the landing is a replay of rejected records, which shows nothing about the topic's newest records.
+
+        The same is true of a removal of old rows.
+        """
+        return self.run_id.startswith((REPLAY, RETENTION_RUN))
 
     @property
     def held(self) -> Mapping[TopicIdentity, RangeSet]:

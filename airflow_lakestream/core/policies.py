@@ -201,6 +201,17 @@ def seconds(argument: str, value: object) -> float:
     return seconds
 
 
+def with_short_unit(value: object) -> str:
+    """Return a time in the notation of `seconds`, "7d", also from words: "7 days", "10 seconds", "2 weeks"."""
+    return re.sub(r"^\s*(\d+)\s*(millisecond|second|minute|hour|day|week)s?\s*$", _short_unit, str(value))
+
+
+def _short_unit(match: re.Match[str]) -> str:
+    if match[2] == "week":
+        return f"{7 * int(match[1])}d"
+    return match[1] + {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}[match[2]]
+
+
 _BYTES = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "kib": 2**10, "m": 2**20, "mb": 2**20, "mib": 2**20}
 _BYTES |= {"g": 2**30, "gb": 2**30, "gib": 2**30}
 

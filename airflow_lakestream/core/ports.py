@@ -96,6 +96,14 @@ class RangesNotLanded(Conflict):
         super().__init__(f"{table} does not hold {ranges} (any more), so there is nothing to replace there.")
 
 
+class RemovedMeanwhile(Conflict):
+    """Removal of old rows in ranges to replace, since this run's plan; `ranges` are the offsets of the rows."""
+
+    def __init__(self, table: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(f"{table}: retention removed the rows of {ranges} after this run had planned to replace them.")
+
+
 class ReplacedMeanwhile(LakestreamError, Terminal):
     """Another run replaced the same offsets after this run's plan: this run's rows may be of an older decoding."""
 
@@ -217,7 +225,8 @@ class TableState:
 
     `schema` is of the rows to decode; None if neither a table nor a given schema specifies it. `part` is a sentence
     about the table's part in a fan-out, if any. `look_for_rows` finds rows that no ledger accounts for, in the table as
-    it was at that moment. `type_remedy` is the remedy if a column of the source gets another type.
+    it was at that moment. `type_remedy` is the remedy if a column of the source gets another type. `keeps_removed`: a
+    replace leaves out offsets whose rows were removed on purpose, since the table's retention removed some.
     """
 
     ledger: Ledger
@@ -228,6 +237,7 @@ class TableState:
     part: str | None = None
     look_for_rows: LookForRows = no_rows
     type_remedy: str = NEW_TABLE
+    keeps_removed: bool = False
 
     @property
     def types(self) -> LedgerTypes:

@@ -67,6 +67,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, replaced_ranges
+from airflow_lakestream.tables.retention import REMOVED, RETENTION, RowRetention
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, whole_schema
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema
@@ -158,7 +159,9 @@ def check_design(design: TableDesign, *, widens: bool = False) -> None:
             'Set "add", or widen the column with ALTER TABLE first.',
         )
     for key in design.properties:
-        if key.startswith("lakestream.") or (key.startswith("delta.") and key not in _KNOWN_PROPERTIES):
+        if key == RETENTION:
+            RowRetention.parse(design.properties[key])
+        elif key.startswith("lakestream.") or (key.startswith("delta.") and key not in _KNOWN_PROPERTIES):
             raise InvalidArgument(
                 "table_properties",
                 f"{key!r} asks of all writers what is not done here, or is kept free.",
@@ -238,6 +241,7 @@ class DeltaSink(TableSink[Add]):
             other_ledgers=ledger_store.other_ledgers(head, self._group),
             landed_by_run=ledger_store.landings_of_run(head, self._store, self._group, run_id),
             schema=self._decoded(change),
+            keeps_removed=REMOVED in head.properties,
             # A mirror accepts repeated events: the newest event of a key wins.
             look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, head),
         )

@@ -18,6 +18,7 @@ from airflow_lakestream.delta.protocol import check_no_dead_rows, check_removabl
 from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, TOPIC
 from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, replaced_ranges, rows_landed
+from airflow_lakestream.tables.retention import REMOVED
 
 Finder = takeout.TakeoutFinder[Add, Add]
 Takeout = takeout.TakeoutFiles[Add, Add]
@@ -155,7 +156,8 @@ def _landings_since(
 def ranges_landed(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
     """Refuse ranges missing in the group's ledger, ranges with possible rows of others, and tables without removal."""
     if head is not None:
-        check_replace(commit.table, commit.landing, commit.group, ledger_store.ledgers(head, commit.group))
+        ledgers, is_kept = ledger_store.ledgers(head, commit.group), REMOVED in head.properties
+        check_replace(commit.table, commit.landing, commit.group, ledgers, keeps_removed=is_kept)
         check_removable(head)
 
 

@@ -55,6 +55,7 @@ from airflow_lakestream.iceberg.write.trial import proof_of, unwritable
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, completed, replaced_ranges
+from airflow_lakestream.tables.retention import REMOVED
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in, whole_schema
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema
 from airflow_lakestream.tables.sink import TableSink
@@ -187,6 +188,7 @@ class IcebergSink(TableSink[DataFile]):
             landed_by_run=ledger_store.landings_of_run(self._table, reading, self._group, run_id),
             schema=self._decoded(self._change),
             part=note_on(self._table.metadata.properties),
+            keeps_removed=REMOVED in self._table.metadata.properties,
             # A mirror accepts repeated events: the newest event of a key wins.
             look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, self._table),
         )

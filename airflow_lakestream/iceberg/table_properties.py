@@ -19,6 +19,7 @@ from pyiceberg.table.name_mapping import parse_mapping_from_json
 
 from airflow_lakestream.core.policies import MaintainMode
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.retention import RETENTION, RowRetention
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +127,13 @@ def _mapping(name: str, text: str) -> None:
         raise _refused(name, {name: text}, f"is not a mapping of names: {e}") from e
 
 
+def _retention(name: str, text: str) -> None:
+    try:
+        RowRetention.parse(text)
+    except InvalidArgument as e:
+        raise InvalidArgument("table_properties", str(e)) from e
+
+
 _positive = partial(_integer, least=1, most=_GREATEST_INT)
 _positive_long = partial(_integer, least=1)
 _PROPERTIES: Mapping[str, Check] = {
@@ -170,4 +178,5 @@ _PROPERTIES: Mapping[str, Check] = {
     TableProperties.WRITE_UPDATE_ISOLATION_LEVEL: partial(_one_of, _ISOLATION_LEVELS),
     TableProperties.DEFAULT_NAME_MAPPING: _mapping,
     MAINTAIN: partial(_one_of, tuple(MaintainMode)),
+    RETENTION: _retention,
 }

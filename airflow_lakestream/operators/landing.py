@@ -16,7 +16,6 @@ from airflow_lakestream.core.policies import OnEmpty, choose
 from airflow_lakestream.core.routing import NoTopicMatches, is_pattern
 
 # No import of PyIceberg, Arrow or pandas at the top: Airflow parses DAG files again every half minute.
-from airflow_lakestream.lakes import LakeCapability
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run, push_pages
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
 from airflow_lakestream.operators.arguments import extras_of
@@ -143,8 +142,7 @@ class LandingOperator(BaseOperator, LineageReporting):
         With OpenLineage the empty facts of this try are set, and each commit adds to them.
         """
         tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
-        # A Delta table has no sums of the written files and rows of a commit.
-        meter = LandingMeter(tags, lake if LakeCapability.CATALOG in config.lake.can else None)
+        meter = LandingMeter(tags, lake)
         if not is_lineage_enabled():
             return meter
         from airflow_lakestream.lineage.columns import columns_of

@@ -23,12 +23,15 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
 
     Returns a list with a report per table: `before` and `after` with `files`, `delete_files` and `bytes`, `rewritten`
     and `new` data files, `lost` groups of files, which the next run compacts, `manifests`, `expired`, `orphans`,
-    `orphan_bytes`, `mended`, `advice` (a hint for Spark), and `is_whole`: False if the time was over. Each work takes
-    true, false, or a mapping of its settings. If a table fails, the others are still maintained, and the task fails.
+    `orphan_bytes`, `mended`, of retention `removed_rows`, `removed_files`, `kept_files`, `advice` (a hint for Spark),
+    and `is_whole`: False if the time was over. Each work takes true, false, or a mapping of its settings. If a table
+    fails, the others are still maintained, and the task fails.
 
     .. seealso:: docs/maintenance.md
 
     :param tables: names, or patterns such as `lake.*`, or paths and URIs of Delta tables (templated)
+    :param retention: remove rows older than the table's property `lakestream.retention` says, or than a mapping with
+        `column` and `keep` (templated)
     :param compact: rewrite small files, and files with deletes (templated)
     :param rewrite_manifests: merge small manifests (templated)
     :param expire: remove old snapshots, and files that only they need (templated)
@@ -45,6 +48,7 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
         self,
         *,
         tables: str | Sequence[str],
+        retention: bool | str | Mapping[str, Any] = True,
         compact: bool | str | Mapping[str, Any] = True,
         rewrite_manifests: bool | str = True,
         expire: bool | str | Mapping[str, Any] = True,
@@ -64,12 +68,11 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Maintain the tables, and return the reports; see the class."""
         with late_imports():
-            from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
+            from airflow_lakestream.config.maintenance import WORKS, MaintenanceSection, format_of
             from airflow_lakestream.hooks.places import open_tables
 
         with airflow_errors():
-            works = ("tables", "compact", "rewrite_manifests", "expire", "remove_orphans")
-            section = MaintenanceSection.parse({name: getattr(self, name) for name in works})
+            section = MaintenanceSection.parse({name: getattr(self, name) for name in ("tables", *WORKS)})
             dry_run = arguments.flag("dry_run", self.dry_run)
             lake = format_of(section.tables)
             tables = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)

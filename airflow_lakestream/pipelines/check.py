@@ -156,14 +156,12 @@ def _check_columns(landing: SinkLanding, config: ExtractConfig) -> None:
 def _check_maintenance(one: TableMaintenance) -> None:
     # Imported here, like the checks of sensors.
     from airflow_lakestream.config.arguments import positive_seconds
-    from airflow_lakestream.config.maintenance import MaintenanceSection
+    from airflow_lakestream.config.maintenance import WORKS, MaintenanceSection
 
     known = {name: value for name, value in one.arguments.items() if is_literal(value)}
     if "budget" in known:
         positive_seconds("budget", known["budget"])
-    works = {
-        name: known[name] for name in ("compact", "rewrite_manifests", "expire", "remove_orphans") if name in known
-    }
+    works = {name: known[name] for name in WORKS if name in known}
     if any(works.values()):
         MaintenanceSection.parse({"tables": "some.table", **works})
 

@@ -304,6 +304,7 @@ def _alerts(document: YamlDocument, pipeline: Pipeline) -> FileArguments:
 
 # Keys of `maintenance` for the mapping of a work, with the mapping's key.
 _OF_WORKS = {
+    "retention": {"retention_column": "column", "keep": "keep", "exact": "exact"},
     "compact": {"target_file_size": "options.target-file-size-bytes"},
     "expire": {"expire_older_than": "older_than", "retain_last": "retain_last"},
     "remove_orphans": {"orphans_older_than": "older_than", "longest_run": "longest_run"},

@@ -266,6 +266,10 @@ class PipelineMaintenance(Part):
 
     schedule: str = Field(default="0 3 * * *", description="cron, a preset such as @daily, or never")
     sinks: Names | None = Field(default=None, description="sinks whose tables are maintained; default: all")
+    retention: Flag = Field(default=True, description="remove rows older than lakestream.retention of a table says")
+    retention_column: str | None = Field(default=None, description="column of times, in place of the tables' property")
+    keep: Duration | None = Field(default=None, description='age up to which rows stay, such as "90 days"')
+    exact: Flag | None = Field(default=None, description="also write files again in which some rows are old")
     compact: Flag = Field(default=True, description="rewrite small files, and files with deletes")
     target_file_size: FromOne | None = Field(default=None, description="bytes of a new file; default: the table's")
     rewrite_manifests: Flag = Field(default=True, description="merge small manifests")

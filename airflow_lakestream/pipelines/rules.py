@@ -206,6 +206,9 @@ def _of_schedule(document: YamlDocument, pipeline: Pipeline) -> Iterator[FilePro
 _TEMPLATE = re.compile(r"\{\{.*?\}\}")
 # Keys of `maintenance` that go with a work.
 _GO_WITH = {
+    "retention_column": "retention",
+    "keep": "retention",
+    "exact": "retention",
     "target_file_size": "compact",
     "expire_older_than": "expire",
     "retain_last": "expire",
@@ -221,7 +224,8 @@ def _of_maintenance(document: YamlDocument, pipeline: Pipeline) -> Iterator[File
         return
     if upkeep.schedule != NEVER and (wrong := schedule_problem(upkeep.schedule)) is not None:
         yield document.problem((*at, "schedule"), f"maintenance.schedule: {wrong} Or write never.")
-    if not any((upkeep.compact, upkeep.rewrite_manifests, upkeep.expire, upkeep.remove_orphans)):
+    works = (upkeep.retention, upkeep.compact, upkeep.rewrite_manifests, upkeep.expire, upkeep.remove_orphans)
+    if not any(works):
         yield document.problem(at, "maintenance contains nothing to do. Leave out a key that is false.")
     for key, work in _GO_WITH.items():
         if getattr(upkeep, key) is not None and not getattr(upkeep, work):

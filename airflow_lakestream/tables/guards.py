@@ -6,7 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.ports import CannotReplace, LedgerConflict, RangesNotLanded, StreamConflict, TypesConflict
+from airflow_lakestream.core.ports import (
+    CannotReplace,
+    LedgerConflict,
+    RangesNotLanded,
+    RemovedMeanwhile,
+    StreamConflict,
+    TypesConflict,
+)
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.source_types import other_meaning
 from airflow_lakestream.tables.coordinates import COORDINATES
@@ -64,20 +71,25 @@ def replaced_ranges(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
     return changes[0][0], changes[0][1].replaced
 
 
-def check_replace(table: str, landing: Landing, consumer_group: str, ledgers: Mapping[str, Ledger]) -> None:
+def check_replace(
+    table: str, landing: Landing, consumer_group: str, ledgers: Mapping[str, Ledger], *, keeps_removed: bool = False
+) -> None:
     """Refuse a replace of ranges not landed by the group, and of ranges with unidentifiable rows.
 
     A row can't be identified by its position if another group landed records of the topic, if this group landed records
     of an earlier topic of the name, or if a row in the ranges was adopted without a position.
 
-    Raises RangesNotLanded, and CannotReplace for unidentifiable rows.
+    Raises RangesNotLanded, RemovedMeanwhile, and CannotReplace for unidentifiable rows.
 
     :param ledgers: the ledgers of all groups of the table; `consumer_group` must have an entry, maybe empty.
+    :param keeps_removed: refuse ranges with receipts of removed rows.
     """
     identity, ranges = replaced_ranges(landing)
     topic, ledger = identity.topic, ledgers[consumer_group]
     if missing := ranges - ledger.entry(identity).landed:
         raise RangesNotLanded(table, missing)
+    if keeps_removed and (removed := ranges & ledger.entry(identity).forgotten):
+        raise RemovedMeanwhile(table, removed)
     problems = [
         f"rows of {topic!r} that consumer group {group!r} landed"
         for group, other in ledgers.items()

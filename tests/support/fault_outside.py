@@ -181,7 +181,8 @@ class Outside:
         table = self._world.table()
         if table is None:
             return
-        ids = [s.snapshot_id for s in table.snapshots() if s.snapshot_id != table.metadata.current_snapshot_id]
+        kept = {table.metadata.current_snapshot_id, *(ref.snapshot_id for ref in table.metadata.refs.values())}
+        ids = [s.snapshot_id for s in table.snapshots() if s.snapshot_id not in kept]
         doomed = [s for s in ids if self._random.random() < self._random.choice([0.5, 1])]
         if doomed:
             table.maintenance.expire_snapshots().by_ids(doomed).commit()

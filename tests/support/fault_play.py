@@ -19,6 +19,7 @@ from pyiceberg.table.metadata import TableMetadataV2
 
 from airflow_lakestream.core.landing import job
 from airflow_lakestream.iceberg.commit import attempt, committing
+from airflow_lakestream.iceberg.upkeep import ledger_edit
 from tests.support.fault_catalog import HarnessCatalog
 from tests.support.fault_topics import ModelKafka
 from tests.support.fault_world import World
@@ -66,6 +67,7 @@ def _quick() -> Iterator[None]:
     try:
         with (
             mock.patch.object(committing, "RETRY_PAUSE", 0.0),
+            mock.patch.object(ledger_edit, "RETRY_PAUSE", 0.0),
             mock.patch.object(job, "GIVE_WAY", 0.0),
             mock.patch.object(AvroFileHeader, "get_schema", lambda header: schemas(header.meta["avro.schema"])),
             mock.patch.object(avro, "resolve_reader", _remembered(avro.resolve_reader)),

@@ -45,6 +45,7 @@ class RunFileIO(PyArrowFileIO):
 
     def new_output(self, location: str) -> Any:
         self._run.at("data file" if location.endswith(".parquet") else "manifest")
+        self._run.files.append(location)
         return super().new_output(location)
 
     def delete(self, location: Any) -> None:

@@ -1,4 +1,6 @@
-"""One run of the package under the fault harness, with a boundary at each step; `fault_ports` are its ports.
+"""One run of the package, or of its maintenance, under the fault harness, with a boundary at each step.
+
+`fault_ports` are its ports.
 
 At a boundary the run's fate is asked: it goes on, gives the turn to others (it may be gone on with later, as the zombie
 of a try that everybody took for dead), fails, or is killed. A killed run has no effect any more: neither on the
@@ -98,7 +100,14 @@ class Asked:
 class Run:
     """One try of a run. `go_on` lets it run to its next pause or to its end."""
 
-    def __init__(self, number: int, asked: Asked, fate: Fate, trim: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        number: int,
+        asked: Asked,
+        fate: Fate,
+        trim: Callable[[], object],
+        work: Callable[[], object] | None = None,
+    ) -> None:
         self.number, self.asked, self.fate = number, asked, fate
         self.job: LandingJob | None = None
         self.report: LandingReport | None = None
@@ -109,7 +118,9 @@ class Run:
         self.met_commit_fault = self.trims_midway = False
         # A request that the catalog was sent, and has not decided upon yet.
         self.pending: Callable[[], object] | None = None
-        self._trim = trim
+        # The files that it has written, so far.
+        self.files: list[str] = []
+        self._trim, self._work = trim, work
         self._turn = Turn(self._land)
 
     @property
@@ -146,8 +157,11 @@ class Run:
             self._trim()
 
     def _land(self) -> None:
-        assert self.job is not None
         try:
+            if self._work is not None:
+                self._work()
+                return
+            assert self.job is not None
             self.report = land(self.job)
         except BaseException as e:  # noqa: BLE001  # judged by whoever has the turn next
             self.error = e

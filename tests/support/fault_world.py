@@ -7,7 +7,7 @@ says all. What went wrong is a `Violation`, with the whole story in it. What has
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -20,6 +20,7 @@ from airflow_lakestream.core.landing.job import Contention
 from airflow_lakestream.core.landing.plan import DamagedBatch, DataLoss, RangesGone
 from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown, CommitRefused
+from airflow_lakestream.iceberg.upkeep.ledger_edit import EditNotDone
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from tests.support.fault_catalog import HarnessCatalog
@@ -30,6 +31,7 @@ from tests.support.fault_ports import RunCatalog, RunDecoders, RunSink, RunSourc
 from tests.support.fault_run import POINTS, Asked, Fate, InjectedDiskFault, InjectedFault, PausesEverywhere, Run
 from tests.support.fault_topics import ModelKafka, Topic
 from tests.support.fault_turns import Killed
+from tests.support.fault_upkeep import MAINTAIN, Upkeep
 from tests.support.faults import CatalogDown, ReadTimeout
 from tests.support.lake import QUICK_RETRIES
 
@@ -58,6 +60,9 @@ class World:
         self.properties["commit.retry.num-retries"] = random.choice(["4", "4", "0"])
         self.properties |= random.choice([{}, *ODD_PROPERTIES])
         self.outside = Outside(self)
+        self.upkeep = Upkeep(self)
+        # A third of the sequences is longer, and mostly of maintenance.
+        self.is_of_upkeep = random.random() < 0.33
         self.tell(f"table properties {self.properties}")
         self.oracle = Oracle(self)
         self.leftovers = keep in ("2", "4")
@@ -70,7 +75,7 @@ class World:
         for topic in self.topics:
             self.outside.produce(topic)
         try:
-            for _ in range(self.random.randint(8, 15)):
+            for _ in range(self.random.randint(8, 15) * (2 if self.is_of_upkeep else 1)):
                 self.random.choice(actions)()
             self.settle()
         except Violation:
@@ -100,6 +105,8 @@ class World:
             self.outside.damage: 1,
             self.outside.evolve: 1,
             self.outside.forget_damaged: 1,
+            self.upkeep.maintain: 40 if self.is_of_upkeep else 3,
+            self.upkeep.tag: 3 if self.is_of_upkeep else 1,
             self.late_request: 2,
         }
         return [action for action, weight in weights.items() for _ in range(weight)]
@@ -135,7 +142,7 @@ class World:
             config |= {"replace": True}
         elif self.random.random() < 0.15:
             config |= {"max_records": self.random.randint(1, 6)}
-        return self._begin(self._asked(topic, config), self._fate())
+        return self._begin(self._asked(topic, config), self.fate())
 
     def backfill(self) -> None:
         """Run the intervals of a time in parallel, as Airflow's backfill does, each going on at random."""
@@ -165,13 +172,16 @@ class World:
         """Retry or clear a run: the same again, though the try before may be alive."""
         if self.runs and len(self.alive) < 5:
             before = self.random.choice(self.runs[-4:])
-            self._begin(before.asked, self._fate())
+            if before.asked.mode == MAINTAIN:
+                self.upkeep.begin(before.asked)
+            else:
+                self._begin(before.asked, self.fate())
 
     def go_on(self) -> None:
         """Let a run go on that everybody took for dead."""
         if self.alive:
             run = self.random.choice(self.alive)
-            run.fate = self._fate()
+            run.fate = self.fate()
             self.tell(f"run #{run.number} goes on: {run.fate}")
             self._go_on(run)
 
@@ -217,10 +227,14 @@ class World:
         config["tombstones"] = self.random.choice(["keep", "keep", "reject"])
         return Asked(f"r{next(self._numbers)}", topic.log.name, config)
 
-    def _fate(self) -> Fate:
+    def fate(self, points: Sequence[str] = tuple(sorted(POINTS))) -> Fate:
+        """Draw what happens to a run.
+
+        :param points: the boundaries that it comes to.
+        """
         if self.random.random() < 0.4:
             return Fate()
-        point = self.random.choice(sorted(POINTS))
+        point = self.random.choice(points)
         return Fate(point, self.random.choice([1, 1, 1, 2, 3]), self.random.choice(POINTS[point]))
 
     def _begin(self, asked: Asked, fate: Fate) -> Run:
@@ -245,13 +259,17 @@ class World:
             # One process: threads here go on one at a time, as the seed says.
             children=None,
         )
+        self.begin(run)
+        return run
+
+    def begin(self, run: Run) -> None:
+        """Let a run begin beside those that are alive."""
         for other in self.alive:
             other.beside += 1
             run.beside += 1
         self.runs.append(run)
-        self.tell(f"run {run} {fate}")
+        self.tell(f"run {run} {run.fate}")
         self._go_on(run)
-        return run
 
     def _go_on(self, run: Run) -> None:
         run.go_on()
@@ -260,6 +278,9 @@ class World:
             return
         self.tell(f"run #{run.number} ended: {run.error!r}" if run.error else f"run #{run.number} succeeded")
         self.leftovers |= isinstance(run.error, Killed | CommitOutcomeUnknown) or run.met_commit_fault
+        if run.asked.mode == MAINTAIN:
+            # Files that a killed or an overtaken work has written, and those that an expiry could not delete.
+            self.leftovers = True
         if run.error is None:
             self.oracle.ended(run)
         elif not (isinstance(run.error, (Killed, *EXPECTED)) or self._may_end_so(run)):
@@ -268,6 +289,8 @@ class World:
     def _may_end_so(self, run: Run) -> bool:
         if isinstance(run.error, CommitOutcomeUnknown):
             return run.met_commit_fault
+        if run.asked.mode == MAINTAIN:
+            return isinstance(run.error, EditNotDone) and (run.met_commit_fault or run.beside > 1)
         # Others may keep getting in first, and pauses between the tries take no time here. Beside one, no run gives up.
         if isinstance(run.error, (Contention, CommitRefused)):
             return run.beside > 1
@@ -322,3 +345,6 @@ class World:
         self.oracle.check_nothing_is_left()
         self.oracle.check_no_reject_is_over()
         self.oracle.check_files()
+        self.upkeep.check_tags()
+        self.upkeep.check_no_orphan_is_left()
+        self.oracle.check_books()

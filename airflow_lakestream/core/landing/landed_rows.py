@@ -90,7 +90,8 @@ def replace_landed(job: LandingJob) -> tuple[int, Landing] | None:
     """Read the run's own landed offsets again, and replace the rows in a single snapshot.
 
     Returns the snapshot and its landing, or None if no own offset is landed. A requested replace is always done: a
-    cleared task and a retry look the same, and a second replace changes no row.
+    cleared task and a retry look the same, and a second replace changes no row. The offsets of rows that retention
+    removed are left out.
 
     Raises RangesGone, ReplacedMeanwhile and CannotReplace, Contention after MAX_CONFLICTS conflicts, and the errors of
     reading. After any error no row was changed.
@@ -109,6 +110,8 @@ def _replace_once(job: LandingJob) -> tuple[int, Landing] | None:
     table = job.sink.load(job.run_id)
     now = job.source.look()
     entry = entry_of(job, table, now)
+    if table.keeps_removed:
+        entry = replace(entry, landed=entry.landed - entry.forgotten)
     look = PlanningLook(job.table, entry, now, job.source, job.on_data_loss)
     ranges = entry.landed & job.mode.own(look)
     if not ranges:

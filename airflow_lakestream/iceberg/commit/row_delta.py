@@ -173,11 +173,16 @@ class RowDelta(_OverwriteFiles):
 
 
 class FileExchange(RowDelta):
-    """Snapshot with the rows of its parent, as another arrangement of files: Iceberg's operation `replace`."""
+    """Snapshot with the rows of its parent, as another arrangement of files: Iceberg's operation `replace`.
 
-    def __init__(self, transaction: Transaction, summary: dict[str, str]) -> None:
+    :param operation: another operation, for a snapshot that lacks some rows of its parent.
+    """
+
+    def __init__(
+        self, transaction: Transaction, summary: dict[str, str], operation: Operation = Operation.REPLACE
+    ) -> None:
         super().__init__(transaction, summary)
-        self._operation = Operation.REPLACE
+        self._operation = operation
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
         # PyIceberg counts no replace, and takes each new file for a file of the current spec.
@@ -190,7 +195,7 @@ class FileExchange(RowDelta):
         parent = metadata.snapshot_by_id(self._parent_snapshot_id) if self._parent_snapshot_id is not None else None
         counted = Summary(Operation.OVERWRITE, **counts.build(), **snapshot_properties)
         total = update_snapshot_summaries(counted, None if parent is None else parent.summary)
-        return Summary(Operation.REPLACE, **total.additional_properties)
+        return Summary(self._operation, **total.additional_properties)
 
 
 def _by_spec(files: Iterable[DataFile]) -> Mapping[int, Sequence[DataFile]]:

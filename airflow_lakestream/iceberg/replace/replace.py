@@ -25,6 +25,7 @@ from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTran
 from airflow_lakestream.iceberg.commit.commit import Check, RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.replace.takeout import Finder, IcebergFiles, Takeout
 from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, rows_landed
+from airflow_lakestream.tables.retention import REMOVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ def ranges_landed(commit: TableCommit, head: Table) -> None:
     """Refuse ranges missing in the group's ledger, and ranges with possible rows of another group or tool."""
     try:
         ledgers = ledger_store.ledgers(head, commit.group)
-        check_replace(ledger_store.name_of(head), commit.landing, commit.group, ledgers)
+        is_kept = REMOVED in head.metadata.properties
+        check_replace(ledger_store.name_of(head), commit.landing, commit.group, ledgers, keeps_removed=is_kept)
     except (CannotReplace, Conflict) as e:
         raise RefusalCarrier(e) from None
 

@@ -124,12 +124,14 @@ class FileRewriter:
 
     :param order: the order of rows in the new files; without fields, rows stay in the order of the files.
     :param is_over: whether the caller asked to end.
+    :param keep: returns the rows to keep; default: all.
     """
 
     metadata: TableMetadata
     io: FileIO
     order: SortOrder
     is_over: Callable[[], bool] = lambda: False
+    keep: Callable[[pa.Table], pa.Table] | None = None
 
     def rewrite(self, group: FileGroup) -> RewrittenGroup:
         """Write the new files. Raises RewriteInterrupted; after an error the files of this call are deleted."""
@@ -144,7 +146,9 @@ class FileRewriter:
 
     def _write(self, rewritten: RewrittenGroup, paths: list[str]) -> None:
         group = rewritten.group
-        schema, rows = self.metadata.schema(), self._rows(group.files)
+        schema, rows = self.metadata.schema(), self.live_rows(group.files)
+        if self.keep is not None:
+            rows = filter(len, map(self.keep, rows))
         if self.order.fields:
             rows = sorted_rows(rows, schema, self.order)
         places, key = locations(self.metadata, ""), partition_key(self.metadata, group.spec_id, group.partition)
@@ -161,7 +165,7 @@ class FileRewriter:
             partition, spec = group.partition, group.spec_id
             rewritten.new.append(described(output, statistics, partition, spec_id=spec, sort_order_id=order))
 
-    def _rows(self, files: Iterable[LiveFile]) -> Iterator[pa.Table]:
+    def live_rows(self, files: Iterable[LiveFile]) -> Iterator[pa.Table]:
         """Yield the live rows of files, in the same types."""
         schema, deleted = self.metadata.schema(), EqualityDeletes(self.metadata, self.io)
         types: pa.Schema | None = None
@@ -237,10 +241,10 @@ def exchange(catalog: Catalog, name: str, sequence: int, part: Sequence[Rewritte
     except BaseException:
         # A commit that was sent may still be applied: the files stay, as orphans if it is not.
         if not any(one.reached_catalog for one in attempts):
-            _discard(catalog, name, part)
+            discard(catalog, name, part)
         raise
     kept = {id(one) for one in done.exchanged}
-    _discard(catalog, name, [one for one in part if id(one) not in kept])
+    discard(catalog, name, [one for one in part if id(one) not in kept])
     return done
 
 
@@ -273,7 +277,8 @@ def _still_planned(
     return exchanged, index.dangling
 
 
-def _discard(catalog: Catalog, name: str, part: Collection[RewrittenGroup]) -> None:
+def discard(catalog: Catalog, name: str, part: Collection[RewrittenGroup]) -> None:
+    """Delete the new files of groups that were not committed; files that can't be deleted are logged."""
     if paths := [file.file_path for one in part for file in one.new]:
         for path in delete_files(catalog.load_table(name).io, paths):
             log.warning("An uncommitted data file could not be deleted: %s", path)
@@ -357,7 +362,7 @@ def compact(
         except RewriteInterrupted:
             done.is_whole = False
         except BaseException:
-            _discard(catalog, name, written)
+            discard(catalog, name, written)
             raise
         if written or not part:
             try:

@@ -1,4 +1,4 @@
-"""Commit of a snapshot with the rows of its parent in another arrangement, decided for one head and guarded."""
+"""Commit of a snapshot with other files for rows of its parent, decided for one head and guarded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.core.lineage import encode_restated
 from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction, note
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
@@ -18,6 +20,8 @@ from airflow_lakestream.iceberg.upkeep.ledger_edit import edit_commit, restated
 
 # Makes the producer of the snapshot, with a summary.
 Arrange = Callable[[LandingTransaction, dict[str, str]], Producer]
+NO_LEDGERS: Mapping[str, Ledger] = {}
+NO_PROPERTIES: Mapping[str, str] = {}
 
 
 def fit_table(catalog: Catalog, name: str) -> Table:
@@ -28,11 +32,19 @@ def fit_table(catalog: Catalog, name: str) -> Table:
 
 
 def attempt_at(
-    catalog: Catalog, name: str, table: Table, summary: Mapping[str, str], arrange: Arrange
+    catalog: Catalog,
+    name: str,
+    table: Table,
+    summary: Mapping[str, str],
+    arrange: Arrange,
+    ledgers: Mapping[str, Ledger] = NO_LEDGERS,
+    properties: Mapping[str, str] = NO_PROPERTIES,
 ) -> CommitAttempt:
     """Return an attempt for the head of `table`, for `ledger_edit.drive`.
 
     :param summary: further keys of the snapshot's summary.
+    :param ledgers: the changed ledgers by group; default: none changes.
+    :param properties: table properties to set in the same commit.
     """
 
     def stage(attempt: CommitAttempt, transaction: LandingTransaction, _: Table, __: Sequence[DataFile]) -> None:
@@ -42,6 +54,8 @@ def attempt_at(
             pass
 
     edit_id = uuid.uuid4().hex
-    guard = CommitGuard(catalog, edit_commit(edit_id, table, restated({}, {})))
+    guard = CommitGuard(catalog, edit_commit(edit_id, table, restated(ledgers, properties)))
     known = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: edit_id}
+    if ledgers:
+        known |= encode_restated(ledgers)
     return CommitAttempt(catalog, name, guard, {**known, **summary}, stage)

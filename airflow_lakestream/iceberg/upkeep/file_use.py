@@ -22,7 +22,7 @@ _PARTITIONS = "changed-partition-count"
 
 @dataclass(frozen=True, kw_only=True)
 class FileUse:
-    """Files of a table's head.
+    """Files of a table's head; of a Delta table, see `watching.streams.delta.file_use`.
 
     :param files: data files; None if the head's writer keeps no totals. The same for `delete_files`.
     :param small: small data files that came since the last compaction by any engine, judged by the mean size in each

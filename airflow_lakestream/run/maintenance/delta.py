@@ -11,11 +11,13 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from airflow_lakestream.delta import old_rows
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.protocol import UnfitTable, check_writable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.upkeep.reads import TableSize
 from airflow_lakestream.run.maintenance.upkeep import TableUpkeep, WorkerUpkeep
+from airflow_lakestream.tables.retention import RowRetention, rule_of
 
 
 class DeltaUpkeep(WorkerUpkeep):
@@ -28,22 +30,34 @@ class DeltaUpkeep(WorkerUpkeep):
     def _names(self) -> Sequence[str]:
         return self.section.tables
 
-    def _open(self, name: str) -> DeltaTable:
-        head = self.lake.open(name)
+    def _head(self, name: str) -> DeltaTableHead:
+        head: DeltaTableHead | None = self.lake.open(name)
         if head is None:
             raise InvalidArgument("maintenance.tables", f"there is no Delta table {name}.")
-        return check_maintainable(head)
+        return head
+
+    def _open(self, name: str) -> DeltaTable:
+        return check_maintainable(self._head(name))
 
     def _look(self, name: str) -> TableUpkeep:
         delta, orphans = self._open(name), self.section.remove_orphans
+        removal = None if (rule := self._retention(name)) is None else old_rows.find_old_rows(self._head(name), rule)
         found = [] if orphans is None else vacuum(delta, orphans.age, dry_run=True)
         compaction = None if self.section.compact is None else "The gain of a compaction is known afterwards"
         before = TableSize(*sizes(delta))
-        return TableUpkeep(table=name, before=before, after=None, compaction=compaction, orphans=len(found))
+        done = TableUpkeep(table=name, before=before, after=None, compaction=compaction, orphans=len(found))
+        return done.with_removal(removal)
+
+    def _retention(self, name: str) -> RowRetention | None:
+        given = self.section.retention
+        return None if given is None else rule_of(name, self._head(name).properties, given.rule)
 
     def _maintain(self, name: str) -> TableUpkeep:
         delta, section = self._open(name), self.section
-        done = TableUpkeep(table=name, before=TableSize(*sizes(delta)), after=None)
+        done, is_whole = TableUpkeep(table=name, before=TableSize(*sizes(delta)), after=None), True
+        if (rule := self._retention(name)) is not None:
+            removal = old_rows.remove_old_rows(self.lake, self._head(name), rule, self.is_over)
+            done, is_whole, delta = done.with_removal(removal), removal.is_whole, self._open(name)
         if section.compact is not None:
             target = section.compact.options.get("target-file-size-bytes")
             try:
@@ -57,7 +71,7 @@ class DeltaUpkeep(WorkerUpkeep):
         if section.remove_orphans is not None and not self.is_over():
             done = replace(done, orphans=len(vacuum(self._open(name), section.remove_orphans.age, dry_run=False)))
         after = TableSize(*sizes(self._open(name)))
-        return replace(done, after=after, is_whole=not self.is_over())
+        return replace(done, after=after, is_whole=is_whole and not self.is_over())
 
 
 def check_maintainable(head: DeltaTableHead) -> DeltaTable:

@@ -26,10 +26,12 @@ from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.upkeep import expiry, manifest_merge, narrow_bounds, orphans
 from airflow_lakestream.iceberg.upkeep.compaction import CompactionReport, TableHead, compact
 from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionPlan, CompactionRule
+from airflow_lakestream.iceberg.upkeep.old_rows import find_old_rows, remove_old_rows
 from airflow_lakestream.iceberg.upkeep.orphans import OrphanFiles
 from airflow_lakestream.iceberg.upkeep.reads import TableSize
 from airflow_lakestream.iceberg.write.files import target_size
 from airflow_lakestream.run.maintenance.tables import SharedFolder, inside, is_memory, select
+from airflow_lakestream.tables.retention import RemovalReport, RowRetention, rule_of
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ class TableUpkeep:
 
     :param after: None if nothing was changed, since only the gain was asked for.
     :param advice: a hint to let Spark compact, or None.
+    :param removed_rows: rows removed by retention, from `removed_files` files.
+    :param kept_files: files that retention keeps until all rows are old.
     :param is_whole: whether all works were ended; else the time was over.
     """
 
@@ -61,6 +65,9 @@ class TableUpkeep:
     orphans: int = 0
     orphan_bytes: int = 0
     mended: int = 0
+    removed_rows: int = 0
+    removed_files: int = 0
+    kept_files: int = 0
     is_whole: bool = True
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,6 +78,7 @@ class TableUpkeep:
 
     def __str__(self) -> str:
         works = [
+            *self._removals,
             f"{counted(self.expired, 'snapshot')} expired",
             f"{counted(self.orphans, 'orphan')} of {counted(self.orphan_bytes, 'byte')} removed",
             *([f"{counted(self.manifests, 'manifest')} fewer"] if self.manifests else []),
@@ -87,6 +95,19 @@ class TableUpkeep:
         would = ", ".join(works).replace("expired", "would expire").replace("removed", "would go")
         gain = f"{self.compaction or 'No compaction'}; {would}. Nothing was changed{self._hint}"
         return f"{self.table}: {self.before}. {gain}"
+
+    def with_removal(self, done: RemovalReport | None) -> TableUpkeep:
+        """Return the report with a removal of old rows, or unchanged without one."""
+        if done is None:
+            return self
+        files = done.files + done.rewritten
+        return replace(self, removed_rows=done.rows, removed_files=files, kept_files=done.left)
+
+    @property
+    def _removals(self) -> list[str]:
+        kept = f"{counted(self.kept_files, 'file')} with some old rows kept"
+        gone = f"{counted(self.removed_rows, 'old row')} of {counted(self.removed_files, 'file')} removed"
+        return [*([gone] if self.removed_files else []), *([kept] if self.kept_files else [])]
 
     @property
     def _hint(self) -> str:
@@ -161,7 +182,9 @@ class IcebergUpkeep(WorkerUpkeep):
 
     def _look(self, name: str) -> TableUpkeep:
         table, section = fitness.load_table(self.lake, name), self.section
-        plan = manifests = None
+        plan = manifests = removal = None
+        if (rule := self._retention(table)) is not None:
+            removal = find_old_rows(table, rule)
         if section.compact is not None and not is_memory(table):
             plan = TableHead.of(table).plan(_rule(section.compact, table))
         if section.rewrite_manifests:
@@ -179,12 +202,21 @@ class IcebergUpkeep(WorkerUpkeep):
             expired=0 if section.expire is None else len(section.expire.rule.expiring(table.metadata)),
             orphans=len(found.files),
             orphan_bytes=found.bytes,
-        )
+        ).with_removal(removal)
+
+    def _retention(self, table: Table) -> RowRetention | None:
+        given = self.section.retention
+        name = ledger_store.name_of(table)
+        return None if given is None else rule_of(name, table.metadata.properties, given.rule)
 
     def _maintain(self, name: str) -> TableUpkeep:
         table, section = fitness.load_table(self.lake, name), self.section
         done = TableUpkeep(table=name, before=TableSize.of(table), after=None)
         done = replace(done, mended=self._mend(table))
+        is_whole = True
+        if (rule := self._retention(table)) is not None:
+            removal = remove_old_rows(self.lake, name, rule, self.is_over)
+            done, is_whole = done.with_removal(removal), removal.is_whole
         if section.compact is not None and not is_memory(table):
             compacted = self._compact(section.compact, name)
             done = replace(
@@ -203,7 +235,7 @@ class IcebergUpkeep(WorkerUpkeep):
             found = self._orphans(name, remove=True)
             done = replace(done, orphans=len(found.files) - found.left, orphan_bytes=found.bytes)
         after = TableSize.of(self.lake.load_table(name))
-        return replace(done, after=after, is_whole=not self.is_over())
+        return replace(done, after=after, is_whole=is_whole and not self.is_over())
 
     def _mend(self, table: Table) -> int:
         wrong = narrow_bounds.wrong_bounds(table, ledger_store.head_of(table.metadata))

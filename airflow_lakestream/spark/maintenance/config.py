@@ -40,7 +40,11 @@ class MaintenanceConfig(AppSettings):
         """The work to do. Raises InvalidArgument."""
         for name in items("maintenance.tables", self.maintenance.get("tables")) or ():
             lake_of(name).require(LakeCapability.MAINTAIN, "maintenance.tables", name)
-        return MaintenanceSection.parse(self.maintenance)
+        section = MaintenanceSection.parse(self.maintenance)
+        if section.retention is not None:
+            remedy = "Let the worker do it: `lakestream maintain --retention`, or LakestreamMaintainOperator."
+            raise InvalidArgument("maintenance.retention", "Spark's app removes no old rows.", remedy)
+        return section
 
     @property
     def inputs(self) -> dict[str, str]:

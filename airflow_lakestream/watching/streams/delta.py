@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.event_cursor import EventCursor, landing_of_summary
 from airflow_lakestream.core.ledger import Ledger
@@ -14,12 +17,16 @@ from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.protocol import Action, info_of, read_commit
 from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.iceberg.upkeep.file_use import FileUse
 from airflow_lakestream.watching.streams.landing_events import EventCommit, LandingEvent, NewLandings, event_of
 from airflow_lakestream.watching.streams.landings import RECENT, BranchHistory, SnapshotRecord
 
 # Limits of what is read, one small file each: landings since the given time, and versions after the newest landing.
 MOST_RECENT = 50
 MOST_SINCE = 100
+# A file below this share of the target size is small; the target is that of delta-rs for tables without another.
+SMALL_SHARE = 0.75
+TARGET_BYTES = 100 * 2**20
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,14 @@ class DeltaStreams:
 
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> BranchHistory:
         """Return a group's landings, of a topic or all; see `look_back`. Raises UnreadableLedger."""
-        return look_back(self.head, self.store, consumer_group, since_ms, topic)
+        history = look_back(self.head, self.store, consumer_group, since_ms, topic)
+        compacted_at = next((one.at_ms for one in history.since if one.is_compaction), None)
+        return replace(history, files=replace(self.files, compacted_at=compacted_at))
+
+    @property
+    def files(self) -> FileUse:
+        """The use of the table's files; the time of the last compaction is not looked for."""
+        return file_use(self.head)
 
     def cursor(self) -> EventCursor:
         """Return the cursor after all landings."""
@@ -56,6 +70,22 @@ class DeltaStreams:
     def after(self, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
         """Return the landings after a cursor. Raises UnreadableLedger."""
         return landings_after(self.head, self.store, cursor, consumer_group)
+
+
+def file_use(head: DeltaTableHead) -> FileUse:
+    """Return the use of a version's files from the log; no data file is opened.
+
+    Small files count in partitions with two or more, which a compaction puts together.
+    """
+    assert head.delta is not None, "the table is really there"
+    found = pa.table(head.delta.get_add_actions(flatten=True))
+    partitions = [name for name in found.column_names if name.startswith("partition.")]
+    text = head.properties.get("delta.targetFileSize", "")
+    target = int(text) if text.isdecimal() else TARGET_BYTES
+    small = found.filter(pc.less(found["size_bytes"], SMALL_SHARE * target)).select(["size_bytes", *partitions])
+    counts = small.group_by(partitions).aggregate([("size_bytes", "count")])["size_bytes_count"].to_pylist()
+    deletes = pa.table(head.delta.deletion_vectors()).num_rows
+    return FileUse(files=found.num_rows, delete_files=deletes, small=sum(one for one in counts if one > 1))
 
 
 def look_back(

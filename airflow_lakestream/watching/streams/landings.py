@@ -99,7 +99,7 @@ class BranchHistory:
     rolled_back: tuple[SnapshotRecord, ...] = ()
     expired: bool = False
     expired_ms: int | None = None
-    # Of an Iceberg table's head.
+    # Of the table's head.
     files: FileUse | None = None
 
     @property
@@ -296,6 +296,10 @@ class TableStreams(Protocol):
     def problems(self) -> tuple[type[Exception], ...]:
         """The errors raised if a group's ledger can't be read."""
 
+    @property
+    def files(self) -> FileUse:
+        """The use of the table's files."""
+
     def groups(self) -> tuple[str, ...]:
         """Return the groups with a ledger."""
 
@@ -338,7 +342,12 @@ class IcebergStreams:
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> BranchHistory:
         """Return a group's landings, of a topic or all; see `look_back` for the errors."""
         history = look_back(self.table, consumer_group, topic=topic or None, since_ms=since_ms)
-        return replace(history, files=FileUse.of(self.table.metadata))
+        return replace(history, files=self.files)
+
+    @property
+    def files(self) -> FileUse:
+        """The use of the table's files."""
+        return FileUse.of(self.table.metadata)
 
     def cursor(self) -> EventCursor:
         """Return the cursor after all landings."""

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
-from tests.support.delta_table import expected, land, landed, live_files, rows_of, stray_files
+from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.iceberg.upkeep.file_use import FileUse
+from airflow_lakestream.watching.streams.delta import DeltaStreams, file_use
+from tests.support.delta_table import GROUP, expected, land, landed, live_files, rows_of, stray_files
 
 
 @pytest.fixture
@@ -56,3 +60,46 @@ def test_a_vacuum_of_a_table_with_leftovers_of_a_killed_run_removes_them(table: 
     vacuum(table)
     assert not stray_files(table)
     assert rows_of(table) == expected((0, 12))
+
+
+def counts(table: Path) -> FileUse:
+    head = DeltaStorage().open(str(table))
+    assert head is not None
+    return file_use(head)
+
+
+def test_small_files_are_counted_by_the_log_alone(table: Path) -> None:
+    sizes = {path: (table / path).stat().st_size for path in data_files(table)}
+    for path in sizes:
+        (table / path).unlink()
+    assert counts(table) == FileUse(files=4, small=4, delete_files=0)
+    size = min(sizes.values())
+    DeltaTable(str(table)).alter.set_table_properties({"delta.targetFileSize": str(size)}, raise_if_not_exists=False)
+    assert counts(table) == FileUse(files=4, small=0, delete_files=0)
+
+
+def test_only_partitions_with_several_small_files_wait_for_a_compaction(tmp_path: Path) -> None:
+    table = tmp_path / "parts"
+    for start, end in ((0, 3), (0, 2), (5, 6)):
+        first = start if start else (0 if not table.exists() else 3)
+        land(table, first, first + end - start, partition_by=["name"])
+    # Each name has one file, until one comes twice.
+    assert counts(table).small == 0
+    schema = pa.schema(DeltaTable(str(table)).schema())
+    write_deltalake(str(table), pa.Table.from_pylist([{"id": 1, "name": "n0"}], schema=schema), mode="append")
+    assert counts(table).small == 2
+
+
+def test_the_history_of_a_stream_has_small_files_and_a_compaction_since_its_last_landing(table: Path) -> None:
+    def use() -> tuple[int, bool]:
+        streams = DeltaStreams.at(DeltaStorage(), str(table))
+        assert streams is not None
+        files = streams.history(GROUP).files
+        assert files is not None
+        return files.small, files.compacted_at is not None
+
+    assert use() == (4, False)
+    DeltaTable(str(table)).optimize.compact()
+    assert use() == (0, True)
+    land(table, 12, 14)
+    assert use() == (2, False)

@@ -37,7 +37,8 @@ def compiled(folder: Path, maintenance: str, text: str = SHOP) -> CompiledPipeli
 
 
 def test_each_table_is_a_task_of_a_dag_of_its_own(tmp_path: Path) -> None:
-    more = "expire_older_than: 7d, retain_last: 3, orphans_older_than: 4d, longest_run: 2d, budget: 20m"
+    rule = "retention_column: at, keep: 90 days, exact: true"
+    more = f"{rule}, expire_older_than: 7d, retain_last: 3, orphans_older_than: 4d, longest_run: 2d, budget: 20m"
     found = compiled(tmp_path, f"{{schedule: '@daily', target_file_size: 1000, rewrite_manifests: false, {more}}}")
     check(found)
     upkeep = found.upkeep
@@ -45,6 +46,7 @@ def test_each_table_is_a_task_of_a_dag_of_its_own(tmp_path: Path) -> None:
     assert (upkeep.name, upkeep.cron, upkeep.owner, upkeep.deadline) == ("shop-maintenance", "@daily", "me", None)
     assert upkeep.on_failure
     works = {
+        "retention": {"column": "at", "keep": "90 days", "exact": True},
         "compact": {"options": {"target-file-size-bytes": 1000}},
         "rewrite_manifests": False,
         "expire": {"older_than": "7d", "retain_last": 3},
@@ -70,7 +72,7 @@ def test_by_default_all_works_are_done_each_night(tmp_path: Path) -> None:
     assert upkeep is not None
     [call] = calls_of(upkeep)
     assert upkeep.cron == "0 3 * * *"
-    works = dict.fromkeys(("compact", "expire", "remove_orphans", "rewrite_manifests"), True)
+    works = dict.fromkeys(("retention", "compact", "expire", "remove_orphans", "rewrite_manifests"), True)
     tables = ["lake.orders", "lake.orders__*"]
     assert call.arguments == {"tables": tables, **works, "iceberg_conn_id": "my_lake"}
     assert compiled(tmp_path, "null").upkeep is None
@@ -84,8 +86,15 @@ def test_by_default_all_works_are_done_each_night(tmp_path: Path) -> None:
         ("{sinks: [lakes]}", "there is no sink 'lakes'; there are lake, clicks."),
         ("{sinks: []}", "no table is maintained."),
         ("{expire: false, retain_last: 3}", "retain_last goes with expire, which is false."),
-        ("{compact: false, rewrite_manifests: no, expire: no, remove_orphans: no}", "contains nothing to do"),
+        (
+            "{retention: no, compact: false, rewrite_manifests: no, expire: no, remove_orphans: no}",
+            "contains nothing to do",
+        ),
         ("{orphans_older_than: 1h}", "maintenance.orphans_older_than: 1h is not beyond longest_run, 1d"),
+        ("{retention: false, keep: 3d}", "keep goes with retention, which is false."),
+        ("{keep: 3d}", "maintenance.retention_column: None is not the name of a column."),
+        ("{retention_column: at, keep: long}", "maintenance.keep: 'long' is not a number of seconds."),
+        ("{exact: true}", "maintenance.exact: goes with column and keep."),
         ("{expire_older_than: soon}", "maintenance.expire_older_than: 'soon'"),
         ("{budget: soon}", "maintenance.budget: 'soon'"),
         ("{budgets: 1h}", "maintenance.budgets: there is no such key. Did you mean budget?"),

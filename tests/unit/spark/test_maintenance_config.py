@@ -9,6 +9,7 @@ import pytest
 from airflow_lakestream.config.maintenance import CompactionConfig, MaintenanceSection
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
+from airflow_lakestream.tables.retention import RowRetention
 
 WORK: dict[str, Any] = {"tables": ["lake.clicks"], "compact": True}
 GIVEN: dict[str, Any] = {
@@ -45,6 +46,12 @@ def test_what_is_not_said_is_not_done_and_what_is_has_its_defaults() -> None:
         None,
         False,
     )
+    assert work.retention is None
+    given = MaintenanceSection.parse(
+        WORK | {"retention": {"column": "at", "keep": "2 weeks", "exact": "true"}}
+    ).retention
+    assert given is not None
+    assert given.rule == RowRetention("at", 14 * 86_400, exact=True)
     assert work.compact is not None
     assert (work.compact.strategy, work.compact.in_parts, work.compact.most_tries) == (None, False, 3)
     all_of_it = MaintenanceSection.parse(WORK | {"expire": True, "remove_orphans": {}, "rewrite_manifests": "true"})
@@ -88,6 +95,10 @@ def test_a_mirror_is_compacted_by_its_key_and_in_parts_unless_the_user_says_how(
             "bundled apps of maintenance are for Iceberg tables. `lakestream maintain`",
         ),
         ({"maintenance": WORK | {"tables": "clicks"}}, "is not the name of a table"),
+        ({"maintenance": WORK | {"retention": True}}, "maintenance.retention: Spark's app removes no old rows"),
+        ({"maintenance": WORK | {"retention": {"column": "at"}}}, "maintenance.retention.keep: 'None' is not a number"),
+        ({"maintenance": WORK | {"retention": {"keep": "3d"}}}, "retention.column: None is not the name of a column"),
+        ({"maintenance": WORK | {"retention": {"columns": "at"}}}, "Did you mean 'column'?"),
         ({"maintenance": WORK | {"expire": {"older_than": "long"}}}, "maintenance.expire.older_than: 'long'"),
         ({"maintenance": WORK | {"expire": {"retain_last": 0}}}, "maintenance.expire.retain_last"),
         ({"maintenance": WORK | {"remove_orphans": {"older_than": "1d"}}}, "1d is not beyond longest_run, 1d"),

@@ -1,0 +1,326 @@
+"""Removal of old rows from an Iceberg table: whole files by their bounds, in a guarded commit that keeps the ledger.
+
+Of a file that goes, only the columns with offsets are read, and not even these if its bounds prove the offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.catalog import Catalog
+from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.transforms import IdentityTransform, TimeTransform
+from pyiceberg.types import DateType
+
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction
+from airflow_lakestream.iceberg.commit.row_delta import FileExchange
+from airflow_lakestream.iceberg.fan_out import books
+from airflow_lakestream.iceberg.replace.takeout import bounds_of, read_rows
+from airflow_lakestream.iceberg.upkeep import ledger_edit
+from airflow_lakestream.iceberg.upkeep.compaction import (
+    FileRewriter,
+    RewriteInterrupted,
+    RewrittenGroup,
+    TableHead,
+    discard,
+)
+from airflow_lakestream.iceberg.upkeep.compaction_plan import FileGroup, LiveFile
+from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
+from airflow_lakestream.tables.coordinates import COORDINATES
+from airflow_lakestream.tables.retention import (
+    FileAge,
+    PositionReader,
+    RemovalReport,
+    RemovedPositions,
+    RetentionRefused,
+    RowCutoff,
+    RowRetention,
+    ledgers_after,
+    within_bound,
+)
+from airflow_lakestream.tables.takeout import FILES_AT_ONCE
+
+# Key in the summary of a removal: the number of rows.
+SUMMARY_OLD_ROWS = "lakestream.old-rows-removed"
+
+
+def age_of(metadata: TableMetadata, file: DataFile, cutoff: RowCutoff) -> FileAge:
+    """Return the age of a file's rows by its partition and its bounds."""
+    column, limit = metadata.schema().find_field(cutoff.column), cutoff.number
+    spec = metadata.specs()[file.spec_id]
+    for position, term in enumerate(spec.fields):
+        transform: Any = term.transform
+        if term.source_id != column.field_id or not isinstance(transform, (IdentityTransform, TimeTransform)):
+            continue
+        if (value := file.partition[position]) is None:
+            return FileAge.NEW
+        edge = transform.transform(column.field_type)(limit) if transform.can_transform(column.field_type) else None
+        if isinstance(value, int) and edge is not None and value != edge:
+            # Rising transforms: a row of an earlier partition is before the cutoff.
+            return FileAge.OLD if value < edge else FileAge.NEW
+    nulls = (file.null_value_counts or {}).get(column.field_id)
+    if nulls is not None and nulls >= file.record_count:
+        return FileAge.NEW
+    low, high = (_bound(column.field_type, some, column.field_id) for some in (file.lower_bounds, file.upper_bounds))
+    if low is not None and low >= limit:
+        return FileAge.NEW
+    return FileAge.OLD if high is not None and high < limit and nulls == 0 else FileAge.MIXED
+
+
+def _bound(kind: Any, bounds: dict[int, bytes] | None, field_id: int) -> int | None:
+    """Return a bound as a number; None without it, and for one of a type that the column had before."""
+    value = (bounds or {}).get(field_id)
+    if value is None or len(value) != (4 if isinstance(kind, DateType) else 8):
+        return None
+    return int(from_bytes(kind, value))
+
+
+@dataclass
+class _OldDataFile:
+    """File with old rows: the number, their offsets, and whether all live rows are old."""
+
+    live: LiveFile
+    rows: int
+    positions: RemovedPositions
+    is_whole: bool = True
+    remainder: RewrittenGroup | None = None
+
+
+@dataclass(frozen=True)
+class _IcebergOldRowReader:
+    """Reader of the old rows of a table's files at a head."""
+
+    table: Table
+    cutoff: RowCutoff
+    positions: PositionReader
+    is_over: Callable[[], bool]
+
+    def look(self, live: LiveFile) -> _OldDataFile | None:
+        """Return a file's old rows; None if the caller asked to end."""
+        if self.is_over():
+            return None
+        is_old = age_of(self.table.metadata, live.file, self.cutoff) is FileAge.OLD
+        if is_old and (proven := self._proven(live)) is not None:
+            return _OldDataFile(live, live.file.record_count, RemovedPositions(own=proven))
+        rows = old = 0
+        parts = list[RemovedPositions]()
+        for some in self._read(live):
+            chosen = some if is_old else some.filter(self.cutoff.old(some))
+            rows, old = rows + some.num_rows, old + chosen.num_rows
+            parts.append(self.positions.positions(chosen))
+        return _OldDataFile(live, old, RemovedPositions.joined(parts), is_whole=old == rows)
+
+    def remainder(self, live: LiveFile) -> RewrittenGroup:
+        """Write the rows of a file that are not old. Raises RewriteInterrupted."""
+        metadata = self.table.metadata
+        rewriter = FileRewriter(metadata, self.table.io, self.table.sort_order(), self.is_over, self._keep)
+        return rewriter.rewrite(FileGroup(live.file.spec_id, live.file.partition, (live,), 1))
+
+    def _keep(self, rows: pa.Table) -> pa.Table:
+        return rows.filter(pc.invert(self.cutoff.old(rows)))
+
+    def _read(self, live: LiveFile) -> Iterator[pa.Table]:
+        metadata, io = self.table.metadata, self.table.io
+        if live.equalities:
+            return FileRewriter(metadata, io, self.table.sort_order()).live_rows([live])
+        columns = tuple(dict.fromkeys((*self.positions.roots, self.cutoff.column)))
+        return read_rows(metadata, io, FileScanTask(live.file, set(live.positions)), columns=columns)
+
+    def _proven(self, live: LiveFile) -> RangeSet | None:
+        """Return the offsets of a file's rows if metadata prove them; None if the file has to be read."""
+        if live.positions or live.equalities:
+            return None
+        if not self.positions.columns:
+            return RangeSet()
+        nulls, schema = live.file.null_value_counts or {}, self.table.schema()
+        topic, partition, offsets = (bounds_of(schema, live.file, name) for name in COORDINATES)
+        ids = [schema.find_field(name).field_id for name in COORDINATES if name in schema.column_names]
+        has_nulls = any(nulls.get(one) != 0 for one in ids)
+        if len(self.positions.columns) > 1 or topic is None or partition is None or offsets is None or has_nulls:
+            return None
+        low, high = offsets
+        is_run = topic[0] == topic[1] and partition[0] == partition[1] and low >= 0
+        if not is_run or high - low + 1 != live.file.record_count:
+            return None
+        return RangeSet.of(topic[0], partition[0], low, high + 1)
+
+
+def _candidates(table: Table, cutoff: RowCutoff, exact: bool) -> tuple[list[LiveFile], int]:
+    """Return the files with rows to remove, oldest first, and the number of files that stay though some may be old."""
+    head, metadata = TableHead.of(table), table.metadata
+    index = head.index(head.entries(ManifestContent.DELETES))
+    files = [index.live(one.data_file, one.sequence_number or 0) for one in head.entries(ManifestContent.DATA)]
+    ages = [(one, age_of(metadata, one.file, cutoff)) for one in files]
+    column = metadata.schema().find_field(cutoff.column)
+
+    def newest(live: LiveFile) -> tuple[int, int]:
+        bound = _bound(column.field_type, live.file.upper_bounds, column.field_id)
+        return cutoff.number if bound is None else bound, live.sequence
+
+    chosen = [one for one, age in ages if age is FileAge.OLD or (exact and age is FileAge.MIXED)]
+    left = 0 if exact else sum(age is FileAge.MIXED for _, age in ages)
+    return sorted(chosen, key=newest), left
+
+
+def find_old_rows(table: Table, rule: RowRetention, now: datetime | None = None) -> RemovalReport:
+    """Return the files that are whole old, with the number of their rows; no data file is opened.
+
+    Raises RetentionRefused.
+    """
+    cutoff = _cutoff(table, rule, now)
+    files, left = _candidates(table, cutoff, exact=False)
+    return RemovalReport(sum(one.file.record_count for one in files), len(files), left=left)
+
+
+def _cutoff(table: Table, rule: RowRetention, now: datetime | None) -> RowCutoff:
+    name = ledger_store.name_of(table)
+    if note := books.note_on(table.metadata.properties):
+        raise RetentionRefused(name, note, "Let an engine delete the rows of a fan-out.")
+    return rule.cutoff(name, table.schema().as_arrow(), now)
+
+
+class _NoOldRows(Exception):
+    """Signal that no file has old rows."""
+
+
+@dataclass
+class _IcebergOldRowRemoval:
+    """Attempts of a removal, each for a head; what was read of a file is kept for the next one."""
+
+    catalog: Catalog
+    name: str
+    rule: RowRetention
+    is_over: Callable[[], bool]
+    now: datetime | None
+    report: RemovalReport = RemovalReport()
+    chosen: Sequence[_OldDataFile] = ()
+    # Whether there was no time for a file of this attempt.
+    is_cut: bool = False
+    attempts: list[CommitAttempt] = field(default_factory=list)
+    written: list[RewrittenGroup] = field(default_factory=list)
+    _known: dict[Any, _OldDataFile] = field(default_factory=dict)
+
+    def attempt(self) -> CommitAttempt:
+        """Return the attempt for the current head. Raises _NoOldRows and RetentionRefused."""
+        table = fit_table(self.catalog, self.name)
+        cutoff = _cutoff(table, self.rule, self.now)
+        positions = PositionReader.of(table.schema().as_arrow(), table.metadata.properties)
+        reader = _IcebergOldRowReader(table, cutoff, positions, self.is_over)
+        files, left = _candidates(table, cutoff, self.rule.exact)
+        found = self._look(reader, files)
+        ledgers = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
+        chosen, changes = within_bound(self.name, found, lambda one: one.positions, ledgers)
+        chosen = self._with_remainders(reader, chosen)
+        if not chosen:
+            self.report = RemovalReport(left=left, is_whole=not self.is_cut)
+            raise _NoOldRows
+        if len(chosen) < len(found):
+            _, changes = within_bound(self.name, chosen, lambda one: one.positions, ledgers)
+        rows, whole = sum(one.rows for one in chosen), sum(one.is_whole for one in chosen)
+        is_whole = not self.is_cut and len(chosen) == len(found)
+        self.report = RemovalReport(rows, whole, len(chosen) - whole, left, is_whole)
+        self.chosen = chosen
+        arrange, summary = partial(_RemovedRows, chosen), {SUMMARY_OLD_ROWS: str(rows)}
+        after = ledgers_after(ledgers, changes)
+        self.attempts.append(attempt_at(self.catalog, self.name, table, summary, arrange, after, cutoff.note()))
+        return self.attempts[-1]
+
+    def _look(self, reader: _IcebergOldRowReader, files: Sequence[LiveFile]) -> list[_OldDataFile]:
+        """Return the files with old rows, up to the first one that there is no time for."""
+
+        def look(live: LiveFile) -> _OldDataFile | None:
+            key = live.key, frozenset(one.file_path for one in live.equalities)
+            if key not in self._known and (found := reader.look(live)) is not None:
+                self._known[key] = found
+            return self._known.get(key)
+
+        found, self.is_cut = list[_OldDataFile](), False
+        with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-old") as pool:
+            for one in pool.map(look, files):
+                if one is None:
+                    self.is_cut = True
+                    break
+                if one.rows or one.is_whole:
+                    found.append(one)
+        return found
+
+    def _with_remainders(self, reader: _IcebergOldRowReader, chosen: Sequence[_OldDataFile]) -> list[_OldDataFile]:
+        """Write the rows that stay; return the files up to the first one that there is no time for."""
+        for number, one in enumerate(chosen):
+            if not one.is_whole and one.remainder is None:
+                try:
+                    one.remainder = reader.remainder(one.live)
+                except RewriteInterrupted:
+                    self.is_cut = True
+                    return list(chosen[:number])
+                self.written.append(one.remainder)
+        return list(chosen)
+
+    def unneeded(self) -> list[RewrittenGroup]:
+        """Return the written groups that the last attempt does not have."""
+        kept = {id(one.remainder) for one in self.chosen}
+        return [one for one in self.written if id(one) not in kept]
+
+
+def remove_old_rows(
+    catalog: Catalog,
+    name: str,
+    rule: RowRetention,
+    is_over: Callable[[], bool] = lambda: False,
+    now: datetime | None = None,
+) -> RemovalReport:
+    """Remove a table's old rows in one commit, with receipts in the ledgers; without old files nothing is committed.
+
+    Raises RetentionRefused, EditNotDone, and the errors of `fitness` for a table unfit for commits.
+
+    :param is_over: whether the caller asked to end: what was looked at is removed, oldest first.
+    :param now: the time; default: the present.
+    """
+    removal = _IcebergOldRowRemoval(catalog, name, rule, is_over, now)
+    try:
+        ledger_edit.drive(name, removal.attempt)
+    except BaseException as e:
+        # A commit that was sent may still be applied: the files stay, as orphans if it is not.
+        if not any(one.reached_catalog for one in removal.attempts):
+            discard(catalog, name, removal.written)
+        if isinstance(e, _NoOldRows):
+            return removal.report
+        raise
+    discard(catalog, name, removal.unneeded())
+    return removal.report
+
+
+class _RemovedRows(FileExchange):
+    """Snapshot without old rows; a file with the other rows of a file has its sequence number, so deletes apply."""
+
+    def __init__(
+        self, chosen: Sequence[_OldDataFile], transaction: LandingTransaction, summary: dict[str, str]
+    ) -> None:
+        new = [(file, one) for one in chosen if one.remainder is not None for file in one.remainder.new]
+        super().__init__(transaction, summary, Operation.OVERWRITE if new else Operation.DELETE)
+        self._sequences = {file.file_path: one.live.sequence for file, one in new}
+        for one in chosen:
+            self.delete_data_file(one.live.file)
+        for file, _ in new:
+            self.append_data_file(file)
+
+    def manifest_entry(self, file: DataFile) -> ManifestEntry:
+        return ManifestEntry.from_args(
+            status=ManifestEntryStatus.ADDED,
+            snapshot_id=self.snapshot_id,
+            sequence_number=self._sequences[file.file_path],
+            data_file=file,
+        )
