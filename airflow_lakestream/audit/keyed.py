@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from airflow_lakestream.audit.rows import UnreadableRows
 from airflow_lakestream.audit.statistics import LostFile
 from airflow_lakestream.audit.tally import OffsetTally
-from airflow_lakestream.cdc.columns import VERSION
+from airflow_lakestream.cdc.columns import TIME, VERSION
 from airflow_lakestream.cdc.design import key_noted
 from airflow_lakestream.cdc.iceberg import IcebergEntries, mirror_id
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
@@ -49,8 +49,10 @@ class KeyedTable:
 
     def deletions(self) -> Iterator[pa.Table]:
         """Yield the entries: deletions by key, truncations, and marks of snapshots."""
-        for file in () if self.entries is None else self.entries.files:
-            yield from file.read((*self.key, *VERSION))
+        if self.entries is not None:
+            names = (*self.key, *VERSION, *([TIME] if TIME in self.entries.columns.names else []))
+            for file in self.entries.files:
+                yield from file.read(names)
 
 
 def keyed_iceberg(catalog: Catalog, table: Table) -> KeyedTable:
@@ -75,6 +77,8 @@ class KeyedRules:
     :param first_stays: whether the first record of a key stays, and `within` whether only for a time.
     :param keeps_absent: whether a row has values of several records.
     :param borrowed: by column the partitions and offsets of records that left its value out.
+    :param columns: of a history, the columns whose changes begin versions.
+    :param repeats: of a history, whether records have positions in a log, and may be sent again with the same ones.
     """
 
     landed: RangeSet
@@ -85,6 +89,8 @@ class KeyedRules:
     within: bool = False
     keeps_absent: bool = False
     borrowed: Sequence[tuple[str, pa.Table]] = ()
+    columns: tuple[str, ...] = ()
+    repeats: bool = False
 
 
 class RowFault(StrEnum):

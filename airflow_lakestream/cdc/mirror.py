@@ -164,6 +164,8 @@ class Mirror(WrappedSink):
     """`core.ports.Sink` of a mirror. Rows written are change events; see `cdc.events.decoder`."""
 
     takes_records = False
+    # Only an audit sets it: takes the events of each write.
+    noted: Callable[[pa.Table], None] | None = None
 
     def __init__(self, table: MirrorTable, name: str, design: MirrorDesign) -> None:
         super().__init__(table)
@@ -196,6 +198,8 @@ class Mirror(WrappedSink):
         The first events of a new mirror decide its key and its columns.
         """
         rows = expanded(rows)
+        if self.noted is not None:
+            self.noted(rows)
         self._taken.rows.append(rows)
         if not self.table.is_known:
             self._found(rows)
@@ -333,11 +337,7 @@ def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landin
         partition, offset = first[PARTITION][0].as_py(), first[OFFSET][0].as_py()
         return MirrorStopped(mirror, reason, f"{topic}[{partition}] offset {offset}: {problem}", remedy)
 
-    unknown = (
-        events.filter(pc.equal(events[OLD], str(OldKeyState.UNKNOWN)).fill_null(False))
-        if OLD in events.schema.names
-        else []
-    )
+    unknown = events.filter(pc.equal(events[OLD], str(OldKeyState.UNKNOWN))) if OLD in events.column_names else []
     if len(unknown):
         raise stop(StopReason.KEY_NOT_SENT, unknown, _no_row_before(design.key or ()), _REMEDY_FULL)
     return _with_key(_with_table(design, events, stop), events, stop)

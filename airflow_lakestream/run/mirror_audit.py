@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -78,25 +78,26 @@ class MirrorAudit:
     def run(self, lake: Lake) -> AuditResult:
         """Audit the table, and return the result.
 
-        Raises the errors of the audit, of Kafka and of decoding, and InvalidArgument for a history of rows and for
-        arguments that contradict the table.
+        Raises the errors of the audit, of Kafka and of decoding, and InvalidArgument for arguments that contradict the
+        table.
         """
         properties: Mapping[str, str] = lake_of(self.audit.table).part("swap").properties_of(lake, self.audit.table)
         # DuckDB is loaded for this audit alone.
         from airflow_lakestream.audit.key_comparison import KeyComparison, opened
+        from airflow_lakestream.audit.version_comparison import KeyPartitions, VersionComparison
 
         note = json.loads(properties[MIRROR])
-        if strategy_noted(note).keeps_versions:
-            problem = f"{self.audit.table} keeps the history of rows, and the audit compares current rows only."
-            raise InvalidArgument("table", problem, "Audit a table by key of the same topic without history.")
         table, ledgers, snapshot_id = self.audit.by_key(lake)
         result = AuditResult(self.audit.table, self.audit.consumer_group, snapshot_id, self.audit.full, by_key=True)
         identity = _identity(result, ledgers)
         if not result.take_lost(table.lost, ()) or not self.audit.full or identity is None:
             return result
-        with TemporaryDirectory(prefix="lakestream-audit-") as folder:
+        compare = VersionComparison if strategy_noted(note).keeps_versions else KeyComparison
+        with TemporaryDirectory(prefix="lakestream-audit-") as folder, opened(Path(folder)) as database:
             fold = TopicFold(self._config(identity.topic, note), self.audit, table, note, Path(folder))
             landed = union(entry.landed for _, _, entry in ledgers.entries())
+            if compare is VersionComparison and len(landed.partitions) > 1:
+                fold.noted = KeyPartitions(database, table.key).add
             try:
                 fold.read(identity, landed)
             except (TopicMissing, TopicReplaced) as e:
@@ -108,8 +109,7 @@ class MirrorAudit:
             if fold.damaged:
                 result.blind.append(f"{fold.damaged}: damaged in Kafka, so that their rows can't be compared with it.")
             rules = self._rules(note, ledgers.own_entry(identity.topic), landed, fold)
-            with opened(Path(folder)) as database:
-                verdict = KeyComparison(database, table, fold.table(), rules).run()
+            verdict = compare(database, table, fold.table(), rules).run()
         _report(result, identity.topic, verdict, rules, ledgers, fold)
         return result
 
@@ -118,9 +118,11 @@ class MirrorAudit:
         given = {name: value for name, value in self.landing.items() if value is not None}
         held: dict[str, Any] = {"envelope": ValueEnvelope.DEBEZIUM, "soft_delete": bool(note["soft_delete"])}
         if is_of_records(note):
-            held |= {"envelope": RecordEnvelope.FLATTENED if note.get("flattened") else None, "key": note["key"]}
-            held |= {} if note.get("flattened") else {"sequence_by": sequence_noted(note) or None}
-            held |= {"insert_only": bool(note.get("insert_only"))}
+            envelope = RecordEnvelope.FLATTENED if note.get("flattened") else None
+            held |= {"envelope": envelope, "key": note["key"], "insert_only": bool(note.get("insert_only"))}
+            held |= {} if envelope else {"sequence_by": sequence_noted(note) or None}
+        if strategy_noted(note).keeps_versions:
+            held |= {"history": True, "history_columns": note.get("history_columns")}
         # One commit for each batch of bytes, small for bounded memory: how long it took does not matter.
         return MirrorConfig(
             topic=topic,
@@ -142,6 +144,8 @@ class MirrorAudit:
             within=fold.config.mirror.within is not None,
             keeps_absent=fold.config.mirror.keeps_absent,
             borrowed=fold.borrowed.parts(),
+            columns=tuple(note.get("history_columns") or ()),
+            repeats=not is_of_records(note) or bool(note.get("flattened")),
         )
 
 
@@ -221,7 +225,7 @@ class TopicFold:
     """The records of a topic folded by key, in a mirror of a local folder.
 
     `seen` counts the offsets with a record in Kafka, `shown` the offsets that were read, `damaged` those of damaged
-    batches. `borrowed` are the values that a record left out.
+    batches. `borrowed` are the values that a record left out. `noted`, if set, takes all events.
 
     :param table: the table to compare with, whose columns the fold gets.
     :param note: the note of that table.
@@ -233,6 +237,7 @@ class TopicFold:
         self.config, self._audit = config, audit
         self.shown, self.damaged, self.borrowed = RangeSet(), RangeSet(), BorrowedValues()
         self.seen: dict[PartitionKey, OffsetTally] = {}
+        self.noted: Callable[[pa.Table], None] | None = None
         uri, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}/fold"
         self._catalog = SqlCatalog("audit", uri=uri, warehouse=warehouse)
         self._catalog.create_namespace(_FOLD.partition(".")[0])
@@ -260,7 +265,7 @@ class TopicFold:
         inner = getattr(job.sink, "inner", None)
         assert isinstance(inner, Mirror), "a mirror's configuration makes no other"
         assert isinstance(inner.table, IcebergMirror), "its catalog has no other"
-        inner.table.borrowed = self.borrowed.add
+        inner.table.borrowed, inner.noted = self.borrowed.add, self.noted
         if (current := job.source.identity()) != identity:
             raise TopicReplaced(identity, current, self._audit.consumer_group, self._audit.table)
         job = replace(job, reader=_NotingReader(job.reader, self.seen))

@@ -194,13 +194,55 @@ def test_what_can_not_be_compared_is_said(mirror_lake: MirrorLake, topic: Topics
     assert (result.verdict, result.wrong) == (BLIND, [])
 
 
-def test_histories_are_refused_by_name(mirror_lake: MirrorLake, topic: Topics, produce: Producing) -> None:
-    lake, name = mirror_lake, topic(1)
-    values = [json.dumps({"id": key, "at": "2026-01-01T00:00:00Z"}) for key in range(3)]
-    produce(name, 0, values, keys=["0", "1", "2"])
-    lake.land(name, **PLAIN, schema="at timestamptz", sequence_by=["at"], history=True)
-    with pytest.raises(InvalidArgument, match="keeps the history of rows"):
-        audit(lake)
+@pytest.mark.parametrize("settings", [{}, {"history_columns": ["name"]}], ids=["each", "columns"])
+def test_each_fault_of_a_version_is_found_and_no_other(
+    mirror_lake: MirrorLake, topic: Topics, produce: Producing, admin: AdminClient, settings: dict[str, Any]
+) -> None:
+    lake, name = mirror_lake, topic(2)
+    for partition in (0, 1):
+        own = [key for key in range(12) if key % 2 == partition]
+        values = [
+            json.dumps({"id": key, "name": f"v{turn}", "at": f"2026-01-0{turn + 1}T00:00:00Z", "n": turn})
+            for turn in range(3)
+            for key in own
+        ]
+        produce(name, partition, values, keys=[str(number) for number in range(len(values))])
+    lake.land(
+        name, **PLAIN, schema="at timestamptz", sequence_by=["at"], history=True, max_batch_bytes="1KB", **settings
+    )
+    clean = audit(lake)
+    assert (clean.verdict, clean.made, sum(one.rows for one in clean.partitions)) == (CLEAN, [], 36), clean.render()
+
+    def version(key: int, at: int) -> pa.Table:
+        rows = lake.scan()
+        return rows.filter(pc.and_(pc.equal(rows["id"], key), pc.equal(rows["n"], at)))
+
+    def become(key: int, at: int, **new: Any) -> None:
+        rows = version(key, at)
+        lake.table().delete(f"id = {key} and n = {at}")
+        lake.append(with_values(rows, new))
+
+    lake.table().delete("id = 0 and n = 1")
+    lake.append(version(2, 2))
+    become(4, 1, _valid_to=None, _is_current=True)
+    become(6, 2, name="V2")
+    lake.table().delete("id = 1 and n = 2")
+    expected = [
+        ("missing", 0, 6, "0", ()),
+        ("different", 0, 8, "4", ("_valid_to", "_is_current")),
+        ("doubled", 0, 13, "2", ()),
+        ("different", 0, 15, "6", ("name",)),
+        ("missing", 1, 12, "1", ()),
+    ]
+    assert wrong_rows_of(audit(lake)) == expected, audit(lake).render()
+    # Expired: the first two versions of each key of a partition. Two open versions are wrong all the same.
+    trim(admin, name, 0, 12)
+    become(8, 0, _valid_to=None, _is_current=True)
+    result = audit(lake)
+    assert wrong_rows_of(result) == [("different", 0, 4, "8", ("_valid_to", "_is_current")), *expected[1:]], (
+        result.render()
+    )
+    assert "12 expired" in result.made[0]
 
 
 def test_the_command_takes_the_arguments_of_a_pipeline_or_its_options(

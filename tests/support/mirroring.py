@@ -209,6 +209,8 @@ class HandMirror:
         folder.mkdir(exist_ok=True)
         # So many write the events of a batch into files, once the mirror is there.
         self.executors = executors
+        # As an audit, which may lack the first events, takes values that were left out.
+        self.borrowed: Any = None
         self._modes, self._hands = itertools.cycle(modes), hands or MergeThreads()
         self.catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
         table = TableDesign(metadata=pa.schema([]), properties=properties)
@@ -218,7 +220,7 @@ class HandMirror:
     def sink(self) -> Any:
         """Return a sink of its own, such as another process would have; each merges in the next one of the modes."""
         sink = self._sink(replace(self.design, merge_mode=next(self._modes)))
-        sink.table.hands = self._hands
+        sink.table.hands, sink.table.borrowed = self._hands, self.borrowed
         return sink
 
     def _sink(self, design: MirrorDesign) -> Any:

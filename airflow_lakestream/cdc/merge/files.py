@@ -48,14 +48,15 @@ def _unpacked(stream: bytes) -> PackedRows:
 
 @dataclass(frozen=True)
 class RowReadTask:
-    """Task for reading whole rows of a file."""
+    """Task for reading rows of a file, with some columns or all."""
 
     head: MirrorHead
+    columns: Sequence[str] = ()
 
     def __call__(self, wanted: tuple[File, Numbers]) -> list[pa.Table]:
         """Return the rows with these rising numbers."""
         file, numbers = wanted
-        parts = with_numbers(self.head.read(file))
+        parts = with_numbers(self.head.read(file, self.columns))
         return [rows.take(pa.array(here)) for rows, at in parts if len(here := within_part(numbers, at))]
 
 

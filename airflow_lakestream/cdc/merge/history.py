@@ -38,7 +38,7 @@ from airflow_lakestream.cdc.merge.memory import MirrorMemory, row_column
 from airflow_lakestream.cdc.merge.merge import BatchMerger, IncomingRows, MergeResult
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark, versions
 from airflow_lakestream.cdc.merge.spans import SpanFold, column_of
-from airflow_lakestream.cdc.merge.values import ValueMissing, as_bytes
+from airflow_lakestream.cdc.merge.values import Borrowed, ValueMissing, as_bytes
 from airflow_lakestream.cdc.merge.versions import KnownRecords, RowVersions
 from airflow_lakestream.cdc.rows import HistoryRules, RowStrategy
 from airflow_lakestream.decode.connect.unavailable import Mask, left_out
@@ -180,17 +180,22 @@ class HistoryMerger(BatchMerger):
         rows, start = self.batch.rows, 0
         needed = np.unique(np.concatenate([changed.sources, *map(absent.sources, absent.masks)])) - len(rows)
         wanted, changes, none = list[tuple[File, Numbers]](), list[FileChange](), np.zeros(0, np.int64)
+        known = list[pa.Table]()
         for file, found in zip(reached, results, strict=True):
             here = slice(start, start + len(found.hits))
             own = needed[(needed >= here.start) & (needed < here.stop)] - start
-            wanted += [(file, found.hits[own])] if len(own) else []
+            if len(own) and found.rows is not None:
+                wanted.append((file, found.hits[own]))
+                known.append(found.rows.take(pa.array(own)))
             out = changed.out[here]
             changes += [FileChange(file, found.live, found.hits[out], none, None)] if out.any() else []
             start = here.stop
-        old = self._read(head, wanted) if head is not None and wanted else rows.slice(0, 0)
+        old = self._read(head, wanted, joined(known)) if head is not None and wanted else rows.slice(0, 0)
         needed = needed[(needed >= 0) & (needed < start)]
         rows = absent.filled(rows, old, needed)
-        if self.batch.ties is None:
+        if self.borrowed is not None:
+            absent.note(rows, self.borrowed)
+        elif self.batch.ties is None:
             absent.check(rows, self.table)
         incoming = changed.rows(rows, old, needed)
         if self.strategy is not RowStrategy.CHANGES:
@@ -200,11 +205,22 @@ class HistoryMerger(BatchMerger):
         entries = self._entries_of(rows)
         return self._written(head, held, changes, IncomingRows(incoming, np.arange(len(incoming))), entries)
 
-    def _read(self, head: MirrorHead, wanted: Sequence[tuple[File, Numbers]]) -> pa.Table:
-        """Return whole rows of files, in the order of the files and of the numbers."""
+    def _read(self, head: MirrorHead, wanted: Sequence[tuple[File, Numbers]], known: pa.Table) -> pa.Table:
+        """Return whole rows of files, in the order of the files and of the numbers.
+
+        :param known: the columns that the lookup has read, which are not read again.
+        """
+        every = head.conform(known.slice(0, 0)).column_names
+        lacking = {*every} - {*known.column_names, IS_CURRENT}
+        # Without any column all would be read.
+        columns = [name for name in every if name in self.key or name in lacking]
         size = sum(head.bytes_in(file) for file, _ in wanted)
-        (parts,) = self.hands.do(MergeWork(RowReadTask(head), wanted, size))
-        return joined([rows for part in parts for rows in part])
+        (parts,) = self.hands.do(MergeWork(RowReadTask(head, columns), wanted, size))
+        found = joined([rows for part in parts for rows in part])
+        for name, column in zip(known.column_names, known.columns, strict=True):
+            if name not in columns:
+                found = found.append_column(known.schema.field(name), column)
+        return found
 
     def _entries_of(self, rows: pa.Table) -> pa.Table:
         """Return the new entries: deletions, truncations, and marks of snapshots, with times if records have these."""
@@ -315,6 +331,13 @@ class _AbsentValues:
             column = values.take(pa.array(at, mask=at < 0))
             rows = rows.set_column(rows.column_names.index(name), name, column)
         return rows
+
+    def note(self, rows: pa.Table, borrowed: Borrowed) -> None:
+        """Note the records that leave values out, by column, partition and offset."""
+        for name, mask in self.masks.items():
+            some = rows.select(VERSION[2:]).filter(pa.array(mask))
+            for partition, offset in zip(*(column.to_pylist() for column in some.columns), strict=True):
+                borrowed(name, partition, offset)
 
     def check(self, rows: pa.Table, table: str) -> None:
         """Refuse an event whose left-out value is unknown. Raises ValueMissing."""

@@ -83,7 +83,8 @@ class KeyLookup:
 
     def __call__(self, file: File) -> LookupResult:
         """Look up the keys in a file; only the columns of key, version and deletion mark are read."""
-        parts = [self._in(rows) for rows in _gathered(self.head.read(file, [*self.key, *self._columns_needed]))]
+        columns = list(dict.fromkeys([*self.key, *self._columns_needed]))
+        parts = [self._in(rows) for rows in _gathered(self.head.read(file, columns))]
         starts = np.cumsum([0, *(part.live for part in parts)])
         hits = [part.hits + start for part, start in zip(parts, starts[:-1], strict=True)]
         cut = [part.gone for part in parts if part.gone is not None]

@@ -352,3 +352,14 @@ def test_values_come_from_the_record_before_in_batches_of_many_keys(mirror: Hand
         4: lambda key: [(-7, day(-1), day(0)), (key, day(0), None)],
     }
     assert found == {key: whole[key % 5](key) for key in range(100)}
+
+
+@pytest.mark.parametrize("kind", MIRRORS)
+def test_each_column_may_begin_versions_also_the_key(kind: str, tmp_path: Path) -> None:
+    asked: Row = {"envelope": None, "key": ["id"], "history": True, "sequence_by": "at"}
+    asked |= {"schema": "id bigint, at timestamptz, a bigint", "history_columns": ["id", "at", "a"]}
+    follower = Follower(MIRRORS[kind](tmp_path), asked)
+    for a in (1, 2):
+        follower.land([Record(None, json.dumps({"id": 7, "at": str(day(a)), "a": a}).encode())])
+    found = sorted((row["id"], row["a"], row["_valid_to"]) for row in follower.mirror.found())
+    assert found == [(7, 1, day(2)), (7, 2, None)]
