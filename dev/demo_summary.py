@@ -74,7 +74,7 @@ def print_mirror(console: Console, mirror: Table, kafka: Kafka, *, group: str, t
     name, landings = ".".join(mirror.name()), lake.landings(mirror)
     console.print()
     console.print(f"[bold]{name}[/bold] mirrors {topic}: {live_rows(mirror):,} rows, {rows:,} in PostgreSQL")
-    console.print(_snapshots(landings, "Merges", "put in"))
+    console.print(_snapshots(landings, "Merges", "rows in new files"))
     console.print(_ranges(lake.partitions(mirror, group, topic, kafka.client_config()), topic))
 
 

@@ -14,6 +14,7 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
 from airflow_lakestream.core.ranges import Interval, RangeSet
+from airflow_lakestream.iceberg.fitness import UnreadableTable
 from airflow_lakestream.iceberg.replace.takeout import bounds_of
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET
 
@@ -94,15 +95,21 @@ class TableFiles:
 
 
 def table_files(table: Table, snapshot_id: int | None) -> TableFiles:
-    """Return the live files of a snapshot, from its manifests; no files if `snapshot_id` is None or unknown."""
+    """Return the live files of a snapshot, from its manifests; no files if `snapshot_id` is None or unknown.
+
+    Raises UnreadableTable if a manifest, or the snapshot's list of them, is gone.
+    """
     found = TableFiles()
     snapshot = None if snapshot_id is None else table.snapshot_by_id(snapshot_id)
     if snapshot is None:
         return found
-    for manifest in snapshot.manifests(table.io):
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-            is_data = entry.data_file.content == DataFileContent.DATA
-            (found.data if is_data else found.deletes).append(_facts(entry.data_file, table.schema()))
+    try:
+        for manifest in snapshot.manifests(table.io):
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                is_data = entry.data_file.content == DataFileContent.DATA
+                (found.data if is_data else found.deletes).append(_facts(entry.data_file, table.schema()))
+    except FileNotFoundError as e:
+        raise UnreadableTable(".".join(table.name()), e) from e
     return found
 
 

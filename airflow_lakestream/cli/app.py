@@ -366,8 +366,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         _begin_in_utf8()
-        # Python collects garbage once more before it ends: with all of Airflow's objects that takes a second.
-        atexit.register(gc.freeze)
+        # Python's last garbage collection takes a second for all of Airflow's objects. DuckDB reports what is left.
+        atexit.register(lambda: None if "_duckdb" in sys.modules else gc.freeze())
     open_streams()
     # The error line names the problem; PyIceberg's log would repeat it.
     logging.getLogger("pyiceberg").setLevel(logging.CRITICAL)

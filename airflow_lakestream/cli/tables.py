@@ -98,6 +98,10 @@ def audit(
             work = TableRepair(audit=work, **options)
         result: AuditResult = work.run(opened)
     report_text(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
+    if result.damages and LakeCapability.REPAIR in lake.can and not (repair or decodes or as_json):
+        report_text(
+            f"to repair: lakestream audit --repair --table {table} --group {group} --dag ID, or --pipeline FILE"
+        )
     raise typer.Exit(result.verdict.exit_code)
 
 

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 from airflow.providers.apache.iceberg.hooks.iceberg import IcebergHook as OfficialIcebergHook
 from airflow.providers.common.compat.sdk import conf, mask_secret
 from pyiceberg.catalog import Catalog, CatalogType, load_catalog
+from pyiceberg.exceptions import NotInstalledError
 from requests import RequestException
 from sqlalchemy.exc import ArgumentError
 
@@ -22,9 +23,15 @@ class CatalogUnavailable(LakestreamError, Transient):
     """The catalog did not answer, or refused."""
 
     def __init__(self, conn_id: str, cause: Exception) -> None:
+        remedy = "Check host, login, password and the extra (type, uri, warehouse) of the connection."
+        if isinstance(cause, NotInstalledError):
+            # PyIceberg reports a missing driver of a database as missing support of SQL.
+            remedy = (
+                "Install the client of the catalog's type or the driver in its uri, such as psycopg2-binary for "
+                "postgresql+psycopg2://, in each part of Airflow."
+            )
         super().__init__(
-            f"Iceberg connection {conn_id!r}: the catalog can't be used ({type(cause).__name__}: {cause}). Check host, "
-            "login, password and the extra (type, uri, warehouse) of the connection."
+            f"Iceberg connection {conn_id!r}: the catalog can't be used ({type(cause).__name__}: {cause}). {remedy}"
         )
 
 

@@ -29,8 +29,16 @@ CHECK_CERTIFICATE = (
     "The brokers refuse this client's certificate, or want one: check ssl.certificate.location and ssl.key.location, "
     "until when the certificate is valid, and whether the brokers trust who signed it."
 )
+CHECK_AUTHORITY = (
+    "Set ssl.ca.location to a file with the certificate of the authority that signed the brokers' certificates, on "
+    "workers and triggerer; and check until when these certificates are valid, and for which names."
+)
 # By a pattern in the error text of the client or the broker.
-_REMEDIES = ((r"OAUTHBEARER|OIDC|invalid_token", CHECK_CLIENT), (r"\balert\b", CHECK_CERTIFICATE))
+_REMEDIES = (
+    (r"OAUTHBEARER|OIDC|invalid_token", CHECK_CLIENT),
+    (r"\balert\b", CHECK_CERTIFICATE),
+    (r"certificate verify failed", CHECK_AUTHORITY),
+)
 
 
 def remedy_for(problem: str) -> str:

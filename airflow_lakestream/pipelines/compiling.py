@@ -38,6 +38,7 @@ _SAMPLES = {
     "missing": "is missing.",
     "union_tag_not_found": "type is missing; there are {known}.",
     "union_tag_invalid": "type: {tag!r} is not one of {expected_tags}.",
+    "model_type": "{input} is not a mapping of keys to values.",
 }
 
 

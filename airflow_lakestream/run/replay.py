@@ -36,6 +36,7 @@ from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.run.job import Lake, build_job
 from airflow_lakestream.run.rejected import open_rejected
 from airflow_lakestream.tables.coordinates import OFFSET, PARTITION
+from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.sink import WrappedSink
 from airflow_lakestream.tables.transformed import refuse_without_spark
 
@@ -235,7 +236,7 @@ class RejectReplay:
         return ReplayResult(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids), empty)
 
     def _config(self, topic: str, ranges: RangeSet, names: tuple[str, ...]) -> ExtractConfig:
-        return ExtractConfig(
+        return _ReplayConfig(
             topic=topic,
             table=self.table,
             table_format=lake_of(self.table).format,
@@ -329,6 +330,15 @@ class _NothingChanges(Exception):
     def __init__(self, counts: Counts) -> None:
         super().__init__(f"{counts.read} records are bad for the same reasons as before")
         self.counts = counts
+
+
+class _ReplayConfig(ExtractConfig):
+    """Configuration of a replay's landing."""
+
+    @property
+    def design(self) -> TableDesign:
+        """Design of the table, without the note of the replay's statement: it made some records' rows, not all rows."""
+        return replace(super().design, notes={})
 
 
 class _ReplaySink(WrappedSink):

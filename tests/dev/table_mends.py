@@ -210,4 +210,22 @@ MENDS = (
         "units",
         "tests/unit/places/test_odd_places.py::test_a_warehouse_that_clients_of_stores_cut_is_refused",
     ),
+    CrossingMutant(
+        "old records behind young ones that are not counted",
+        "airflow_lakestream/watching/lag/waiting.py",
+        "proven = [p for p in proven if p not in odd]",
+        "odd = frozenset()",
+        "integration",
+        "tests/integration/test_far_behind.py"
+        "::test_old_records_that_come_after_young_ones_are_all_overdue_or_at_least_the_first",
+    ),
+    CrossingMutant(
+        "a replay whose statement becomes the ledger's",
+        "airflow_lakestream/run/replay.py",
+        "return replace(super().design, notes={})",
+        "return super().design",
+        "integration",
+        "tests/integration/test_repair.py"
+        "::test_the_statement_of_a_replay_is_none_of_the_rows_that_were_landed_without_it",
+    ),
 )

@@ -55,7 +55,10 @@ def test_clean_is_0_and_damage_is_1_with_the_ranges(
     damage(connections)
 
     assert run(AUDIT) == 1
-    assert "the ledger counts 20 rows, found were 18: 2 missing" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the ledger counts 20 rows, found were 18: 2 missing" in out
+    remedy = f"to repair: lakestream audit --repair --table {TABLE} --group {GROUP} --dag ID, or --pipeline FILE"
+    assert out.splitlines()[-1] == remedy
     assert run([*AUDIT, "--full"]) == 1
     assert "missing: [5,7) (2 rows)" in capsys.readouterr().out
     assert run([*AUDIT, "--full", "--json"]) == 1

@@ -103,6 +103,21 @@ def test_a_burst_pages_nobody_and_older_records_behind_its_first_are_said_not_to
     assert f"only {name}[0, 2] have overdue offsets: " in stream["reasons"][1]["text"]
 
 
+@pytest.mark.parametrize(("count", "overdue"), [(LANDED, 2 * LANDED), (MOST_READ + 1, None)])
+def test_old_records_that_come_after_young_ones_are_all_overdue_or_at_least_the_first(
+    lake: Lake, topic: Topics, kafka: Kafka, produce: Producing, status_after: StatusCommand, count: int, overdue: int
+) -> None:
+    name = topic(2, **KEPT)
+    for p in range(2):
+        produce(name, p, events(p, 0, LANDED))
+    lake.land(name)
+    produce_batches(kafka, name, {p: events(p, LANDED, count) for p in range(2)})
+    code, [stream] = status_after(LONG)
+    assert (code, stream["state"], causes(stream)) == (1, "behind", ["slow consumer"]), stream
+    assert (stream["lag"], stream["overdue"]) == (2 * count, overdue)
+    assert stream["reasons"][0]["text"].startswith("at least " if overdue is None else f"{overdue} offsets wait for")
+
+
 def test_status_answers_for_a_stream_that_is_far_behind(lake: Lake, landed: str, status_after: StatusCommand) -> None:
     code, [stream] = status_after(LONG)
     assert (code, stream["state"], causes(stream)) == (1, "behind", ["slow consumer"]), stream

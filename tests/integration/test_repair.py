@@ -24,6 +24,7 @@ from airflow_lakestream.iceberg.replace.repair import DoublesDiffer
 from airflow_lakestream.iceberg.upkeep.ledger_edit import forget
 from airflow_lakestream.iceberg.write import parquet
 from airflow_lakestream.run.repair import NotRepaired, RowsLost, RowsNowBad, TableRepair
+from airflow_lakestream.run.replay import RejectReplay
 from dev.services.kafka import Kafka
 from tests.integration.test_audit import append_rows, data_files, remove_property, trim
 from tests.integration.test_log_semantics import Transaction
@@ -481,3 +482,14 @@ def test_wrong_bounds_are_mended_beside_a_repair(
     assert result.verdict is CLEAN, result.render()
     assert repaired(result).rows_in == 1
     assert len(lake.table().scan(row_filter="s > 'p'").to_arrow()) == 2
+
+
+def test_the_statement_of_a_replay_is_none_of_the_rows_that_were_landed_without_it(
+    lake: Lake, topic_of: TopicOf
+) -> None:
+    lake.land(topic_of(['{"n": 0}', '{"n": 1}', '{"n": "two"}']), schema="n bigint")
+    decoding = {"sql": "SELECT CAST(7 AS BIGINT) AS n FROM {{ input }}"}
+    assert RejectReplay(table=TABLE, consumer_group=GROUP, decoding=decoding).run(lake.catalog()).counts.written == 1
+    lake.table().delete("_kafka_offset = 1")
+    assert repair(lake).verdict is CLEAN
+    assert sorted(lake.column("n")) == [0, 1, 7]

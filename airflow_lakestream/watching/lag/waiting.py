@@ -96,7 +96,8 @@ class UnreadOffsets:
 
     `firsts` are the first unread records, by partition. `oldest` are the least timestamps seen, in milliseconds since
     the epoch. `overdue` are offsets from before the given time. `unknown` are the partitions that have more records
-    than a look reads, and a first one that is not overdue: of those behind it only samples are known.
+    than a look reads, and a first one that is not overdue, or is older than records before it: of those behind it only
+    samples are known.
     """
 
     state: TopicState
@@ -204,10 +205,11 @@ class TopicLook:
         partitions = [p for _, p in unread.ranges.partitions]
         proven = [p for p in partitions if before_ms is not None and unread.oldest.get(p, before_ms) < before_ms]
         most = MOST_READ if before_ms is not None else MOST_READ // max(1, len(partitions))
+        overdue, odd = yield from self._overdue_below(unread, proven, before_ms)
+        proven = [p for p in proven if p not in odd]
         small = _readable(unread, [p for p in partitions if p not in proven and unread.records(p) <= most])
         crowded = [p for p in partitions if before_ms is not None and p not in proven and p not in small]
         read = union(unread.ranges.of_partition(topic, p) for p in small) | _beginnings(unread, crowded)
-        overdue = yield from self._overdue_below(unread, proven, before_ms)
         stamps = (yield self._ask_stamps(read, before_ms)) if read else {}
         oldest = dict(unread.oldest)
         for p, one in stamps.items():
@@ -216,7 +218,7 @@ class TopicLook:
             if before_ms is not None:
                 overdue |= one.before(topic, p, before_ms)
         known = {p for _, p in overdue.partitions} | {p for p, first in unread.firsts.items() if first.is_append_time}
-        unknown = frozenset(crowded) - known
+        unknown = frozenset(crowded) - (known - odd)
         for p, sample in (yield from self._samples(unread, unknown)) if before_ms is not None else ():
             oldest[p] = min(sample.timestamp_ms, oldest.get(p, sample.timestamp_ms))
             if sample.timestamp_ms < before_ms:
@@ -243,17 +245,19 @@ class TopicLook:
 
         All unread offsets are overdue that come before the log's first record with a timestamp at or after `before_ms`.
         If that record is in front of the unread offsets, only the first unread record is proven to be overdue.
+        Returns the offsets, and such partitions with more unread offsets.
 
         :param proven: these partitions.
         """
         if not proven or before_ms is None:
-            return RangeSet()
+            return RangeSet(), frozenset()
         # Rounded to the second: sensors that look at the same moment share the answer.
         key = ("offsets at", self.conn_id, self.state.identity, before_ms // 1000)
         bounds = yield LookQuestion(key, lambda: self.watch.offsets_at(self.state, before_ms))
         topic = self.state.identity.topic
         ends = {p: max(bounds.get(p, 0), unread.firsts[p].offset + 1) for p in proven}
-        return unread.ranges & union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
+        odd = frozenset(p for p in proven if bounds.get(p, 0) < ends[p] and unread.records(p) > 1)
+        return unread.ranges & union(RangeSet.of(topic, p, 0, end) for p, end in ends.items()), odd
 
     def _ask_firsts(self, positions: Mapping[int, int], reread: bool) -> LookQuestion:
         """Return the question for the first unread records at the positions; equal questions share an answer."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from airflow_lakestream.audit.run import TableMissing, load
+from airflow_lakestream.audit.statistics import table_files
+from airflow_lakestream.iceberg.fitness import UnreadableTable
 
 
 @pytest.fixture
@@ -37,6 +40,15 @@ def test_the_nearest_table_of_the_namespace_is_suggested(table: str, hint: str, 
     assert str(missing.value) == (
         f"table: there is no table {table} in the catalog. Correct the name or the Iceberg connection.{hint}"
     )
+
+
+def test_a_list_of_manifests_that_is_gone_is_named_with_the_table(catalog: InMemoryCatalog, tmp_path: Path) -> None:
+    table = catalog.load_table("lake.shipments")
+    table.append(pa.table({"id": [1]}))
+    [manifest_list] = tmp_path.rglob("snap-*.avro")
+    manifest_list.unlink()
+    with pytest.raises(UnreadableTable, match=r"^lake\.shipments: a file of its metadata is gone .*Restore the file"):
+        table_files(table, table.metadata.current_snapshot_id)
 
 
 def test_a_catalog_that_lists_no_tables_changes_nothing(

@@ -49,6 +49,13 @@ def test_letters_that_the_locale_lacks_end_nothing(tmp_path: Path, forked: Forke
     assert "is not a topic's name." in done.stderr
 
 
+def test_duckdb_reports_no_leaks_of_a_pipeline_with_sql(tmp_path: Path) -> None:
+    statement = "transformations: [{name: t, type: sql_transform, input: orders, sql: 'SELECT key FROM {{ input }}'}]\n"
+    (tmp_path / "p.yaml").write_text(PIPELINE + statement)
+    done = lakestream(tmp_path, "pipeline", "validate", "p.yaml")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 right, 0 wrong.\n", "")
+
+
 def test_what_goes_wrong_is_one_line_without_those_of_libraries(tmp_path: Path, forked: ForkedProgram) -> None:
     # PyIceberg warns of a catalog whose properties it does not like, and tells of its tries.
     catalog = (

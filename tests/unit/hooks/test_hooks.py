@@ -77,6 +77,13 @@ def test_a_shared_database_goes_with_every_executor(form: str, connection, monke
     assert "pass-4711-word" not in str(caught.value)
 
 
+def test_a_missing_driver_is_to_be_installed_and_no_setting_of_the_connection_to_be_checked(connection) -> None:
+    extra = {"type": "sql", "uri": "mssql+pymssql://user:word@127.0.0.1:1/lake"}
+    with pytest.raises(CatalogUnavailable, match=r"Install the client of .* or the driver in its uri") as caught:
+        IcebergHook(connection("iceberg", extra)).open_catalog()
+    assert "Check host" not in str(caught.value)
+
+
 def test_sqlite_goes_with_the_local_executor(connection, tmp_path) -> None:
     uri = f"sqlite:///{tmp_path}/catalog.db"
     catalog = IcebergHook(connection("iceberg", {"type": "sql", "uri": uri, "warehouse": str(tmp_path)})).open_catalog()

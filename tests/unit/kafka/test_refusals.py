@@ -8,7 +8,13 @@ import pytest
 from confluent_kafka import KafkaError
 
 from airflow_lakestream.kafka.client import ClientErrors
-from airflow_lakestream.kafka.errors import CHECK_CERTIFICATE, CHECK_CLIENT, CHECK_CREDENTIALS, KafkaRefused
+from airflow_lakestream.kafka.errors import (
+    CHECK_AUTHORITY,
+    CHECK_CERTIFICATE,
+    CHECK_CLIENT,
+    CHECK_CREDENTIALS,
+    KafkaRefused,
+)
 
 REFUSED_BY_TLS = "Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate: SSL alert number 42"
 
@@ -19,7 +25,7 @@ REFUSED_BY_TLS = "Receive failed: error:0A000412:SSL routines::ssl/tls alert bad
         ("SASL authentication error: Authentication failed due to invalid credentials", CHECK_CREDENTIALS),
         (
             "SSL handshake failed: certificate verify failed: not verified",
-            CHECK_CREDENTIALS,
+            CHECK_AUTHORITY,
         ),
         ("Failed to acquire SASL OAUTHBEARER token: Must supply an unexpired token", CHECK_CLIENT),
         ('SASL authentication error: {"status":"invalid_token"}', CHECK_CLIENT),

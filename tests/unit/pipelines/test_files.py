@@ -339,6 +339,11 @@ def test_a_misspelt_key_that_is_required_is_one_mistake(tmp_path: Path, old: str
         ),
         (
             "  checkpoint_interval: 60s\n  parallelism: 4\n",
+            "quality:\n  checks: [{not_null: user_id}]\n",
+            "32:3 quality.checks: [{'not_null': 'user_id'}] is not a mapping of keys to values.",
+        ),
+        (
+            "  checkpoint_interval: 60s\n  parallelism: 4\n",
             "quality:\n  checks:\n    not_nul: [user_id]\n",
             "33:5 quality.checks.not_nul: there is no such key. Did you mean not_null?",
         ),

@@ -24,10 +24,12 @@ const Bar = ({ bar }) => {
       parts(bar.landed, "landed"), parts(bar.holes, "hole"), parts(bar.lost, "lost")));
 };
 
+const newest = (count) => (count === 1 ? "the last landing" : `the last ${figure(count)} landings`);
+
 const Rows = ({ landings }) => {
   const shown = landings.slice(0, 60).reverse();
   const top = Math.max(1, ...shown.map((one) => one.rows));
-  const text = `Rows of the last ${shown.length} landings, the newest on the right, at most ${figure(top)}`;
+  const text = `Rows of ${newest(shown.length)}, the newest on the right, at most ${figure(top)}`;
   return h(Fragment, null, h("div", { className: "muted" }, text), h("svg", {
     className: "bar", style: { height: "48px" }, viewBox: "0 0 600 48", preserveAspectRatio: "none", role: "img", "aria-label": text,
   }, shown.map((one, n) => h("rect", {
@@ -76,7 +78,7 @@ export const OneStream = ({ dagId, taskId, table, back }) => {
       said, h(Why, { stream: answer }), h(Facts, { stream: answer }), h(Backfill, { stream: answer }), h(Presses, { stream: answer }),
       h("h2", null, "Offsets"),
       answer.offsets.length === 0 ? h("p", { className: "muted" }, "No landing is known yet.") : h(Fragment, null,
-        h("p", { className: "muted" }, `Of the last ${figure(answer.landings.length)} landings.`, h("span", { className: "key landed" }), "landed",
+        h("p", { className: "muted" }, `Of ${newest(answer.landings.length)}.`, h("span", { className: "key landed" }), "landed",
           h("span", { className: "key hole" }), "hole", h("span", { className: "key lost" }), "lost"),
         answer.offsets.map((bar) => h(Bar, { key: `${bar.topic} ${bar.partition}`, bar }))),
       changes.length === 0 ? null : h(Fragment, null, h("h2", null, "Changes of the schema"),
