@@ -243,7 +243,8 @@ def in_time(value: bytes | None) -> bytes:
 
 @pytest.mark.parametrize("kind", MIRRORS)
 @pytest.mark.parametrize("columns", [(), ("name",), ("big",)])
-@settings(max_examples=FEW)
+# Each example lands up to twenty times.
+@settings(max_examples=max(2, FEW // 2))
 @given(topic=events(), spoilt=st.integers(0, 9), landed=st.integers(1, 20))
 def test_histories_of_a_database_are_compared_as_far_as_kafka_shows_them(
     kind: str, columns: tuple[str, ...], topic: tuple[list[Record], list[Record]], spoilt: int, landed: int
