@@ -61,7 +61,7 @@ class KeyComparison:
     def run(self) -> KeyedVerdict:
         """Load both sides, compare them, and return the wrong rows."""
         for side in self._sides:
-            self._load(side)
+            self.load_side(side)
         cuts = self._load_deletions()
         self._load_ranges()
         self._execute(_ONCE, _SUSPECTS)
@@ -70,7 +70,7 @@ class KeyComparison:
         for side in self._sides:
             self._load_details(side, np.sort(np.array([one for (one,) in wanted], np.uint64)))
         self._execute(self._differing(), _FAULTS)
-        wrong = sorted(self._wrong())
+        wrong = sorted(self.wrong_rows())
         ((count,),) = self._fetch("SELECT count(*) FROM faults")
         return KeyedVerdict(
             wrong,
@@ -106,7 +106,8 @@ class KeyComparison:
     def _keys(self, rows: pa.Table) -> Hashes:
         return self._hashes.of_rows(self._hashes.of_columns(by_place(rows, self._key)))
 
-    def _load(self, side: str) -> None:
+    def load_side(self, side: str) -> None:
+        """Load the rows of a side: of the table, or of the fold."""
         self._execute(f"CREATE TABLE {side} ({_SIDE})")
         for rows in self._sides[side].rows():
             content = self._hashes.of_rows(self._hashes.of_columns(self._content(rows)))
@@ -185,7 +186,7 @@ class KeyComparison:
         payload = [at for at, name in enumerate(self._names) if name not in version]
         return _DIFFERING.format(width=len(self._names), payload=payload, null=null, absent=self._rules.keeps_absent)
 
-    def _wrong(self) -> Iterable[WrongRow]:
+    def wrong_rows(self) -> Iterable[WrongRow]:
         """Yield the rows with a fault, at most `MOST_ROWS`."""
         keys = ", ".join(f"coalesce(f.key_{at}, t.key_{at})" for at in range(len(self._key)))
         few = _FEW.format(keys=keys)

@@ -68,7 +68,7 @@ class VersionComparison(KeyComparison):
     def run(self) -> KeyedVerdict:
         """Load both sides, compare them, and return the wrong versions."""
         for side in self._sides:
-            self._load(side)
+            self.load_side(side)
             self._load_ends(side)
         self._load_ranges()
         self._execute("CREATE TABLE IF NOT EXISTS origin (k UBIGINT, part INTEGER)", _ONCE, _SUSPECTS)
@@ -78,7 +78,7 @@ class VersionComparison(KeyComparison):
         for side in self._sides:
             self._load_details(side, np.sort(np.array([one for (one,) in wanted], np.uint64)))
         self._execute(self._differing_versions(has_holes=has_holes), _OPEN, _FAULTS)
-        wrong = sorted(self._wrong())
+        wrong = sorted(self.wrong_rows())
         ((count,),) = self._fetch("SELECT count(*) FROM faults")
         return KeyedVerdict(
             wrong,
@@ -88,7 +88,8 @@ class VersionComparison(KeyComparison):
             unseen_values=self._fetch("SELECT count(*) FROM differing WHERE NOT is_wrong")[0][0],
         )
 
-    def _load(self, side: str) -> None:
+    def load_side(self, side: str) -> None:
+        """Load the rows of a side: of the table, or of the fold."""
         self._execute(f"CREATE TABLE {side} ({_SIDE})")
         shown = [name for name in self._rules.columns if name in self._names]
         beside = {VALID_FROM, *_ENDS, PARTITION, OFFSET, *BEGIN}
@@ -136,7 +137,8 @@ class VersionComparison(KeyComparison):
         """Return the first offset of the only partition from which no landed offset is unseen."""
         (key,) = self._rules.landed.partitions
         seen = self._rules.seen[key].intervals() if key in self._rules.seen else ()
-        return seen[-1][0] if seen else self._rules.landed.intervals(*key)[-1][1]
+        end: int = self._rules.landed.intervals(*key)[-1][1]
+        return seen[-1][0] if seen and seen[-1][1] >= end else end
 
     @property
     def _is_absent(self) -> bool:
@@ -165,7 +167,8 @@ class VersionComparison(KeyComparison):
             repeats=str(self._rules.repeats).lower(),
         )
 
-    def _wrong(self) -> Iterable[WrongRow]:
+    def wrong_rows(self) -> Iterable[WrongRow]:
+        """Yield the versions with a fault, at most `MOST_ROWS`."""
         keys = ", ".join(f"coalesce(f.key_{at}, t.key_{at})" for at in range(len(self._key)))
         ends = [self._names.index(name) for name in _ENDS]
         for kind, part, off, times, differ, *values in self._fetch(
