@@ -180,6 +180,6 @@ def test_the_documentation_is_in_the_menu(ui: Ui) -> None:
         page.get_by_role("menuitem", name="Lakestream").click()
     docs = opened.value
     docs.get_by_role("link", name="Start", exact=True).first.click()
-    expect(docs.get_by_text("from a clone of the repository, and read the table back")).to_be_visible()
+    expect(docs.get_by_text("from a clone of the repository, and read the table in three ways")).to_be_visible()
     docs.get_by_role("textbox", name="Search").fill("replace an interval")
     expect(docs.get_by_role("link", name=re.compile("ackfill|nterval")).first).to_be_visible()
