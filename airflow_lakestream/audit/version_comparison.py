@@ -269,7 +269,7 @@ every AS (
 SELECT k, part, off, any_value(certain) AS columns, bool_and(len(certain) > 0) AS is_wrong
 FROM kept GROUP BY k, part, off
 """
-# Whatever Kafka has: a version with a later one, or with a later deletion, has ended, and only one without end is open.
+# A version before a later version or deletion of its key has ended, even if Kafka has lost the records.
 _OPEN = """
 CREATE TABLE wrong AS
 SELECT k, part, off, kind FROM judged WHERE kind IN ('missing', 'extra') UNION ALL

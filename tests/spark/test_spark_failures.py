@@ -86,7 +86,7 @@ def test_a_damaged_checkpoint_is_refused_and_without_it_each_record_lands_once(
 
 
 @pytest.mark.parametrize(
-    ("gone", "left", "told"),
+    ("gone", "left", "refusal"),
     [
         ("offsets/4", "", r"offsets/4 is missing\."),
         ("offsets/4", "offsets/.4.crc", r"offsets/4 is missing\."),
@@ -96,7 +96,7 @@ def test_a_damaged_checkpoint_is_refused_and_without_it_each_record_lands_once(
     ],
 )
 def test_a_gap_on_which_spark_would_fail_is_named_before_anything_is_read(
-    gone: str, left: str, told: str | None, lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
+    gone: str, left: str, refusal: str | None, lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
 ) -> None:
     name = topic(partitions=1)
     run = SparkRun(lake, name)
@@ -112,15 +112,15 @@ def test_a_gap_on_which_spark_would_fail_is_named_before_anything_is_read(
         (run.checkpoint / file).unlink()
     produce(name, 0, events(0, 30, 5))
     # However often it is tried.
-    for _ in range(2 if told else 0):
-        with pytest.raises(CheckpointDamaged, match=rf"{told}.*Delete the checkpoint\. Nothing is lost") as stopped:
+    for _ in range(2 if refusal else 0):
+        with pytest.raises(CheckpointDamaged, match=rf"{refusal}.*Delete the checkpoint\. Nothing is lost") as stopped:
             run.run(spark)
         assert isinstance(stopped.value, Terminal)
     assert_landed_once(lake, name, {0: 30})
     lease = read_lease(str(run.checkpoint))
     assert lease is not None
-    assert lease.terminal is bool(told)
-    if told:
+    assert lease.terminal is bool(refusal)
+    if refusal:
         shutil.rmtree(run.checkpoint)
     run.run(spark)
     assert_landed_once(lake, name, {0: 35})

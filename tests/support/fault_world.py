@@ -230,7 +230,7 @@ class World:
     def fate(self, points: Sequence[str] = tuple(sorted(POINTS))) -> Fate:
         """Draw what happens to a run.
 
-        :param points: the boundaries that it comes to.
+        :param points: the boundaries that the sequence reaches.
         """
         if self.random.random() < 0.4:
             return Fate()

@@ -125,7 +125,7 @@ def ended(arguments: Sequence[str], ends: Ends) -> list[int | str]:
     for number, (file, name) in enumerate(zip(files, ("stdout", "stderr"), strict=True), 1):
         os.dup2(file, number)
         if ends[number - 1] == CLOSED:
-            # As Python begins where there is none.
+            # The default of Python.
             setattr(sys, name, None)
     code: int | str | None = 0
     try:

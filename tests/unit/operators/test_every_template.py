@@ -49,8 +49,8 @@ def test_arguments_that_need_another_are_rendered_with_it(name: str) -> None:
         task = made(KINDS[name], {**given, **more})
     task.render_template_fields({"dag": dag, "ds": "2026-01-01", "run_id": "r", "params": {}})
     assert {*names} <= given.keys()
-    told = {one: json.dumps(getattr(task, one), default=str) for one in given}
-    assert [one for one, text in told.items() if "{{" in text or "2026-01-01" not in text] == []
+    texts = {one: json.dumps(getattr(task, one), default=str) for one in given}
+    assert [one for one, text in texts.items() if "{{" in text or "2026-01-01" not in text] == []
 
 
 def test_what_no_task_renders_is_refused_by_name() -> None:
