@@ -69,7 +69,7 @@ def test_the_documentation_is_served_from_the_wheel(airflow: object, wheel: Path
     pages = [f"/lakestream/docs/{page}" for page in ("index.html", "start.html", "operators/kafka_extract.html")]
     said = json.loads(python(SERVE, *pages, "/lakestream/docs/nowhere.html", wheel=wheel).splitlines()[-1])
     assert [said[page][0] for page in pages] == [200] * 3
-    assert "from a clone of the repository, and read the table back" in said[pages[1]][1]
+    assert "from a clone of the repository, and read the table in three ways" in said[pages[1]][1]
     assert said["/lakestream/docs/nowhere.html"][0] == 404
 
 

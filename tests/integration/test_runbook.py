@@ -87,7 +87,7 @@ CASES = {
     "A type became wider": [
         "integration/test_schema_changes.py::test_a_new_version_in_the_registry_adds_and_widens_columns",
     ],
-    "A type became another one": [
+    "A type became another type": [
         "contract/test_schema_changes.py::test_what_a_table_can_not_become_is_refused",
         "integration/test_runbook.py::test_a_type_that_became_another_one_lands_in_a_new_column_by_sql",
     ],
