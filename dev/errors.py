@@ -46,6 +46,10 @@ class ServiceFailed(DevError):
         super().__init__(f"{service} {problem}; its log is {log}")
 
 
+class DiskFull(DevError):
+    """The disk has too little room for a service."""
+
+
 class ServiceConflict(DevError):
     """The service is up already, started with other settings."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dev.causes import causes_in
-from dev.errors import ServiceFailed
+from dev.errors import DiskFull, ServiceFailed
 from dev.leash import PIDS_FILE
 from dev.processes import ProcessId
 
@@ -24,6 +24,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 _STATE_FILE = "state.json"
 _LEASH_GRACE_S = 10.0
+_LEAST_FREE = 1 << 30
 # A frozen dataclass with `pid` and `healthy`.
 Handle = TypeVar("Handle", bound=Any)
 
@@ -45,9 +46,14 @@ class ServiceFolder:
         self.log = path / "service.log"
 
     def prepare(self) -> None:
-        """Begin anew: stop what a killed run left behind, and empty the folder."""
+        """Begin anew: stop what a killed run left behind, and empty the folder.
+
+        :raises DiskFull: a service on a full disk answers and writes nothing; MinIO's clients only see time-outs.
+        """
         self.remove()
         self.path.mkdir(parents=True)
+        if (free := shutil.disk_usage(self.path).free) < _LEAST_FREE:
+            raise DiskFull(f"{self.name} is not started: its disk has {free >> 20} MiB free, of 1024 MiB; free some.")
 
     def remove(self, grace: float = _LEASH_GRACE_S) -> None:
         """Stop the service and remove its data; does nothing when it is down."""

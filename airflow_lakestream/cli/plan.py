@@ -28,6 +28,7 @@ from airflow_lakestream.cli.connections import (
     open_storage,
     open_store_properties,
     report_text,
+    topic_of,
 )
 from airflow_lakestream.cli.preview import Servers, open_servers, without_logs
 from airflow_lakestream.core.printable import counted
@@ -94,7 +95,7 @@ class DryRun:
 @takes_pipeline
 def plan(
     table: AnyTable,
-    topic: Annotated[str, option_of("topic")],
+    topic: Annotated[str | None, option_of("topic")] = None,
     group: GroupIfSeveral = None,
     start_offset: Annotated[str, option_of("start_offset")] = "earliest",
     start_timestamp: Annotated[str | None, option_of("start_timestamp")] = None,
@@ -112,7 +113,7 @@ def plan(
 
         # Check arguments before anything is read.
         config = ExtractConfig(
-            topic=topic,
+            topic=topic or "the-only-one",
             table=table,
             table_format=lake_of(table).format,
             consumer_group=group or "the-only-one",
@@ -124,8 +125,9 @@ def plan(
         )
         kafka = open_kafka(kafka_conn)
         lake = open_lake(table, iceberg_conn, storage_conn)
-        remedy = "Give --group to plan the first run into a new table."
-        config = replace(config, consumer_group=group_of(lake, table, group, remedy))
+        remedy = "Give --group and --topic to plan the first run into a new table."
+        group = group_of(lake, table, group, remedy)
+        config = replace(config, consumer_group=group, topic=topic_of(lake, table, group, topic))
         job = build_job(config, kafka.configuration, lake, run_id="dry run", where=kafka.where, dry=True)
         found = dry_run(job, lake)
     report_text(json.dumps(found.to_dict(), indent=2) if as_json else found.render())

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dev.errors import NotUp, ServiceFailed
+from dev.errors import DiskFull, NotUp, ServiceFailed
 from dev.ports import free_ports, listening
 from dev.processes import ProcessId
 from dev.service import ServiceFolder
@@ -49,6 +49,12 @@ def test_a_service_runs_until_it_is_removed(folder):
     assert not service.alive
     assert leash.wait(20) is not None
     assert not folder.path.exists()
+
+
+def test_no_service_is_started_on_a_full_disk(folder, monkeypatch):
+    monkeypatch.setattr("dev.service._LEAST_FREE", 1 << 62)
+    with pytest.raises(DiskFull, match=r"is not started: its disk has \d+ MiB free.*; free some\.$"):
+        folder.prepare()
 
 
 def test_a_service_that_ends_while_starting_is_an_error_with_its_last_words(folder):

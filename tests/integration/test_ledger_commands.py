@@ -105,7 +105,9 @@ def test_a_plan_says_what_the_next_run_lands_and_writes_nothing(
     assert f"{landed}[0] [20,1520): 1,500 offsets" in told("plan", *ON, "--topic", landed)[1]
     assert connections.catalog.load_table(TABLE).metadata_location == before
     assert land_it(landed, "r3").to_dict()["ranges"] == plan["ranges"]
-    assert "nothing to do" in told("plan", *ON, "--topic", landed)[1]
+    # The ledger has the topic's name.
+    assert told("plan", *ON)[1] == told("plan", *ON, "--topic", landed)[1]
+    assert "nothing to do" in told("plan", *ON)[1]
 
 
 def test_a_plan_for_a_table_that_is_not_there_says_where_it_begins(
@@ -116,6 +118,8 @@ def test_a_plan_for_a_table_that_is_not_there_says_where_it_begins(
     plan = json.loads(text)
     assert (code, plan["ranges"], plan["origin"], plan["records_at_most"]) == (0, [[0, 0, 4]], {"0": 0}, 3)
     assert connections.catalog.list_namespaces() == []
+    code, text = told("plan", *ON)
+    assert (code, "Name the topic to land." in text) == (2, True), text
 
 
 def test_a_plan_from_before_1970_begins_at_the_beginning(
