@@ -57,13 +57,13 @@ class OtherNames:
 class FieldNaming:
     """Finder of a field's column, by the field's name or else by an alternative name.
 
-    :ivar has_gaps: a column has no field, and a field no column, or a union's branch no column: further versions of the
-        schema may know more names.
+    :ivar may_lack_names: whether further versions of the schema may have a name that is missing here: a column has no
+        field and a field has no column, or a union's branch has no column.
     :ivar found: the columns with other names, by the paths of the fields.
     """
 
     def __init__(self, names: OtherNames) -> None:
-        self.has_gaps = False
+        self.may_lack_names = False
         self.found: dict[str, str] = {}
         self._names = names
 
@@ -72,8 +72,7 @@ class FieldNaming:
     ) -> dict[str, int]:
         """Return the positions of the fields' columns, by field name; fields without a column are missing.
 
-        A column with a field of its own name is not given to another field. `has_gaps` and `found` are brought up to
-        date.
+        A column with a field of its own name is not given to another field. Updates `may_lack_names` and `found`.
 
         :param record: the name of the fields' record.
         :param fields: names of fields, each with the mark that distinguishes the field from others of the record, or
@@ -87,7 +86,7 @@ class FieldNaming:
             if others:
                 places[name] = free.pop(others[0])
                 self.found[f"{path}.{name}" if path else name] = others[0]
-        self.has_gaps |= bool(free) and len(places) < len(fields)
+        self.may_lack_names |= bool(free) and len(places) < len(fields)
         return places
 
     def type_names(self, node: Node) -> set[str]:

@@ -154,7 +154,10 @@ def _landings_since(
 
 
 def ranges_landed(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
-    """Refuse ranges missing in the group's ledger, ranges with possible rows of others, and tables without removal."""
+    """Refuse a replace of ranges that the group has not landed, or that may contain rows of another group or tool.
+
+    Also refuses a table whose rows must not be removed, such as an append-only table.
+    """
     if head is not None:
         ledgers, is_kept = ledger_store.ledgers(head, commit.group), REMOVED in head.properties
         check_replace(commit.table, commit.landing, commit.group, ledgers, keeps_removed=is_kept)

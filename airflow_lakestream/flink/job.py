@@ -120,7 +120,7 @@ class JobNote:
     :param savepoint: the savepoint by which the job was stopped; empty if it was not stopped.
     :param finished: the savepoint again, if the job has ended in order after it: the branch then has all records that
         the job read. "yes" for a script whose bounded sources have ended. Otherwise empty.
-    :param moved: "yes" once a checkpoint of a script's job was completed; empty for a landing, whose ledger knows more.
+    :param moved: "yes" once a script's job has completed a checkpoint; always empty for a landing, which has a ledger.
     :param reads: the way of reading records, if it depends on the registry's schemas at the time of the submit.
     :param line: the earlier jobs whose state the job continues, see `JobLine`; empty without publications.
     """

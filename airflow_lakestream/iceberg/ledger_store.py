@@ -107,10 +107,10 @@ def landing_of(snapshot: Snapshot, consumer_group: str) -> Landing | None:
 
 
 def columns_of(table: Table, consumer_group: str) -> Ledger:
-    """Return a group's ledger with columns only, without topics and offsets, which may be undecided.
+    """Return a ledger of only a group's filled columns and the source's types, without topics and offsets.
 
-    These are the filled columns and the source's types, from the property, its journal, and the live snapshots. Raises
-    UnreadableLedger.
+    The columns are known from the property, its journal and the live snapshots, even if the metadata no longer decides
+    the offsets. Raises UnreadableLedger.
     """
     text, landings = table.metadata.properties.get(codec.property_key(consumer_group)), list[Landing | None]()
     ledger = Ledger(consumer_group)

@@ -31,13 +31,13 @@ def check_sensors(document: YamlDocument, pipeline: Pipeline, found: Sequence[Re
     :param found: the flow into each sink.
     """
     for name, sensor in pipeline.orchestration.sensors.items():
-        yield from _of_sensor(document, pipeline, (*_AT, name), sensor)
+        yield from _check_sensor(document, pipeline, (*_AT, name), sensor)
     for flow in found:
-        yield from _of_freshness(document, pipeline, flow)
+        yield from _check_freshness(document, pipeline, flow)
 
 
 # A sensor has a subject: a sink of the file (`of`), or a table, checkpoint or group of its own.
-def _of_sensor(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[FileProblem]:
+def _check_sensor(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[FileProblem]:
     known = ", ".join(pipeline.sinks)
     for key, sinks in (("sinks", sensor.sinks or ()), ("of", (sensor.of,) if sensor.of is not None else ())):
         for sink in sinks:
@@ -50,7 +50,7 @@ def _of_sensor(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: A
     if isinstance(sensor, Freshness) and sensor.max_age is None and sensor.complete_through is None:
         yield document.problem(path, "max_age is missing, and so is complete_through. Give one of them.")
     if sensor.of is not None:
-        yield from _of_a_sink(document, pipeline, path, sensor)
+        yield from _check_subject(document, pipeline, path, sensor)
         return
     subjects = ("table",) if isinstance(sensor, Freshness) else _SUBJECTS
     if not any(getattr(sensor, one) is not None for one in subjects):
@@ -58,8 +58,8 @@ def _of_sensor(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: A
         yield document.problem(path, problem)
 
 
-def _of_a_sink(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[FileProblem]:
-    """Yield the problems of a sensor with `of`: the sensor looks at the table of a sink of the file."""
+def _check_subject(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[FileProblem]:
+    """Yield the contradictions between a sensor and its subject, the sink named by `of`."""
     for key in (*_OF_SINK, *_CONNECTIONS):
         if getattr(sensor, key, None) is not None:
             yield document.problem((*path, key), f"{key} is set by the sink {sensor.of}. Leave it out.")
@@ -74,12 +74,12 @@ def _of_a_sink(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: A
     if "{" in sink.table:
         yield document.problem((*path, "of"), f"topics or records choose the table of {sensor.of}. Give a table.")
     if isinstance(sensor, Lag | Freshness) and sensor.of in _waiters(pipeline, sensor):
-        problem = f"the landing in {sensor.of} would wait for its own rows. Write when: beside, or other sinks."
+        problem = f"the landing in {sensor.of} would wait for its own rows. Write when: beside, or name other sinks."
         yield document.problem((*path, "of"), problem)
 
 
 # `freshness` of a sink's quality becomes a sensor after the landing, see `freshness_after`; so the landing must end.
-def _of_freshness(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
+def _check_freshness(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     orchestration, path = pipeline.orchestration, (*_quality_at(flow), "freshness")
     if (quality := flow.sink.quality or pipeline.quality).freshness is None:
         return

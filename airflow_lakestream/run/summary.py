@@ -49,14 +49,14 @@ def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG
 
 
 def _silent(run: RunReport) -> str:
-    """Return a sentence on silent columns after a blank, or an empty text."""
+    """Return a sentence on silent columns (with a leading blank), or an empty text."""
     texts = [text for _, text in run.silent]
     more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return f" Silent columns, without a value in this run: {', '.join(texts[:_SHOWN])}{more}." if texts else ""
 
 
 def _stale(run: RunReport) -> str:
-    """Return a sentence on columns dropped and added again after a blank, or an empty text."""
+    """Return a sentence on columns dropped and added again (with a leading blank), or an empty text."""
     return f" Stale columns, {stale_text([column for _, column in run.stale])}." if run.stale else ""
 
 
@@ -70,7 +70,7 @@ def figures(counts: Mapping[str, Any], of: str = "rows") -> str:
 
 
 def rejects_of(table: str, consumer_group: str, iceberg_conn: str = ICEBERG_DEFAULT) -> str:
-    """Return a sentence after a blank on a table's rejected records, with the command to show the records."""
+    """Return a sentence (with a leading blank) on a table's rejected records, with the command to show the records."""
     sentence = f" The rejected records are in {table}{REJECTED}"
     if LakeCapability.CATALOG not in lake_of(table).can:
         return f"{sentence}."
@@ -99,7 +99,7 @@ def _nothing(run: RunReport, config: ExtractConfig) -> str:
 
 
 def _left(run: RunReport, config: ExtractConfig) -> str:
-    """Return a sentence after a blank on the offsets left and the reason, or an empty text."""
+    """Return a sentence on the offsets left and the reason (with a leading blank), or an empty text."""
     left, most = run.remaining_lag, config.limits.max_records
     if most is not None and run.counts.read >= most:
         return f" {left:,} offsets are left, since max_records={most} are read: the next run goes on." if left else ""

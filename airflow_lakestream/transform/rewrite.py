@@ -40,8 +40,8 @@ _MOST = 80
 class FailureRemover:
     """Removal of failures from expressions: each failure becomes NULL, and a reason.
 
-    :ivar is_exact: all records with a reason really fail. Not if a function may do without an argument, or a cast may
-        make NULL of a value without a failure.
+    :ivar is_exact: whether all records with a reason really fail: false if a function may not need an argument, or if
+        a cast may return NULL without a failure.
     :param build: parses a SQL expression, with the given parts in place of names.
     :param texts: lower-case names of text columns.
     """
@@ -144,7 +144,7 @@ class FailureRemover:
         return function == LOOKED_UP
 
     def _function(self, node: Node) -> tuple[Node, list[Node]]:
-        """Return a call that can't fail, and the reasons: `error` always fails, a lookup in a malformed document."""
+        """Return a call that can't fail, and the reasons: `error` always fails, a malformed document fails a lookup."""
         if node["function_name"].lower() == "error":
             message, reasons = self.sifted(arguments_of(node)[0])
             reason = self._build("'Invalid Input Error: ' || _m", _m={**message, "alias": ""})
@@ -223,7 +223,7 @@ class StatementRewriter:
     def sifting(self, node: Node) -> Node:
         """Return a statement for good and suspect records: its last column has the reason of a suspect.
 
-        The last column is NULL for a good record. The statement fails only for rare kinds of failures. Then
+        The last column is NULL for a good record. The statement fails only for rare kinds of failures. Afterwards
         `sift_is_exact` is true if all suspects are bad. Raises NotTraceable if one expression makes several columns.
         """
         node = deepcopy(node)
@@ -252,23 +252,22 @@ class StatementRewriter:
         self._hide(node, [ROW, *self._hidden] if reads_input else [ROW, BAD])
         if reads_input:
             self._look_up_json_at_once(node)
-        fails: list[tuple[str, Node]] = [("", self._expression(BAD))] if not reads_input else []
+        tried: list[tuple[str, Node]] = [("", self._expression(BAD))] if not reads_input else []
         if condition := replaced(node["where_clause"], self._failing_by_a_cast):
-            fails.append(("WHERE", condition))
+            tried.append(("WHERE", condition))
             # A record that a condition leaves out is not bad, even if a column would fail. A record for which the
             # condition fails is kept as bad.
-            known = self._failures(fails)
-            kept = self._expression("_bad IS NOT NULL OR TRY(_e)", _bad=known, _e=condition)
-            node["where_clause"] = kept
+            known = self._first_failure(tried)
+            node["where_clause"] = self._expression("_bad IS NOT NULL OR TRY(_e)", _bad=known, _e=condition)
         for index, item in enumerate(node["select_list"]):
             if item["class"] in ("STAR", "COLUMN_REF", "CONSTANT"):
                 continue
             if any(part["class"] == "STAR" for part in expressions(item)):
                 raise NotTraceable
             plain = replaced({**item, "alias": ""}, self._failing_by_a_cast)
-            fails.append((f"column {item['alias']}", plain))
+            tried.append((f"column {item['alias']}", plain))
             node["select_list"][index] = {**self._expression("TRY(_e)", _e=plain), "alias": item["alias"]}
-        node["select_list"] += [self._expression(ROW), {**self._failures(fails), "alias": BAD}]
+        node["select_list"] += [self._expression(ROW), {**self._first_failure(tried), "alias": BAD}]
 
     def _sift(self, node: Node, reads_input: bool) -> None:
         self._hide(node, [ROW, *self._hidden] if reads_input else [ROW, SUSPECT])
@@ -343,8 +342,7 @@ class StatementRewriter:
         self._hide(node, list(columns))
 
     def _at(self, place: str, reason: Node) -> Node:
-        found: Node = self._expression(f"{literal(place + ': ')} || _r", _r=reason)
-        return found
+        return self._expression(f"{literal(place + ': ')} || _r", _r=reason)
 
     def _failing_by_a_cast(self, node: Node) -> Node | None:
         """Return a failing cast for a call of `error`, else None: TRY refuses volatile functions, such as `error`."""
@@ -353,19 +351,21 @@ class StatementRewriter:
         failing = self._expression("CAST(CAST('!' || _e AS TINYINT) AS \"NULL\")", _e=arguments_of(node)[0])
         return {**failing, "alias": node["alias"]}
 
-    def _failures(self, fails: list[tuple[str, Node]]) -> Node:
-        """Return an expression for the first failing place; the place "" was found by an inner SELECT."""
+    def _first_failure(self, tried: list[tuple[str, Node]]) -> Node:
+        """Return an expression for the place of a record's first failure: NULL without a failure.
+
+        :param tried: places and their expressions; the expression for `""` has the place found by an inner SELECT.
+        """
         parts, cases = {}, []
-        for index, (name, expression) in enumerate(fails):
+        for index, (place, expression) in enumerate(tried):
             parts[f"_e{index}"] = expression
-            if name:
+            if place:
                 # A struct is never NULL, so NULL means that making it failed.
-                cases.append(f"WHEN TRY({{'e': _e{index}}}) IS NULL THEN {literal(name)}")
+                cases.append(f"WHEN TRY({{'e': _e{index}}}) IS NULL THEN {literal(place)}")
             else:
                 cases.append(f"WHEN _e{index} IS NOT NULL THEN _e{index}")
         none = "CAST(NULL AS VARCHAR)"
-        first: Node = self._expression(f"CASE {' '.join(cases)} ELSE {none} END" if cases else none, **parts)
-        return first
+        return self._expression(f"CASE {' '.join(cases)} ELSE {none} END" if cases else none, **parts)
 
     def _hide(self, node: Node, names: list[str]) -> None:
         for part in expressions([node["select_list"], node["where_clause"]]):
@@ -428,10 +428,9 @@ class StatementRewriter:
         texts = f'"{_JSON}{column}"'
         single = f'"{_JSON}{column}_{found.index(text) + 1}"'
         call = f"{LOOKED_UP}(_d, {literal(text)}, {texts}, {single})"
-        replaced: Node = self._expression(call, _d={**document, "alias": ""})
-        return {**replaced, "alias": node["alias"]}
+        return {**self._expression(call, _d={**document, "alias": ""}), "alias": node["alias"]}
 
-    def _expression(self, sql: str, **parts: Node) -> Any:
+    def _expression(self, sql: str, **parts: Node) -> Node:
         """Return the parsed expression, with the parts in place of the names of columns.
 
         :param parts: parsed expressions by name.
@@ -441,7 +440,8 @@ class StatementRewriter:
         def put_in(node: Node) -> Node | None:
             return parts.get(node["column_names"][0]) if node["class"] == "COLUMN_REF" else None
 
-        return replaced(parsed, put_in)
+        expression: Node = replaced(parsed, put_in)
+        return expression
 
 
 def _texts(column: str, paths: list[str], guarded: bool) -> str:

@@ -125,7 +125,7 @@ def counts_text(counts: Counts) -> str:
 
 
 def period_text(interval: Interval | None) -> str:
-    """Return a run's interval as text after a blank, or an empty text."""
+    """Return a run's interval as text (with a leading blank), or an empty text."""
     return f" from {iso(interval[0])} to {iso(interval[1])}" if interval else ""
 
 

@@ -176,26 +176,27 @@ class AvroCompiler:
         key = primitive_reader(AvroPrimitive("string"), pa.string(), f"{path}{{}}", self._finer)
         item = self.field(node.values, kind.item_field, f"{path}{{}}")
         entry = pa.struct([pa.field("key", pa.string(), False), leaves.plain(kind).item_field.with_name("value")])
-        both, plain_type = entry_of(node), leaves.plain(kind)
+        entry_record, plain_type = entry_of(node), leaves.plain(kind)
 
         def read_entry(lanes: ByteLanes) -> pa.Array:
             return pa.StructArray.from_arrays([key(lanes), item(lanes)], fields=list(entry))
 
         def read(lanes: ByteLanes) -> pa.Array:
-            parts, order, lengths = read_items(lanes, read_entry, both, path)
+            parts, order, lengths = read_items(lanes, read_entry, entry_record, path)
             entries, lengths = last_of_each_key(merged(parts, order, entry), lengths)
             return map_array(entries, lengths, plain_type)
 
         return read
 
     def _union(self, node: AvroUnion, kind: pa.DataType, path: str) -> ColumnRead:
+        # Returns the reader of unions. A value of an unfit branch fails its lane; Unfit is raised if no branch fits.
         branches: list[ColumnRead | Unfit | None] = [None] * len(node.branches)
         columns = [field.name for field in kind] if t.is_struct(kind) else []
         names = {index: self._branch_column(branch, columns) for index, branch in node.values}
         # A struct with a column for each branch; otherwise all branches have to fit the same column.
         by_branch = t.is_struct(kind) and len(names) > 1 and set(columns) <= set(names.values())
-        # Branches may find columns by the type names of other schema versions: see `FieldNaming.has_gaps`.
-        self._naming.has_gaps |= bool(columns) and len(names) > 1 and not by_branch
+        # A column without a branch may have the branch's name in another version of the schema.
+        self._naming.may_lack_names |= bool(columns) and len(names) > 1 and not by_branch
         for index, branch in node.values:
             try:
                 branches[index] = (

@@ -126,7 +126,7 @@ def left_out(column: pa.Array | pa.ChunkedArray, placeholder: ValuePlaceholder =
 def _left_out_of_many(column: pa.Array, placeholder: ValuePlaceholder) -> Mask:
     """Return a mask of the left-out arrays or maps: a placeholder as the only element, or its bytes as numbers.
 
-    Of a map, the only key is compared.
+    A map is compared by its only key.
     """
     of_bytes = not t.is_map(column.type) and _is_whole(column.type.value_type)
     lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(column.offsets.to_numpy()), 0)
@@ -184,9 +184,10 @@ class UnavailablePolicy:
     policy: UnavailableValues | None = UnavailableValues.REJECT
 
     def without_note(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns except `NOTE`, which no event has. Raises InvalidArgument if `NOTE` is not a list of text.
+        """Return the columns except `NOTE`, which `settled` fills and no event has.
 
-        For a mirror, `NOTE` is a column like others, and stays.
+        A mirror (`policy` is None) has no note: a column of this name is like any other, and stays. Raises
+        InvalidArgument if `NOTE` is not a list of text.
         """
         if self.policy is None or NOTE not in schema.names:
             return schema

@@ -158,10 +158,10 @@ class ValueSamples:
             seen.condense()
 
     def struct(self, names: NewColumnNames, path: tuple[str, ...], known: Iterable[str] = ()) -> list[pa.Field]:
-        """Return the fields of the objects, as far as possible as columns, in order of first appearance.
+        """Return a column for each field of the objects that can be a column, in order of first appearance.
 
-        Of two fields that can't be next to each other, the field of more objects is taken. Reasons against the other
-        fields go into `names.refused`.
+        If the names of two fields exclude each other, such as `id` and `ID`, the field of more objects gets the column.
+        `names.refused` gets the reasons against the fields without a column.
 
         :param path: path to these objects.
         :param known: names of existing columns next to the fields.

@@ -168,7 +168,7 @@ class FramedDecoder(SchemaDecoder, ABC):
             read = compile_by(naming)
         except Unfit as unfit:
             refused = unfit
-        if naming.has_gaps and (versions := versions_of(self.registry, topic, self.kind)):
+        if naming.may_lack_names and (versions := versions_of(self.registry, topic, self.kind)):
             wider = FieldNaming(names(versions))
             try:
                 read, naming = compile_by(wider), wider

@@ -64,10 +64,10 @@ class ScriptStream(JobStream):
         super().run()
 
     def note_checkpoint(self, job: str, checkpoint: int) -> bool:
-        """Record the first completed checkpoint in the job's note; return True.
+        """Set `moved` in the job's note at the first completed checkpoint; return True.
 
-        From then on `start` raises StateLost without a checkpoint: a job without a state would write the committed rows
-        again. The result is always True, since each checkpoint of a script is a sign of health.
+        Once `moved` is set, `start` raises StateLost if all checkpoints are gone: a job without a state would write the
+        committed rows again. The result is always True, since each checkpoint of a script is a sign of health.
 
         :param job: unused: the note is about the running job.
         :param checkpoint: unused: any completed checkpoint counts.

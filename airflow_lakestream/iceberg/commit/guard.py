@@ -225,8 +225,8 @@ class CommitGuard:
     def _not_applied(self, reason: str) -> Exception:
         """Return the error for a commit without effect.
 
-        PyIceberg then rebases the files and tries again; but not a commit for one head, which its next attempt makes
-        again.
+        CommitFailedException makes PyIceberg rebase the files and try again. The changes of a commit for one head fit
+        no other head: NotApplied ends PyIceberg's retry, and the next attempt makes the changes again.
         """
         return NotApplied(reason) if self.commit.for_one_head else CommitFailedException(reason)
 
@@ -240,9 +240,10 @@ class CommitGuard:
 
 
 def _may_be_applied_yet(current: Table | None, requirements: tuple[TableRequirement, ...]) -> bool:
-    """Return whether a request reported as failed could still be applied: main is at the asserted snapshot.
+    """Return whether the catalog could still apply a request that it reported as failed.
 
-    This happens with Glue, whose "concurrent modification" may be the client's own first request, still under way.
+    It could if the table is missing, or if main is at the snapshot that the request asserts. For example, Glue reports
+    a "concurrent modification" if the client's own first request is still under way.
     """
     if current is None:
         return True

@@ -213,8 +213,8 @@ class FanOutSink:
     def expect(self, routes: Iterable[str], identity: TopicIdentity, ranges: RangeSet) -> None:
         """Load the tables of likely routes in these ranges, for the outline of executors.
 
-        Of routes without a table known to the home, the first few are only asked for their refusals. Raises the errors
-        of `decide`.
+        Routes whose tables the home does not know are not admitted; the first few are only checked for a refusal.
+        Raises the errors of `decide`.
         """
         with self._lock:
             self._identity, self._ranges = identity, ranges
@@ -223,9 +223,10 @@ class FanOutSink:
             self._refused |= self._admission.peek([r for r in routes if r not in down][:LOOKS])
 
     def decide(self, routes: Sequence[str]) -> None:
-        """Decide on routes of records. Raises HalfLanded, and the errors of `RouteAdmission.refusals`.
+        """Admit or refuse the tables of routes, in this order, for the outline of executors.
 
-        HalfLanded also sets `is_alone`: the next plan is read by a single process.
+        Raises the errors of `RouteAdmission.refusals`, and HalfLanded if a table already has offsets of this run's
+        ranges. HalfLanded sets `is_alone`, so that a single process reads the next plan.
         """
         with self._lock:
             self._refused |= self._admission.refusals(routes)
@@ -237,7 +238,7 @@ class FanOutSink:
                     raise HalfLanded(name, there)
 
     def outline(self) -> FanOutOutline:
-        """Return the outline of all decided tables, for executors."""
+        """Return the outline of all admitted tables, for executors."""
         with self._lock:
             if self._outline is None:
                 tables = {route: self._look_at(name)[0] for route, name in self._admission.admitted.items()}

@@ -99,7 +99,7 @@ def not_replaced_since(
 
 
 def ranges_landed(commit: TableCommit, head: Table) -> None:
-    """Refuse ranges missing in the group's ledger, and ranges with possible rows of another group or tool."""
+    """Refuse a replace of ranges that the group has not landed, or that may contain rows of another group or tool."""
     try:
         ledgers = ledger_store.ledgers(head, commit.group)
         is_kept = REMOVED in head.metadata.properties

@@ -144,9 +144,10 @@ def write_parquet(
 
 
 def upper_bound(text: str, length: int) -> str | None:
-    """Return a text of at most `length` characters above all texts with the same beginning, or None if impossible.
+    """Return an upper bound for a text, of at most `length` characters, or None if there is none.
 
-    PyIceberg's own would make half a surrogate of the character before them, which can't be written.
+    PyIceberg's own function turns U+D7FF, the last character before the surrogates, into a surrogate without its other
+    half, which can't be written.
     """
     if len(text) <= length:
         return text
