@@ -151,11 +151,12 @@ class LogProbe:
         )
 
     def disorder(self, topic: str, partition: int, position: int, end: int) -> DamagedBatch | None:
-        """Return the error for a batch at foreign offsets, met behind a position.
+        """Return the error for a batch whose records have wrong offsets, delivered after a position.
 
-        None if the batch's own offsets are before the position, or if all is in order at a second look.
+        None if the batch's true offsets are not in the range from `position` to `end`, or if a second read finds all
+        offsets in order.
 
-        :param end: the end of the range to read; the error names no offset behind.
+        :param end: the end of the range to read; the error names no offset beyond.
         """
         start = max(0, position - 1)
         misplaced_range = misplaced(self._in_order(topic, partition, start, end), start)

@@ -123,10 +123,10 @@ class PartitionBuffer:
         return first >= self.next_offset and is_rising(offsets) and (last < self.end or last < high())
 
     def drop_disordered(self, high: int) -> None:
-        """Drop delivered messages at foreign offsets or beyond the log's end.
+        """Drop delivered messages with wrong offsets: offsets of other records, or offsets beyond the log's end.
 
-        Offsets go back behind a batch that was raised to foreign offsets. So messages before the first step back are
-        dropped if their offsets are not below the offset after the step.
+        Offsets step back after a damaged batch with offsets that are too high. So messages before the first step back
+        are dropped if their offsets are not below the offset after the step.
 
         :param high: the log's end.
         """

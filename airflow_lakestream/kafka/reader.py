@@ -208,18 +208,18 @@ class KafkaReader:
             consumer.close()
 
     def _check_order(self, consumer: Consumer, part: PartitionBuffer) -> None:
-        """Refuse records at foreign offsets or beyond the log's end. Raises DamagedBatch.
+        """Check the offsets of a partition's delivered records: a damaged batch may have given them wrong offsets.
 
-        If the batch at foreign offsets is not part of the range, its records are dropped instead.
+        Records with wrong offsets are dropped if their true offsets need not be read. Raises DamagedBatch otherwise.
         """
-        if part.is_in_order(partial(_high, consumer, part)):
+        if part.is_in_order(partial(_log_end, consumer, part)):
             return
         if damaged := self._probe.disorder(part.topic, part.partition, part.next_offset, part.end):
             raise damaged
-        # The batch's own offsets were not asked for, and the records behind the batch follow.
-        high = _high(consumer, part, asks=True)
-        part.drop_disordered(high)
-        if not part.is_in_order(lambda: high):
+        # The true offsets of the damaged batch need not be read, and the records after the batch are in order.
+        log_end = _log_end(consumer, part, ask_leader=True)
+        part.drop_disordered(log_end)
+        if not part.is_in_order(lambda: log_end):
             raise DamagedBatch(part.topic, part.partition, part.next_offset, part.next_offset + 1, DISORDER)
 
     def _look_at_quiet(
@@ -234,7 +234,8 @@ class KafkaReader:
         """
         for tp in consumer.position([TopicPartition(part.topic, p) for p, part in parts.items()]):
             part = parts[tp.partition]
-            if tp.offset > part.end and all(tp.offset > _high(consumer, part, asks=asks) for asks in (False, True)):
+            log_ends = (_log_end(consumer, part, ask_leader=ask) for ask in (False, True))
+            if tp.offset > part.end and all(tp.offset > log_end for log_end in log_ends):
                 # A batch without a record for us, such as the end of a transaction.
                 raise DamagedBatch(part.topic, part.partition, part.reached, part.reached + 1, DISORDER)
             if tp.offset > part.seen:
@@ -325,16 +326,14 @@ class KafkaReader:
             raise ReadFailed(part.topic, part.partition, part.next_offset, error.str())
 
 
-def _high(consumer: Consumer, part: PartitionBuffer, *, asks: bool = False) -> int:
-    """Return the log's end as of the newest answer; the answer has no record beyond.
+def _log_end(consumer: Consumer, part: PartitionBuffer, *, ask_leader: bool = False) -> int:
+    """Return the end of a partition's log, or a number above all offsets if the end is unknown.
 
-    A number above all offsets if the end is unknown.
-
-    :param asks: ask the leader: a follower's answer may have a lower end than the leader's before.
+    :param ask_leader: ask the leader. Otherwise the newest answer to a fetch has the end: a follower's may be too low.
     """
     where = TopicPartition(part.topic, part.partition)
     try:
-        marks = consumer.get_watermark_offsets(where, timeout=PROBE, cached=not asks)
+        marks = consumer.get_watermark_offsets(where, timeout=PROBE, cached=not ask_leader)
     except KafkaException:
         return _ENDLESS
     return int(marks[1]) if marks is not None and marks[1] >= 0 else _ENDLESS

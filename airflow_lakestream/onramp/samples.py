@@ -215,14 +215,15 @@ def _of_each(batches: Sequence[RawBatch], count: int, *, backwards: bool) -> lis
     return selected[::-1] if backwards else selected
 
 
+# Bytes before a value with a schema id: a zero byte and the id.
 _HEADER = 5
 _SINGLE_OBJECT = b"\xc3\x01"
-# Of a longer document only the beginning is read.
-_PARSED = 256 * 1024
+# A longer value is not parsed as a whole: its beginning, or its first and last character, decide.
+_MOST_BYTES_PARSED = 256 * 1024
 _DELIMITERS = ",;\t|"
 # Fewer lines than this are not taken for CSV: any two texts may have equally many commas.
 _LEAST_LINES = 3
-# This share of the lines has to have the same number of fields.
+# At least this share of the lines must have the same number of fields.
 _ALIKE = 0.9
 _LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false")
 
@@ -261,7 +262,9 @@ def guess_format(
         return FormatGuess(problem=f"The topic {what}: say format and schema, or produce a record first.")
     kind_of, named = _ValueClassifier(registry), frozenset(bare)
     kinds = Counter(
-        _bare(value) if at in named else kind_of(value) for at, value in enumerate(values) if value is not None
+        _kind_by_header(value) if at in named else kind_of(value)
+        for at, value in enumerate(values)
+        if value is not None
     )
     kind, count = kinds.most_common(1)[0]
     if 2 * count <= len(known):
@@ -282,11 +285,11 @@ class _ValueClassifier:
             return "single"
         if len(value) > _HEADER and value[0] == 0 and (found := self._framed(value)) is not None:
             return found
-        if value[:_PARSED].lstrip()[:1] == b"{" and (found := _document(value)) is not None:
+        if value[:_MOST_BYTES_PARSED].lstrip()[:1] == b"{" and (found := _document(value)) is not None:
             return found
         return "text" if _is_line(value) else "bytes"
 
-    # A zero byte and an id: the registry knows the kind of the schema. None if it has no such schema.
+    # Returns the kind of a value with a schema id, as the registry knows it; None if the registry has no such schema.
     def _framed(self, value: bytes) -> str | None:
         if self._registry is None:
             return ValueFormat.JSON_SCHEMA if _document(value[_HEADER:]) is not None else "framed"
@@ -297,9 +300,9 @@ class _ValueClassifier:
         return self._of_kind.get(kind)
 
 
-# JSON without a schema id is decoded like any JSON; other formats need the schema in the header.
-def _bare(value: bytes) -> str:
-    return (_document(value) if value[:_PARSED].lstrip()[:1] == b"{" else None) or "bare"
+# Returns the kind of a value whose schema id is in a header. JSON is decoded without the schema, other formats need it.
+def _kind_by_header(value: bytes) -> str:
+    return (_document(value) if value[:_MOST_BYTES_PARSED].lstrip()[:1] == b"{" else None) or "bare"
 
 
 def _document(value: bytes) -> str | None:
@@ -307,7 +310,7 @@ def _document(value: bytes) -> str | None:
 
     A long value counts as plain JSON by its braces alone.
     """
-    if len(value) > _PARSED:
+    if len(value) > _MOST_BYTES_PARSED:
         return ValueFormat.JSON if value.lstrip()[:1] == b"{" and value.rstrip()[-1:] == b"}" else None
     try:
         document = parse_object(value)
@@ -321,7 +324,7 @@ def _document(value: bytes) -> str | None:
 
 def _is_line(value: bytes) -> bool:
     try:
-        text = value[:_PARSED].decode()
+        text = value[:_MOST_BYTES_PARSED].decode()
     except UnicodeDecodeError:
         return False
     return text.replace("\t", " ").rstrip("\r\n").isprintable()
@@ -351,18 +354,18 @@ def _stuck(format_name: str | None, remedy: str) -> Callable[[str, Sequence[byte
     return lambda reason, _: FormatGuess(decoding, reason, f"{reason}. {remedy}")
 
 
-# Text is CSV if most lines have the same number of fields, by the delimiter that gives the most; otherwise raw.
-def _text(reason: str, values: Sequence[bytes]) -> FormatGuess:
-    lines = [value.decode() for value in values if len(value) <= _PARSED and _is_line(value)]
-    best: tuple[int, str, int] | None = None
-    for delimiter in _DELIMITERS:
-        counts = Counter(len(_fields(line, delimiter)) for line in lines)
-        width, count = counts.most_common(1)[0] if counts else (0, 0)
-        if width > 1 and len(lines) >= _LEAST_LINES and count >= _ALIKE * len(lines):
-            best = max(best or (0, "", 0), (width, delimiter, count))
-    if best is None:
-        return FormatGuess({"format": ValueFormat.RAW}, f"{reason}, and no table")
-    width, delimiter, count = best
+# Text is CSV if most lines have the same number of fields, otherwise raw. The delimiter with the most fields is used.
+def _csv_or_raw(reason: str, values: Sequence[bytes]) -> FormatGuess:
+    lines = [value.decode() for value in values if len(value) <= _MOST_BYTES_PARSED and _is_line(value)]
+    tables: list[tuple[int, str, int]] = []
+    for delimiter in _DELIMITERS if len(lines) >= _LEAST_LINES else "":
+        widths = Counter(len(_fields(line, delimiter)) for line in lines)
+        ((width, count),) = widths.most_common(1)
+        if width > 1 and count >= _ALIKE * len(lines):
+            tables.append((width, delimiter, count))
+    if not tables:
+        return FormatGuess({"format": ValueFormat.RAW}, f"{reason}, and not CSV")
+    width, delimiter, count = max(tables)
     decoding = {"format": ValueFormat.CSV, "schema": _csv_columns(lines, delimiter, width)}
     if delimiter != ",":
         decoding["csv_delimiter"] = delimiter
@@ -375,7 +378,7 @@ _GUESS_BY_KIND: Mapping[str, Callable[[str, Sequence[bytes]], FormatGuess]] = {
     "single": _stuck(ValueFormat.AVRO, "Give the schemas of its writers: --writer-schemas."),
     "framed": _stuck(None, "Say where the registry is: --schema-registry http://registry:8081."),
     "bare": lambda reason, _: FormatGuess({}, reason, f"{reason}. Of each one, {named_by_header(VALUE)}."),
-    "text": _text,
+    "text": _csv_or_raw,
     "bytes": _as(format=ValueFormat.RAW),
     ValueEnvelope.DEBEZIUM: _as(format=ValueFormat.JSON, envelope=ValueEnvelope.DEBEZIUM),
     ValueEnvelope.CONNECT: _as(format=ValueFormat.JSON, envelope=ValueEnvelope.CONNECT),

@@ -78,10 +78,10 @@ class Lease(lease.HeldLease):
         super().end_process()
 
 
-# Keys that differ from one submit to the next, and keys handled below.
-_NOT_OF_IT = ("kafka", "catalog", "storage", "owner", "run_id", "lease_location")
+# Keys that are left out of the fingerprint: they differ from one submit to the next, or `fingerprint` replaces them.
+_LEFT_OUT = ("kafka", "catalog", "storage", "owner", "run_id", "lease_location")
 # Settings of the Kafka connection that identify the cluster.
-_OF_KAFKA = ("bootstrap.servers",)
+_CLUSTER_SETTINGS = ("bootstrap.servers",)
 
 
 def inputs_of(config: AppConfig) -> dict[str, str]:
@@ -94,14 +94,13 @@ def inputs_of(config: AppConfig) -> dict[str, str]:
 
 
 def fingerprint(config: AppConfig) -> str:
-    """Return a fingerprint of a configuration: equal for two configurations if a driver may serve both."""
-    known = config.to_dict()
-    settings: dict[str, Any] = {key: value for key, value in known.items() if key not in _NOT_OF_IT}
+    """Return a fingerprint of a configuration, equal for two configurations if the same driver may serve both."""
+    settings: dict[str, Any] = {key: value for key, value in config.to_dict().items() if key not in _LEFT_OUT}
     registry = config.landing.get("schema_registry")
     if registry is not None:
         address = registry.get("url") if isinstance(registry, dict) else getattr(registry, "url", registry)
         settings["landing"] = {**settings["landing"], "schema_registry": address}
-    settings["kafka"] = {key: config.kafka.get(key) for key in _OF_KAFKA}
+    settings["kafka"] = {key: config.kafka.get(key) for key in _CLUSTER_SETTINGS}
     settings["catalog"] = identity_of(config.catalog_name, config.catalog_properties)
     return fingerprint_of(settings)
 

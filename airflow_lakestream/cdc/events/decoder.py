@@ -298,7 +298,7 @@ def with_log_positions(rows: pa.Table) -> pa.Table:
     if in_binlog.null_count < len(in_binlog):
         there = in_binlog.is_valid()
         commit = pc.coalesce(in_binlog, commit)
-        position = pc.if_else(pc.and_(there, _is_streamed(ops)), binlog_rows(source), position)
+        position = pc.if_else(pc.and_(there, is_streamed(ops)), binlog_rows(source), position)
     is_last = pc.and_(pc.is_in(_member(source, "snapshot"), _LAST_OF_TABLE), pc.equal(ops, READ))
     # `READ_LAST` removes rows older than the snapshot; without a log position, these rows can't be recognized.
     has_place = pc.or_(_member(source, "lsn").is_valid(), in_binlog.is_valid())
@@ -324,7 +324,7 @@ def _places(sequence: pa.Array, lsn: pa.Array, millis: pa.Array, ops: pa.Array) 
     own = pc.coalesce(lsn, own)
     commit = pc.coalesce(after, own, pc.multiply(millis, 1000), pa.scalar(0, pa.int64()))
     streamed = pc.coalesce(own, pa.scalar(0, pa.int64()))
-    return commit, pc.if_else(_is_streamed(ops), streamed, pa.scalar(0, pa.int64()))
+    return commit, pc.if_else(is_streamed(ops), streamed, pa.scalar(0, pa.int64()))
 
 
 def log_places(sequence: pa.Array, lsn: pa.Array, ops: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -338,7 +338,8 @@ def log_places(sequence: pa.Array, lsn: pa.Array, ops: pa.Array) -> tuple[pa.Arr
     return pc.if_else(known, commit, pa.scalar(None, pa.int64())), position
 
 
-def _is_streamed(ops: pa.Array) -> pa.Array:
+def is_streamed(ops: pa.Array) -> pa.Array:
+    """Return a mask of the events from the database's log, in contrast to rows that a snapshot has read."""
     return pc.fill_null(pc.not_equal(ops, READ), True)
 
 

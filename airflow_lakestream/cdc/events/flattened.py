@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from airflow_lakestream.cdc.events.decoder import log_places
+from airflow_lakestream.cdc.events.decoder import is_streamed, log_places
 from airflow_lakestream.cdc.events.log_state import BINLOG_FIELDS, binlog_places, binlog_rows
 from airflow_lakestream.decode.connect.debezium import IMAGES
 from airflow_lakestream.decode.connect.unavailable import Mask
@@ -20,9 +20,9 @@ DELETED, OP = "__deleted", "__op"
 _PREFIX = "__source_"
 # The time of the change in the database, in milliseconds.
 TIME_FIELD = f"{_PREFIX}ts_ms"
-# With one of these columns records are in order of the database's log, else of offsets.
-_PLACES = ("sequence", "lsn", "file")
-_KINDS = {"sequence": pa.string(), "lsn": pa.int64(), **dict(BINLOG_FIELDS)}
+# Records with one of these fields are ordered by the database's log, other records by offset.
+_LOG_FIELDS = ("sequence", "lsn", "file")
+_FIELD_TYPES = {"sequence": pa.string(), "lsn": pa.int64(), **dict(BINLOG_FIELDS)}
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,20 @@ class FlattenedRecords:
         """Whether deletions are records, so that the tombstones behind them change nothing."""
         return DELETED in self.rows.column_names
 
-    def places(self) -> tuple[pa.Array, pa.Array] | None:
-        """Return the log positions, null for a record without one; or None if the columns have none."""
-        if not any(_PREFIX + name in self.rows.column_names for name in _PLACES):
+    def log_positions(self) -> tuple[pa.Array, pa.Array] | None:
+        """Return `COMMIT` and `POSITION` of each record, or None if the rows have no columns of log positions.
+
+        `COMMIT` is null for a record without a log position.
+        """
+        if not any(_PREFIX + name in self.rows.column_names for name in _LOG_FIELDS):
             return None
-        columns = {name: self._column(_PREFIX + name, kind) for name, kind in _KINDS.items()}
+        columns = {name: self._column(_PREFIX + name, kind) for name, kind in _FIELD_TYPES.items()}
         source = pa.StructArray.from_arrays(list(columns.values()), list(columns))
         ops = self._column(OP, pa.string())
         commit, position = log_places(columns["sequence"], columns["lsn"], ops)
-        in_file = binlog_places(source)
-        is_read = pc.fill_null(pc.equal(ops, "r"), False)
-        row = pc.if_else(is_read, pa.scalar(0, pa.int64()), binlog_rows(source))
-        position = pc.if_else(in_file.is_valid(), row, position)
-        return pc.coalesce(in_file, commit), position
+        binlog_commit = binlog_places(source)
+        is_binlog_event = pc.and_(binlog_commit.is_valid(), is_streamed(ops))
+        return pc.coalesce(binlog_commit, commit), pc.if_else(is_binlog_event, binlog_rows(source), position)
 
     def times(self) -> pa.Array:
         """Return the times of the changes in microseconds; null without one."""
@@ -73,8 +74,8 @@ class FlattenedRecords:
         images = [column for name in IMAGES if (column := self._column(name)) is not None]
         source, op = self._column("source"), self._column("op")
         if images and source is not None and op is not None and t.is_struct(source.type):
-            there = source.is_valid().to_numpy(zero_copy_only=False) & op.is_valid().to_numpy(zero_copy_only=False)
-            mask |= there & np.logical_or.reduce([one.is_valid().to_numpy(zero_copy_only=False) for one in images])
+            is_event = source.is_valid().to_numpy(zero_copy_only=False) & op.is_valid().to_numpy(zero_copy_only=False)
+            mask |= is_event & np.logical_or.reduce([one.is_valid().to_numpy(zero_copy_only=False) for one in images])
         return mask
 
     def _column(self, name: str, kind: pa.DataType | None = None) -> pa.Array | None:
@@ -85,5 +86,5 @@ class FlattenedRecords:
 
 
 def place_columns(names: Sequence[str]) -> str:
-    """Return the text for the columns of log positions among a table's columns."""
-    return ", ".join(name for name in names if name in {_PREFIX + one for one in _PLACES})
+    """Return those of a table's column names that are names of log positions, as a text for errors."""
+    return ", ".join(name for name in names if name in {_PREFIX + one for one in _LOG_FIELDS})

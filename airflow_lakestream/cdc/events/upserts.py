@@ -167,7 +167,7 @@ class UpsertDecoder:
 
     def _place_by_log(self, batch: RawBatch, decoded: _BatchRows, flattened: FlattenedRecords) -> None:
         """Set the place of each record in the database's log, if records have one. Raises MirrorStopped."""
-        found = flattened.places()
+        found = flattened.log_positions()
         if found is None:
             return
         commit, position = found

@@ -27,12 +27,18 @@ Place = tuple[int, ...]
 
 @dataclass
 class KnownRecords:
-    """Records of a batch, then rows of files, then deletions that the memory has. Each has a number.
+    """Records of a batch, then rows of files, then deletions that the memory has; a record's number is its index here.
 
-    :param keys: the number of each record's key; negative for a row that only a truncation reaches, which is alone.
-    :param firsts: the versions of the first records, and `lasts` of the last ones, which differ only for rows of files.
-    :param times: the times of the first records in microseconds, and `last_times` of the last ones.
-    :param ends: the ends of rows of files, -1 for none; and `is_open` whether a row has no end.
+    A row of a file may be of several records: its first and last record then differ.
+
+    :param keys: the number of each record's key; negative, and different for each, for rows that only a truncation
+        reaches.
+    :param firsts: the versions of the first records; `lasts` has the versions of the last records.
+    :param times: the times of the first records in microseconds; `last_times` has the times of the last records.
+    :param ends: the ends of rows of files, or -1; `is_open` is true for a row without an end.
+    :param gone: a mask of the deletions.
+    :param batch: the number of records in the batch.
+    :param hits: the number of rows of files.
     """
 
     keys: Numbers
@@ -91,21 +97,21 @@ class KnownRecords:
         return found
 
     def in_order(self, *, of_log: bool) -> tuple[Numbers, Mask]:
-        """Return the numbers of the records by key and order, and a mask of the records that are repeated ones.
+        """Return the numbers of the records, sorted by key and version, and a mask of the repeated records.
 
-        A record that the table or the memory has comes behind that one. An event at a position of the log is repeated
-        if another one of the same kind is there.
+        A record is repeated if it has the key, version and kind of the record before it. For an event of the batch in
+        the database's log, the same key, log position and kind are enough: rows of files and deletions of the memory
+        are sorted before such events.
         """
         is_new = np.arange(len(self.keys)) < self.batch
         commit, position, partition, offset = self.firsts.T
-        copies, kinds = of_log & (position != 0), self.kinds(of_log=of_log)
-        order = np.lexsort((is_new, offset, partition, copies & is_new, kinds, position, commit, self.keys))
-        same = np.ones(len(order) - 1, np.bool_) if len(order) else np.zeros(0, np.bool_)
-        for column in (self.keys, commit, position, kinds):
-            same &= column[order[1:]] == column[order[:-1]]
-        identical = np.logical_and.reduce([one[order[1:]] == one[order[:-1]] for one in (partition, offset)])
+        kinds, is_new_event = self.kinds(of_log=of_log), is_new & (position != 0) & of_log
+        order = np.lexsort((is_new, offset, partition, is_new_event, kinds, position, commit, self.keys))
+        earlier, later = order[:-1], order[1:]
+        same_place = np.logical_and.reduce([one[earlier] == one[later] for one in (self.keys, commit, position, kinds)])
+        same_offset = (partition[earlier] == partition[later]) & (offset[earlier] == offset[later])
         repeated = np.zeros(len(order), np.bool_)
-        repeated[order[1:]] = same & (identical | (copies[order[1:]] & is_new[order[1:]]))
+        repeated[later] = same_place & (same_offset | is_new_event[later])
         return order, repeated
 
     def places(self, versions: Versions, *, of_log: bool) -> Versions:
@@ -174,7 +180,7 @@ class RowVersions:
 
 
 def before(versions: Versions, than: Sequence[int] | Versions) -> Mask:
-    """Return a mask of the versions below another one, or below the one in the same row of others."""
+    """Return a mask of the versions that are below `than`: a single version, or a version for each of `versions`."""
     found, same = np.zeros(len(versions), np.bool_), np.ones(len(versions), np.bool_)
     for column, bound in zip(versions.T, than.T if isinstance(than, np.ndarray) else than, strict=True):
         found |= same & (column < bound)

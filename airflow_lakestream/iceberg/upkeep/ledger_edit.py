@@ -1,6 +1,6 @@
 """Manual changes of a ledger, and snapshots without changed rows: compare-and-set on main, like every landing.
 
-A commit of properties alone has no compare-and-set: of two from one base the second would win silently.
+A commit of properties alone has no compare-and-set: of two commits on the same base, the second would win silently.
 """
 
 from __future__ import annotations
@@ -164,16 +164,16 @@ def drive(name: str, make: Callable[[], CommitAttempt]) -> int:
 
 
 def forget(catalog: Catalog, name: str, group: str, identity: TopicIdentity, ranges: RangeSet, removed: Counts) -> int:
-    """Write the receipt of an intended deletion; return the snapshot's id. Raises the errors of a landing.
+    """Write a receipt for rows deleted on purpose; return the snapshot's id. Raises the errors of a landing.
 
-    :param ranges: landed offsets whose rows a person deleted.
+    :param ranges: the offsets of the deleted rows, as landed before.
     :param removed: the counts of the deleted rows.
     """
     entry = TopicEntry(forgotten=ranges, removed=removed)
-    this = f"ledger forget {uuid.uuid4().hex}"
+    edit_id = f"ledger forget {uuid.uuid4().hex}"
     sink = IcebergSink(catalog, name, group, TableDesign(metadata=pa.schema([])), allow_group_overlap=True)
-    sink.load(this)
-    return sink.commit(Landing(this, this, {identity: entry}))
+    sink.load(edit_id)
+    return sink.commit(Landing(landing_id=edit_id, run_id=edit_id, topics={identity: entry}))
 
 
 def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties) -> CommitAttempt:

@@ -22,24 +22,10 @@ from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
 
 # Key in the summary: the number of manifests that were merged.
 SUMMARY_MANIFESTS = "lakestream.manifests-merged"
-# A rewrite by which fewer manifests become unneeded is not made.
+# A rewrite that saves fewer manifests is not made.
 LEAST_GAIN = 4
 # A manifest below this share of the target size is small.
 SMALL_SHARE = 0.75
-
-
-def to_merge(manifests: Sequence[ManifestFile], target: int) -> list[list[ManifestFile]]:
-    """Return manifests of the same content and partition spec that become one each; empty if too little is gained.
-
-    :param target: bytes of a manifest.
-    """
-    alike = defaultdict[tuple[ManifestContent, int], list[ManifestFile]](list)
-    for one in manifests:
-        if has_files(one) and one.manifest_length < SMALL_SHARE * target:
-            alike[one.content, one.partition_spec_id].append(one)
-    found = [bins(small, target, attrgetter("manifest_length")) for small in alike.values()]
-    merges = [some for of_spec in found for some in of_spec if len(some) > 1]
-    return merges if sum(len(some) - 1 for some in merges) >= LEAST_GAIN else []
 
 
 class _NothingToMerge(Exception):
@@ -47,11 +33,25 @@ class _NothingToMerge(Exception):
 
 
 def mergeable(table: Table) -> list[list[ManifestFile]]:
-    """Return groups of manifests of a table's head, each to be merged into one; empty if too little is gained."""
+    """Return groups of small manifests of a table's head, each to be merged into one; empty if too little is gained.
+
+    The manifests of a group have the same content (data or deletes) and partition spec.
+    """
     head = table.current_snapshot()
     name, default = TableProperties.MANIFEST_TARGET_SIZE_BYTES, TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT
     target = number(table.metadata.properties, name, default)
-    return [] if head is None else to_merge(head.manifests(table.io), target)
+    alike = defaultdict[tuple[ManifestContent, int], list[ManifestFile]](list)
+    for manifest in [] if head is None else head.manifests(table.io):
+        if has_files(manifest) and manifest.manifest_length < SMALL_SHARE * target:
+            alike[manifest.content, manifest.partition_spec_id].append(manifest)
+    groups = chain.from_iterable(bins(small, target, attrgetter("manifest_length")) for small in alike.values())
+    merges = [group for group in groups if len(group) > 1]
+    return merges if saved(merges) >= LEAST_GAIN else []
+
+
+def saved(merges: Sequence[Sequence[ManifestFile]]) -> int:
+    """Return by how many manifests a table has fewer once each group is merged into one."""
+    return sum(len(group) - 1 for group in merges)
 
 
 def rewrite_manifests(catalog: Catalog, name: str) -> int:
@@ -66,7 +66,7 @@ def rewrite_manifests(catalog: Catalog, name: str) -> int:
         table = fit_table(catalog, name)
         if not (merges := mergeable(table)):
             raise _NothingToMerge
-        gained = sum(len(some) - 1 for some in merges)
+        gained = saved(merges)
         summary = {SUMMARY_MANIFESTS: str(sum(map(len, merges)))}
         return attempt_at(catalog, name, table, summary, partial(_MergedManifests, merges))
 
@@ -88,15 +88,15 @@ class _MergedManifests(FileExchange):
 
     def _manifests(self) -> list[ManifestFile]:
         base = self._transaction.table_metadata.snapshot_by_name(self._target_branch)
-        there = () if base is None else base.manifests(self._io)
-        merged = {one.manifest_path for some in self._merges for one in some}
-        left = [one for one in there if has_files(one) and one.manifest_path not in merged]
-        return [*map(self._merge, self._merges), *left]
+        manifests = () if base is None else base.manifests(self._io)
+        merged = {one.manifest_path for one in chain.from_iterable(self._merges)}
+        unmerged = [one for one in manifests if has_files(one) and one.manifest_path not in merged]
+        return [*map(self._merge, self._merges), *unmerged]
 
-    def _merge(self, some: Sequence[ManifestFile]) -> ManifestFile:
-        is_data = some[0].content == ManifestContent.DATA
+    def _merge(self, group: Sequence[ManifestFile]) -> ManifestFile:
+        is_data = group[0].content == ManifestContent.DATA
         opened = self.new_manifest_writer if is_data else self._new_delete_writer
-        with opened(self.spec(some[0].partition_spec_id)) as writer:
-            for entry in chain.from_iterable(live_entries(self._io, some)):
+        with opened(self.spec(group[0].partition_spec_id)) as writer:
+            for entry in chain.from_iterable(live_entries(self._io, group)):
                 writer.existing(entry)
         return writer.to_manifest_file()

@@ -131,5 +131,5 @@ def _compact(catalog: Catalog, name: str, table: Table, is_over: Callable[[], bo
     if done.lost:
         log.warning("%s: %s groups of files were changed meanwhile, and a later run compacts them.", name, done.lost)
     merges = manifest_merge.mergeable(catalog.load_table(name))
-    if not is_over() and sum(len(some) - 1 for some in merges) >= LEAST_MANIFESTS:
+    if not is_over() and manifest_merge.saved(merges) >= LEAST_MANIFESTS:
         manifest_merge.rewrite_manifests(catalog, name)

@@ -188,7 +188,7 @@ class IcebergUpkeep(WorkerUpkeep):
         if section.compact is not None and not is_memory(table):
             plan = TableHead.of(table).plan(_rule(section.compact, table))
         if section.rewrite_manifests:
-            manifests = sum(len(some) - 1 for some in manifest_merge.mergeable(table))
+            manifests = manifest_merge.saved(manifest_merge.mergeable(table))
         found = self._orphans(name, remove=False)
         return TableUpkeep(
             table=name,
