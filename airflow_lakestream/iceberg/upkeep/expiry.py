@@ -6,6 +6,7 @@ parent. The same commit removes the snapshots, or another engine does later, whi
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Collection, Sequence
@@ -26,6 +27,8 @@ from airflow_lakestream.iceberg.commit.commit import RequestPart, property_part
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.upkeep import ledger_edit
 from airflow_lakestream.iceberg.write.files import delete_files
+
+log = logging.getLogger(__name__)
 
 # Key in the summary of a preparing snapshot: the number of snapshots that were to expire.
 SUMMARY_EXPIRING = "lakestream.expiring"
@@ -123,7 +126,12 @@ def expire(catalog: Catalog, name: str, rule: ExpiryRule) -> ExpiredSnapshots:
     before, after = edit.before, catalog.load_table(name)
     there = {one.snapshot_id for one in after.metadata.snapshots}
     gone = [one for one in before.metadata.snapshots if one.snapshot_id in set(edit.expiring) - there]
-    needless = needed_only_by(before, after.metadata, gone)
+    try:
+        needless = needed_only_by(before, after.metadata, gone)
+    except FileNotFoundError as e:
+        # Once the snapshots are removed, a removal of orphans or another expiry may delete their files first.
+        log.info("%s: files of %s expired snapshots are left to the removal of orphans: %s", name, len(gone), e)
+        needless = set()
     left = delete_files(before.io, sorted(needless))
     return ExpiredSnapshots(tuple(edit.expiring), len(needless) - len(left))
 

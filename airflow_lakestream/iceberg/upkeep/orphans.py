@@ -59,9 +59,17 @@ def find_orphans(catalog: Catalog, name: str, age: float, now: float | None = No
         for one in stored_files(table.io, folder)
         if one.modified is not None and one.modified < latest and not _is_hidden(one.location, folder, fields)
     }
-    # After the listing: a file that was committed since is referred to.
-    for location in _references(fitness.load_table(catalog, name)) if old else ():
-        old.pop(_key(location), None)
+    while old:
+        # After the listing: a file that was committed since is referred to.
+        table = fitness.load_table(catalog, name)
+        try:
+            for location in _references(table):
+                old.pop(_key(location), None)
+            break
+        except FileNotFoundError:
+            # An expiry since then deletes the files of its snapshots.
+            if catalog.load_table(name).metadata_location == table.metadata_location:
+                raise
     return OrphanFiles(tuple(sorted(old.values(), key=lambda one: one.location)))
 
 

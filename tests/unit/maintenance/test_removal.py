@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.statistics import BlobMetadata, StatisticsFile
@@ -97,6 +98,56 @@ def test_a_landing_between_the_choice_and_the_commit_is_kept(tmp_path: Path, mon
     assert len(expire(catalog, lake.name, AT_ONCE).snapshots) == 4
     assert [row["n"] for row in lake.rows()] == [*range(12), 99]
     assert_whole(lake.iceberg())
+
+
+def two_days_old(table: Table) -> None:
+    for path in all_files(Path(urlsplit(table.location()).path)):
+        os.utime(path, (time.time() - 2 * DAY,) * 2)
+
+
+def after_look(look: int, catalog: SqlCatalog, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Act once, right after a catalog has loaded a table for the `look`-th time, counted from 0."""
+    load, calls = catalog.load_table, itertools.count()
+
+    def late(name: str) -> Table:
+        found = load(name)
+        if next(calls) == look:
+            act()
+        return found
+
+    monkeypatch.setattr(catalog, "load_table", late)
+
+
+@pytest.mark.parametrize("look", range(8))
+def test_an_expiry_whose_files_another_run_deletes_first_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    lake = lake_of(tmp_path)
+    compact(lake.catalog(), lake.name, RULE)
+    two_days_old(lake.iceberg())
+    catalog = lake.catalog()
+    after_look(look, catalog, lambda: remove_orphans(lake.catalog(), lake.name, DAY), monkeypatch)
+    assert len(expire(catalog, lake.name, AT_ONCE).snapshots) == 4
+    remove_orphans(lake.catalog(), lake.name, 0)
+    assert_whole(lake.iceberg())
+    assert_every_snapshot_reads(lake.iceberg())
+
+
+@pytest.mark.parametrize("look", range(3))
+def test_a_removal_of_orphans_during_an_expiry_deletes_no_file_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    lake = lake_of(tmp_path)
+    compact(lake.catalog(), lake.name, RULE)
+    (Path(urlsplit(lake.iceberg().location()).path) / "data" / "stray.parquet").write_bytes(b"nobody's")
+    two_days_old(lake.iceberg())
+    catalog = lake.catalog()
+    after_look(look, catalog, lambda: expire(lake.catalog(), lake.name, AT_ONCE), monkeypatch)
+    found = remove_orphans(catalog, lake.name, DAY)
+    assert any(one.location.endswith("stray.parquet") for one in found.files)
+    remove_orphans(lake.catalog(), lake.name, 0)
+    assert_whole(lake.iceberg())
+    assert_every_snapshot_reads(lake.iceberg())
 
 
 def test_files_that_somebody_added_from_elsewhere_are_not_deleted(tmp_path: Path) -> None:
