@@ -1,4 +1,4 @@
-"""Checks of a landing before the rows get to main, in a separate process, to protect the task."""
+"""Checks of a landing's rows before the commit to main, in a separate process to protect the task."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class SqlAuditor:
     def __init__(self, checks: LandingChecks) -> None:
         self.checks = checks
         self._statements: list[LandingCheck] = []
-        # The columns that the statements fit, as the last process has said.
+        # The columns that the statements fit, according to the last process.
         self._fitting: pa.Schema | None = None
         if checks.statements:
             with closing(CheckProcess()) as process:
@@ -212,11 +212,9 @@ class SqlAuditor:
 
 @contextmanager
 def _planning(label: str) -> Iterator[None]:
-    """Explain the end of a process by a statement, before the statement has read any rows.
+    """Name a statement in the error, if the statement ends its process before any rows are read.
 
-    Raises InvalidArgument with the statement's label; or SqlFailed if the process exited, since another try may help.
-
-    :param label: the statement's label.
+    Raises InvalidArgument; or SqlFailed if the process exited by itself, since another try may help.
     """
     try:
         yield
@@ -227,9 +225,7 @@ def _planning(label: str) -> Iterator[None]:
 
 
 class _CheckRun:
-    """Checks of a landing's rows. After a check with an end of the process, the next check gets another process.
-
-    The check that has ended its process has failed.
+    """Run of all checks of a landing's rows. A check that ends its process has failed; the next gets a new process.
 
     :param written: the files with the rows.
     :param folder: takes the rows that do not fit into memory.
@@ -244,7 +240,7 @@ class _CheckRun:
     ) -> list[Finding]:
         """Return the failed checks.
 
-        :param bind: raises InvalidArgument if statements don't fit the columns.
+        :param bind: checks in a process whether the statements fit the columns. Raises InvalidArgument.
         """
         findings: list[Finding] = []
         first = CheckProcess()
@@ -257,10 +253,9 @@ class _CheckRun:
                 return [Finding("checks", f"to read the rows {error}")]
             for check in checks:
                 try:
-                    process = process or self._opened()
+                    process = process or self._new_process()
                     findings += process.findings(check)
                 except Exceeded as error:
-                    # The check has ended its process: the next check gets another.
                     process = None
                     findings.append(Finding(check.label, f"it {error}", self._positions_at_fault(check, error)))
         finally:
@@ -268,7 +263,7 @@ class _CheckRun:
                 process.close()
         return findings
 
-    def _opened(self, part: tuple[int, int] | None = None) -> CheckProcess:
+    def _new_process(self, part: tuple[int, int] | None = None) -> CheckProcess:
         # `part`: the number of the first row, and the count of rows; None for all rows.
         process = CheckProcess()
         try:
@@ -306,13 +301,13 @@ class _CheckRun:
             else:
                 # Only rows of both halves together end the process.
                 break
-        with suppress(Exceeded), closing(self._opened((start, count))) as process:
+        with suppress(Exceeded), closing(self._new_process((start, count))) as process:
             return process.places()
         return []
 
     def _ends(self, check: LandingCheck, part: tuple[int, int]) -> bool:
         try:
-            with closing(self._opened(part)) as process:
+            with closing(self._new_process(part)) as process:
                 process.findings(check)
         except Exceeded:
             return True

@@ -421,8 +421,8 @@ _command = cache(partial(get_command, app))
 
 
 def _refuse_templates(arguments: Sequence[str]) -> None:
-    """Refuse templates in any option, since no template is rendered here. Raises InvalidArgument."""
-    option = ""
+    """Refuse templates: none is rendered here. (`{{ input }}` of `--sql` is no template.) Raises InvalidArgument."""
+    option = ""  # its value is the next argument
     for text in arguments:
         is_option = text.startswith("--")
         name, _, value = text.partition("=") if is_option else (option, "", text)

@@ -98,10 +98,12 @@ def _with_messages(values: pa.Array) -> pa.Array:
 
 
 def _has_whole_path(head: bytes) -> bool:
-    """Return whether a value's first bytes contain all numbers of the message's path."""
-    numbers = [byte for byte in head[HEADER:] if byte < 0x80]
-    # The first number is the count of the others, doubled by its zigzag form; longer counts are no path.
-    return bool(numbers) and (head[HEADER] >= 0x80 or len(numbers) > numbers[0] >> 1)
+    """Return whether a value's first bytes contain the whole path of the message: a count, and that many indexes."""
+    path = head[HEADER:]
+    # Of the bytes of a number, only the last is below 0x80.
+    numbers = sum(byte < 0x80 for byte in path)
+    # The count is doubled, by its zigzag form. A count of several bytes is too large for a path: no more is needed.
+    return numbers > 0 and (path[0] >= 0x80 or numbers > path[0] >> 1)
 
 
 _DEEPEST_SCHEMA = 64

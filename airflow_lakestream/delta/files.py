@@ -72,9 +72,9 @@ def write_files(
 def unwritable(
     schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]], rows: pa.Table
 ) -> dict[int, str]:
-    """Return the unwritable rows by number, with reasons, by trials without a file. Unknown columns are left out.
+    """Find unwritable rows by trial, without keeping a file; return the reason of each by the row's number.
 
-    An error of writing that no row causes is raised.
+    Unknown columns are left out. An error of writing that no row causes is raised.
     """
     write = partial(_write_nowhere, schema, partitions, order)
     return culprits(rows.select([name for name in rows.column_names if name in schema.names]), write)

@@ -239,8 +239,8 @@ class ExtractStream(FlinkStream):
                 self._land_all()
 
     def publication_parts(self) -> PublicationParts:
-        """Return the parts of a publication: the proof compares rows with the extract's rows."""
-        proof = self._extract.proof(self.jobs.newest_reads().begins)
+        """Return the parts of a publication: Flink's rows are compared with the extract's rows of the same records."""
+        proof = self._extract.proof(self.jobs.newest_job_format().begins)
         return PublicationParts(
             LeftoverLog(KafkaLogView(self._reader())), self._extract.sink(), proof, RowlessMeaning.MISSING
         )

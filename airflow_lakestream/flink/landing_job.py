@@ -132,7 +132,7 @@ class LandingJobSeries(JobSeries):
         except (WayRefused, SchemaRefused) as e:
             raise InvalidArgument("columns", f"{e}.", _OTHER_TYPE) from e
 
-    def newest_reads(self) -> JobFormat:
+    def newest_job_format(self) -> JobFormat:
         """Return the newest job's way of reading records."""
         note = self.note()
         return JobFormat.parse("" if note is None else note.reads)
@@ -234,7 +234,7 @@ class LandingJobSeries(JobSeries):
             )
 
         reading = self._reading()
-        self._begins = self.newest_reads().begins if state else starts
+        self._begins = self.newest_job_format().begins if state else starts
 
         def run(session: SqlSession) -> None:
             session.run(statements.create_catalog(config.catalog_name, config.catalog_properties, config.table))

@@ -115,7 +115,7 @@ class FlinkStream(JobStream):
         Rows of records that were read in another way are unfit, too. Checks that fail are raised, unless the program
         was changed. If positions are unknown, nothing is published, and the branch is fit.
         """
-        read = self.jobs.newest_reads().format
+        read = self.jobs.newest_job_format().format
         if read not in (self.config.read_as, ""):
             log.warning("The branch has records that were read as %s. They are read again.", read)
             return False
@@ -309,7 +309,7 @@ class FlinkStream(JobStream):
         checkpoints, topic = self.jobs.checkpoints, self.config.topic
         if (known := self.jobs.newest_line()) is None:
             return FlinkPositions(checkpoints, topic, savepoint)
-        line = known.line(topic, self.jobs.newest_reads().begins)
+        line = known.line(topic, self.jobs.newest_job_format().begins)
         return FlinkPositions(checkpoints, topic, savepoint, line, known.jobs)
 
     def publication_parts(self) -> PublicationParts:
@@ -332,7 +332,7 @@ class FlinkStream(JobStream):
         :param share: the share of the records to check.
         """
         config = self.config
-        reads = self.jobs.newest_reads()
+        reads = self.jobs.newest_job_format()
         if not share or reads.format != config.read_as:
             return None
         registry = RegistryClient(config.registry_config) if config.format == "avro" else None

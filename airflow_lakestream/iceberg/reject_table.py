@@ -158,34 +158,31 @@ class IcebergRejectTable(IcebergSink, RejectTableSink):
         return rows_in(self._table, ranges, columns)
 
     def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: decided.RejectSettlement) -> None:
-        """Commit rejected records with the note of their landing, and remove stale rows."""
-        notes = partial(noting, added=pending, settled=settlement.settled)
+        """Commit rejected records with a note of their landing; remove stale rows, and notes of settled landings."""
+        notes = partial(with_notes, added=pending, settled=settlement.settled)
         if self._table is None:
             files = self._files
             self._drive(self._attempt(landing, notes), landing, files)
             return
         written: list[DataFile] = []
 
-        def settle(table: Table) -> FileRewrite:
-            """Return the rewrite without stale rows."""
+        def without_stale_rows(table: Table) -> FileRewrite:
+            """Write the remaining rows of files with stale rows as new files; return the old and the new files."""
             files = files_in(table, settlement.ranges) if settlement.is_due else ()
             rows = ((task.file, pa.concat_tables(read_rows(table.metadata, table.io, task))) for task in files)
-            out, new = list[DataFile](), list[DataFile]()
+            old, new = list[DataFile](), list[DataFile]()
             for file, rest in settlement.remainders(rows):
-                out.append(file)
+                old.append(file)
                 files_of_rest = write_data_files(table.metadata, table.io, rest, uuid.uuid4().hex)
                 written.extend(files_of_rest)
                 new += files_of_rest
-            return FileRewrite(out, new)
+            return FileRewrite(old, new)
 
-        self._rewrite(landing, settle, written, notes)
+        self._rewrite(landing, without_stale_rows, written, notes)
 
 
-def noting(commit: TableCommit, added: Sequence[PendingLanding], settled: Sequence[PendingLanding]) -> TableCommit:
-    """Return the commit with notes of pending landings.
-
-    :param settled: landings whose notes are removed.
-    """
+def with_notes(commit: TableCommit, added: Sequence[PendingLanding], settled: Sequence[PendingLanding]) -> TableCommit:
+    """Return the commit with notes of the added landings, and without notes of the settled landings."""
 
     def notes(head: Table | None, _: int) -> RequestPart:
         updates: tuple[TableUpdate, ...] = property_part({one.key: one.encode() for one in added}).updates

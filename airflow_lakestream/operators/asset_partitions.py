@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_OURS = "lakestream_partitions"
+# The key of the emitted partitions in an event's `extra`.
+_EXTRA = "lakestream_partitions"
 # Airflow does not return an asset's events while a run that they started is queued. So the emitted partitions are in
 # the event of a second asset, which starts no run. It is stored in the same transaction.
-_BOOK = "lakestream://told/"
+_STATE_ASSET = "lakestream://told/"
 # The name of the emitted partitions in the stored state.
 _EMITTED = "told"
 # If the asset's state is lost, the newest emission is searched among at most this many events.
@@ -90,10 +91,10 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
             raise UnknownValue("every", every, _EVERY)
         self._check_table(table)
         asset = _asset(kwargs.get("outlets"), table)
-        book = Asset(name=f"{_BOOK}{asset.name}", uri=f"{_BOOK}{quote(asset.name, safe='')}")
-        kwargs["outlets"] = [asset, book]
+        state_asset = Asset(name=f"{_STATE_ASSET}{asset.name}", uri=f"{_STATE_ASSET}{quote(asset.name, safe='')}")
+        kwargs["outlets"] = [asset, state_asset]
         # A task can read only the events of its inlets: the earlier emissions.
-        kwargs["inlets"] = [*_listed(kwargs.get("inlets")), book]
+        kwargs["inlets"] = [*_listed(kwargs.get("inlets")), state_asset]
         if kwargs.setdefault("max_active_tis_per_dag", 1) != 1:
             raise InvalidArgument(
                 "max_active_tis_per_dag",
@@ -126,8 +127,8 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
         emission = answer.emission
         keys = [look.size.key(start) for start in emission.starts]
         reopened = {look.size.key(start): rows for start, rows in emission.reopened.items()}
-        asset, book = self.outlets
-        context["outlet_events"][book].extra = {_OURS: {"name": look.name, **emission.after.to_json()}}
+        asset, state_asset = self.outlets
+        context["outlet_events"][state_asset].extra = {_EXTRA: {"name": look.name, **emission.after.to_json()}}
         event = context["outlet_events"][asset]
         event.extra = {
             "table": self.table,
@@ -142,16 +143,16 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
         return {"partitions": keys, "reopened": reopened}
 
     def _emitted(self, context: Context, name: str) -> EmittedPartitions:
-        """Return the partitions emitted up to now, from the newest emission.
+        """Return the partitions emitted up to now, according to the newest emission.
 
-        The state of the second asset keeps the newest emission that a run has found: earlier events are not read again.
+        The second asset's stored state has the newest emission found by a run, so the next run reads only later events.
         """
         from airflow_lakestream.watching.partition_emission import EmittedPartitions
 
-        _, book = self.outlets
-        store, key = context["asset_state_store"][book], state_key(f"{_OURS}/{name}")
+        _, state_asset = self.outlets
+        store, key = context["asset_state_store"][state_asset], state_key(f"{_EXTRA}/{name}")
         stored: Any = store.get(key)
-        events = context["inlet_events"][book].ascending(False)
+        events = context["inlet_events"][state_asset].ascending(False)
         events = events.after(stored["at"]) if stored is not None else events.limit(_MOST_EVENTS)
         newest = max(_emissions(events, name), key=lambda one: one[_EMITTED]["number"], default=None)
         if newest is not None and (stored is None or newest[_EMITTED]["number"] > stored[_EMITTED]["number"]):
@@ -197,6 +198,6 @@ def _emissions(events: Iterable[Any], name: str) -> Iterable[dict[str, Any]]:
     :param name: `PartitionsLook.name`: an asset may have events of several tables, groups and lengths.
     """
     for event in events:
-        extra = (event.extra or {}).get(_OURS)
+        extra = (event.extra or {}).get(_EXTRA)
         if isinstance(extra, Mapping) and extra.get("name") == name:
             yield {"at": event.timestamp.isoformat(), _EMITTED: dict(extra)}

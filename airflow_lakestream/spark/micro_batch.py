@@ -74,7 +74,7 @@ class ProgressReporter:
         self._interval = interval
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._report_regularly, name="lakestream-pulse", daemon=True)
-        self._what = "starting"
+        self._work = "starting"
         self._chunks = 0
         self._seen: tuple[object, ...] = ()
 
@@ -90,7 +90,7 @@ class ProgressReporter:
 
     def begin(self, work: str) -> None:
         """Report the start of a step, for example "batch 7"."""
-        self._what = work
+        self._work = work
         self._progress.alive(f"{work} has begun")
 
     def count(self, reader: RecordReader) -> RecordReader:
@@ -116,7 +116,7 @@ class ProgressReporter:
         ]
         if self._chunks:
             activities.append(f"the driver has read {self._chunks} chunks")
-        self._progress.alive(f"{self._what}: {', '.join(activities) or 'between two stages'}")
+        self._progress.alive(f"{self._work}: {', '.join(activities) or 'between two stages'}")
 
     def _report_regularly(self) -> None:
         while not self._ended.wait(self._interval):
@@ -127,14 +127,14 @@ class ProgressReporter:
 
 
 class _CountingReader:
-    def __init__(self, reader: RecordReader, pulse: ProgressReporter) -> None:
+    def __init__(self, reader: RecordReader, reporter: ProgressReporter) -> None:
         self._reader = reader
-        self._pulse = pulse
+        self._reporter = reporter
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         with closing(self._reader.read(plan, cancelled)) as chunks:
             for chunk in chunks:
-                self._pulse.read_one()
+                self._reporter.read_one()
                 yield chunk
 
 
@@ -145,13 +145,13 @@ WHERE = "the app's kafka settings"
 class MicroBatches:
     """Landings of batches. `stop` ends a landing between two steps, without uncommitted rows.
 
-    `pulse` counts the batches of records that the driver itself reads.
+    `reporter` counts the batches of records that the driver itself reads.
     """
 
     config: AppConfig
     spark: SparkSession
     stop: threading.Event = field(default_factory=threading.Event)
-    pulse: ProgressReporter | None = None
+    reporter: ProgressReporter | None = None
 
     @cached_property
     def extract(self) -> ExtractConfig:
@@ -199,8 +199,8 @@ class MicroBatches:
         """
         if checkpoint is not None and checkpoint.committed:
             last = checkpoint.committed[-1]
-            if self.pulse is not None:
-                self.pulse.begin(f"what is lacking below batch {last + 1}")
+            if self.reporter is not None:
+                self.reporter.begin(f"what is lacking below batch {last + 1}")
             report = self.land(f"{checkpoint.query_id}/before/{uuid.uuid4().hex}", checkpoint.ends(last))
             if not report.changed_nothing:
                 log.info("Landed first what %s lacked below batch %s: %s", report.table, last + 1, report.counts)
@@ -249,7 +249,7 @@ class MicroBatches:
         jobs: list[LandingJob] = []
 
         def prepare(job: LandingJob) -> LandingJob:
-            reader = job.reader if self.pulse is None else self.pulse.count(job.reader)
+            reader = job.reader if self.reporter is None else self.reporter.count(job.reader)
             changed = replace(job, readers=self.readers, engine=LandingEngine.SPARK, within=within, reader=reader)
             jobs.append(replace(changed, mode=mode or job.mode))
             return jobs[-1]

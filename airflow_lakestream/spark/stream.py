@@ -49,7 +49,7 @@ class AppSupervision:
     """Progress, signs of life and lease of a working app; without supervision all fields are None."""
 
     progress: ProgressLog | None = None
-    pulse: ProgressReporter | None = None
+    reporter: ProgressReporter | None = None
     lease: Lease | None = None
 
     def report(self, done: BatchProgress) -> None:
@@ -59,8 +59,8 @@ class AppSupervision:
 
     def begin(self, work: str) -> None:
         """Report the start of a step."""
-        if self.pulse is not None:
-            self.pulse.begin(work)
+        if self.reporter is not None:
+            self.reporter.begin(work)
 
     def is_over(self) -> bool:
         """Return whether the app was asked to end after the current step; False without a lease. Raises LeaseLost."""
@@ -92,9 +92,9 @@ def supervised(
         return
     with take(location) as lease:
         progress = ProgressLog(location, properties)
-        with ProgressReporter(spark, progress, is_idle=lambda: False) as pulse:
-            pulse.begin(work)
-            yield AppSupervision(progress, pulse, lease)
+        with ProgressReporter(spark, progress, is_idle=lambda: False) as reporter:
+            reporter.begin(work)
+            yield AppSupervision(progress, reporter, lease)
 
 
 def land_at_once(config: AppConfig, spark: SparkSession) -> None:
@@ -109,7 +109,7 @@ def land_at_once(config: AppConfig, spark: SparkSession) -> None:
     work = f"landing {config.landing['mode']}"
     with supervised(spark, work, take, config.lease_location, config.store_properties) as supervision:
         started = time.monotonic()
-        report = MicroBatches(config, spark, pulse=supervision.pulse).land(config.run_id or uuid.uuid4().hex)
+        report = MicroBatches(config, spark, reporter=supervision.reporter).land(config.run_id or uuid.uuid4().hex)
         supervision.report(batch_progress(0, report, time.monotonic() - started))
     log.info("%s", last_line(report, config.extract))
 
@@ -208,18 +208,18 @@ class LandingQuery:
         self._location = config.checkpoint_location
         self._progress = ProgressLog(self._location, config.store_properties)
         self._query: StreamingQuery | None = None
-        self._pulse = ProgressReporter(spark, self._progress, self._is_idle)
-        self._batches = _batches_of(config)(config, spark, pulse=self._pulse)
+        self._reporter = ProgressReporter(spark, self._progress, self._is_idle)
+        self._batches = _batches_of(config, spark, self._reporter)
         self._ending = threading.Event()
         self._error: Exception | None = None
-        self._done = 0
+        self._landed_batches = 0
 
     def run(self) -> None:
         """Land until the query ends: no offsets are left, `max_batches` are done, or an end was requested.
 
         Raises the errors of a landing, and LeaseLost; nothing uncommitted is left.
         """
-        with self._pulse:
+        with self._reporter:
             self._run()
 
     def _run(self) -> None:
@@ -271,7 +271,7 @@ class LandingQuery:
             raise _QueryEnd
         try:
             self._lease.check()
-            self._pulse.begin(f"batch {batch_id}")
+            self._reporter.begin(f"batch {batch_id}")
             started = time.monotonic()
             checkpoint = read_checkpoint(self._location, self._config.store_properties)
             assert checkpoint is not None, "Spark writes it before it begins a batch"
@@ -282,8 +282,8 @@ class LandingQuery:
             # Kept here, since only its text would return through the JVM.
             self._error = e
             raise
-        self._done += 1
-        if self._done == self._config.most_batches:
+        self._landed_batches += 1
+        if self._landed_batches == self._config.most_batches:
             self._ending.set()
 
     def _report(self, batch_id: int, report: RunReport, duration: float) -> None:
@@ -325,9 +325,10 @@ class LandingQuery:
         return self._query is not None and not self._query.status["isTriggerActive"]
 
 
-def _batches_of(config: AppConfig) -> type[MicroBatches]:
+def _batches_of(config: AppConfig, spark: SparkSession, reporter: ProgressReporter) -> MicroBatches:
     extract = config.extract
-    return StatefulBatches if isinstance(extract, FrameConfig) and extract.is_stateful else MicroBatches
+    is_stateful = isinstance(extract, FrameConfig) and extract.is_stateful
+    return (StatefulBatches if is_stateful else MicroBatches)(config, spark, reporter=reporter)
 
 
 def stream(config: AppConfig, spark: SparkSession) -> None:

@@ -197,7 +197,7 @@ def _collect(node: Any, names: set[str]) -> None:
             _collect(child, names)
     elif isinstance(node, dict):
         kind = node.get("class")
-        if kind == "FUNCTION" and is_word(node["function_name"]):
+        if kind == "FUNCTION" and is_function(node["function_name"]):
             names.add(node["function_name"].lower())
         elif kind in ("SUBQUERY", "WINDOW"):
             names.add("unnest")
@@ -207,7 +207,7 @@ def _collect(node: Any, names: set[str]) -> None:
             _collect(child, names)
 
 
-def is_word(name: str) -> bool:
+def is_function(name: str) -> bool:
     """Return whether a name is a function's, not an operator's; operators only compute, and are all allowed."""
     return name[:1].isalpha() or name[:1] == "_"
 

@@ -12,7 +12,7 @@ from typing import Any
 from airflow_lakestream.core.policies import OF_INPUT
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform.messages import HIDDEN, NO_SELECT, NO_SQL
-from airflow_lakestream.transform.sandbox import AGGREGATE, BARE_FUNCTIONS, CHANGING, TABLE_FUNCTION, is_word
+from airflow_lakestream.transform.sandbox import AGGREGATE, BARE_FUNCTIONS, CHANGING, TABLE_FUNCTION, is_function
 
 Node = dict[str, Any]
 
@@ -105,7 +105,7 @@ class StatementChecker:
     """
 
     def __init__(self, functions: Mapping[str, str], columns: frozenset[str]) -> None:
-        self._functions = functions
+        self._reasons_against = functions
         self._columns = columns
 
     def statement(self, parsed: Node) -> Node:
@@ -194,13 +194,16 @@ class StatementChecker:
             self._star(node)
 
     def _function(self, node: Node) -> None:
+        # Checks a call of a function or an operator.
         name = node["function_name"].lower()
         if node["schema"] not in ("", "main") or node["catalog"]:
             raise refuse(f"{node['schema']}.{name}", "functions are called by their plain names")
         if node["filter"] or node["distinct"] or node["order_bys"]["orders"]:
             raise refuse(f"{name} with FILTER, DISTINCT or ORDER BY", AGGREGATE)
-        if is_word(name):
-            reason = self._functions.get(name, TABLE_FUNCTION if name == "unnest" else "DuckDB has no such function")
+        if is_function(name):
+            reason = self._reasons_against.get(
+                name, TABLE_FUNCTION if name == "unnest" else "DuckDB has no such function"
+            )
             if reason:
                 raise refuse(name, reason)
         _check_arguments(name, arguments_of(node))

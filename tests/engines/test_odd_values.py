@@ -141,7 +141,7 @@ def test_by_flink(one: OneTopic, landing: FlinkLanding) -> None:
     assert _REMEDY in landing.log
     assert lake.landed(one.name) == landed
     registry = RegistryClient(config.registry_config) if config.registry else None
-    reads = landing.jobs.newest_reads()
+    reads = landing.jobs.newest_job_format()
     proof = proof_of_flink(
         config.source_columns, reads, lambda *w: _reader(lake, *w), registry, compares=True, share=1.0
     )

@@ -78,8 +78,6 @@ def _member(source: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
 
 # MariaDB counts transactions by domain, with the server that wrote one; MySQL by the server's UUID.
 _MARIADB = r"^(?P<source>\d+)-(?P<server>\d+)-(?P<number>\d{1,18})$"
-
-
 _MYSQL = r"^(?P<source>.+):(?P<number>\d{1,18})$"
 
 
@@ -95,8 +93,6 @@ PROBLEMS = (
 
 
 Ints = npt.NDArray[np.int64]
-
-
 Mask = npt.NDArray[np.bool_]
 
 
@@ -314,19 +310,23 @@ class LogComparison:
         return self._streamed & (self._events.place < read) & (self._events.millis > when)
 
     @cached_property
-    def turns(self) -> Mask:
-        """Events of another log with continued GTIDs: the first of these events ends the present log."""
-        # The last transaction goes on at a place before its beginning: the other log has it, too.
-        goes_on = self._of_sources(
+    def is_of_later_log(self) -> Mask:
+        """Events of a later log, which continues the GTIDs; the first of these events ends the present log.
+
+        An event is of a later log if another partition has shown its number there; or if the number is new, but the
+        place is below an earlier place or the snapshot's.
+        """
+        # Or the number is the last transaction's, and the place is before its beginning: the later log has it, too.
+        is_last = self._of_sources(
             lambda one: (self._events.number == one.numbers.before) & (self._events.place < one.begin[:-1])
         )
-        # Another partition has shown that a later log has this number.
-        later = np.zeros(len(self._streamed), np.bool_)
+        shown = np.zeros(len(self._streamed), np.bool_)
         for era in range(self._seen.era + 1, len(self._starts)):
-            later |= self._has_begun(era)
-        return later | (self._falls & (self._is_new | goes_on)) | (self._precedes_snapshot & self._is_new)
+            shown |= self._has_begun(era)
+        return shown | (self._falls & (self._is_new | is_last)) | (self._precedes_snapshot & self._is_new)
 
     def _has_begun(self, era: int) -> Mask:
+        # A mask of the events with a number from the first one of the era on.
         first, none = self._starts[era], np.iinfo(np.int64).max
         return self._streamed & self._of_sources(lambda one: self._events.number >= first.get(one.name, none))
 

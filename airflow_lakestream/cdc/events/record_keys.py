@@ -1,4 +1,4 @@
-"""The columns of records' keys: the key according to the database, or to the connector's settings."""
+"""Columns of the records' keys: the key of the database's table, or the columns set in the connector."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _VALUE = r'(?:"(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^",{}\[\]]+)'
 def names_in(keys: pa.Array, registry: RegistryClient | None, prefixes: dict[bytes, str]) -> pa.Array:
     """Return the columns of each key, as a list in JSON; `NO_KEY` without a key, null for an unreadable key.
 
-    :param registry: has the schemas of keys that name one; without a registry, such keys are unreadable.
-    :param prefixes: a cache of the schemas next to keys, which is filled.
+    :param registry: has the schemas of keys that begin with a schema id; without a registry, such keys are unreadable.
+    :param prefixes: Connect's schemas in earlier keys, by the keys' prefixes; new prefixes are added.
     """
     found = np.full(len(keys), None, object)
-    found[keys.is_null().to_numpy(zero_copy_only=False)] = NO_KEY
-    there = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))
-    framed = pc.starts_with(keys, b"\x00").fill_null(False).to_numpy(zero_copy_only=False)
-    if registry is not None and framed.any():
-        _by_schema(keys, np.flatnonzero(framed), registry, found)
-    there = there[~framed[there]]
-    for part in unwrapped(keys.take(pa.array(there)), prefixes) if len(there) else ():
-        _by_form(part.payloads, there[part.places], found)
+    is_null = keys.is_null().to_numpy(zero_copy_only=False)
+    found[is_null] = NO_KEY
+    has_id = pc.starts_with(keys, b"\x00").fill_null(False).to_numpy(zero_copy_only=False)
+    if registry is not None and has_id.any():
+        _note_registered(keys, np.flatnonzero(has_id), registry, found)
+    in_json = np.flatnonzero(~is_null & ~has_id)
+    for part in unwrapped(keys.take(pa.array(in_json)), prefixes) if len(in_json) else ():
+        _note_json(part.payloads, in_json[part.places], found)
     return pa.array(found, pa.string())
 
 
@@ -47,7 +47,7 @@ def as_list(names: str | None) -> list[str] | None:
     return found
 
 
-def _by_form(keys: pa.Array, places: np.ndarray, found: np.ndarray) -> None:
+def _note_json(keys: pa.Array, places: np.ndarray, found: np.ndarray) -> None:
     """Note the columns of JSON keys in `found`; parse a single key of each form.
 
     :param places: the index of each key in `found`.
@@ -89,7 +89,7 @@ def _names(key: bytes | None) -> list[str] | None:
     return list(document) if isinstance(document, dict) else None
 
 
-def _by_schema(keys: pa.Array, places: np.ndarray, registry: RegistryClient, found: np.ndarray) -> None:
+def _note_registered(keys: pa.Array, places: np.ndarray, registry: RegistryClient, found: np.ndarray) -> None:
     """Note the columns of keys in Avro or JSON Schema in `found`, from the registered schemas.
 
     :param places: the indices of these keys, in `keys` and in `found`.

@@ -200,16 +200,16 @@ class DebeziumDecoder:
     def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch.
 
-        A tombstone is a row of nulls, and bad if a column is required.
+        A tombstone becomes a row of nulls, and is bad if the table has a required column.
         """
         decoded = self._events.decode(batch)
         events = decoded.rows.combine_chunks()
         places = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])
+        # The reasons of bad events, by row.
         wrong: dict[int, str] = {}
         self._look_at_events(batch, events, places, wrong)
-        found = self._unavailable.without_note(self.schema)
-        columns = [self._column(field, events) for field in found]
-        columns = self._unavailable.settled(self.schema, columns, self._naming.parts, wrong)
+        columns = [self._column(field, events) for field in self._unavailable.without_note(self.schema)]
+        columns = self._unavailable.replace_left_out(self.schema, columns, self._naming.parts, wrong)
         for field, column in zip(self.schema, columns, strict=True):
             for row in () if field.nullable else _true(column.is_null()):
                 wrong.setdefault(row, f"{field.name}: null, and the column is required")

@@ -184,7 +184,7 @@ class UnavailablePolicy:
     policy: UnavailableValues | None = UnavailableValues.REJECT
 
     def without_note(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns except `NOTE`, which `settled` fills and no event has.
+        """Return the columns except `NOTE`, which `replace_left_out` fills and no event has.
 
         A mirror (`policy` is None) has no note: a column of this name is like any other, and stays. Raises
         InvalidArgument if `NOTE` is not a list of text.
@@ -196,7 +196,7 @@ class UnavailablePolicy:
             raise InvalidArgument("schema", f"{NOTE} can't be {kind}: it has names.", "Make it array<string>.")
         return pa.schema([field for field in schema if field.name != NOTE])
 
-    def settled(
+    def replace_left_out(
         self, schema: pa.Schema, columns: Sequence[pa.Array], parts: Mapping[str, str], wrong: dict[int, str]
     ) -> list[pa.Array]:
         """Return all columns of `schema`, with left-out values replaced; add the reasons for bad events to `wrong`.
@@ -217,7 +217,7 @@ class UnavailablePolicy:
         named: dict[int, list[str]] = {}
         for field, column in zip(self.without_note(schema), columns, strict=True):
             if (member := parts.get(field.name)) is None:
-                column = self._settled(field.name, column, named, wrong)
+                column = self._replaced(field.name, column, named, wrong)
             elif member in ("before", "after"):
                 column = self._image(field.name, column, wrong)
             found[field.name] = column
@@ -234,10 +234,10 @@ class UnavailablePolicy:
     def _image(self, name: str, image: pa.Array, wrong: dict[int, str]) -> pa.Array:
         """Return an image of the row with left-out values replaced, as in columns; `NOTE` does not name the fields."""
         parts = zip(image.type, map(image.field, range(image.type.num_fields)), strict=True)
-        found = [self._settled(f"{name}.{one.name}", column, {}, wrong) for one, column in parts]
+        found = [self._replaced(f"{name}.{one.name}", column, {}, wrong) for one, column in parts]
         return pa.StructArray.from_arrays(found, fields=list(image.type), mask=image.is_null())
 
-    def _settled(self, name: str, column: pa.Array, named: dict[int, list[str]], wrong: dict[int, str]) -> pa.Array:
+    def _replaced(self, name: str, column: pa.Array, named: dict[int, list[str]], wrong: dict[int, str]) -> pa.Array:
         # Returns a column with left-out values replaced; `named` gets the name for each row, `wrong` the reason.
         if not may_be_left_out(column.type):
             return column

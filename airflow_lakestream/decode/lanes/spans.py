@@ -33,7 +33,8 @@ class TextBuffer:
         first, size = int(ends[0]), int(ends[-1] - ends[0])
         self.bytes: Bytes = np.empty(size + 2 * PADDING, np.uint8)
         self.bytes[:PADDING] = self.bytes[PADDING + size :] = 0
-        self.quotes, self._is_ascii, self._has_odd = 0, True, False
+        # Special bytes are backslashes and control characters.
+        self.quotes, self._is_ascii, self._has_special = 0, True, False
         if size:
             self._fill(np.frombuffer(data, np.uint8, size, first))
         # Eight bytes at every position, aligned or not, without a copy.
@@ -43,10 +44,7 @@ class TextBuffer:
         self.stops: Integers = ends[1:]
 
     def _fill(self, source: Bytes) -> None:
-        """Copy the bytes, and note quotes and odd bytes, in pieces small enough for the cache.
-
-        Odd are backslashes and control characters.
-        """
+        """Copy the bytes, count quotes, and note special bytes, in pieces small enough for the cache."""
         same = np.empty(min(len(source), _PIECE), np.bool_)
         for at in range(0, len(source), _PIECE):
             piece = self.bytes[PADDING + at : PADDING + min(at + _PIECE, len(source))]
@@ -54,14 +52,15 @@ class TextBuffer:
             same = same[: len(piece)]
             self.quotes += int(np.count_nonzero(np.equal(piece, _QUOTE, out=same)))
             self._is_ascii &= bool(np.maximum.reduce(piece) < 0x80)
-            self._has_odd |= bool(np.minimum.reduce(piece) < _SPACE)
-            self._has_odd |= bool(np.logical_or.reduce(np.equal(piece, _BACKSLASH, out=same)))
+            self._has_special |= bool(np.minimum.reduce(piece) < _SPACE)
+            self._has_special |= bool(np.logical_or.reduce(np.equal(piece, _BACKSLASH, out=same)))
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether all bytes are UTF-8 without a backslash or a control character."""
-        if self._has_odd or self._is_ascii:
-            return not self._has_odd
+        if self._has_special or self._is_ascii:
+            return not self._has_special
+        # All bytes are validated as a single text.
         ends = pa.py_buffer(np.array([PADDING, len(self.bytes) - PADDING], np.int32))
         try:
             pa.StringArray.from_buffers(1, ends, self.buffer).validate(full=True)

@@ -20,9 +20,9 @@ from airflow_lakestream.tables.schema.types import arrow_schema
 
 
 def unwritable(metadata: TableMetadata, rows: pa.Table) -> dict[int, str]:
-    """Return the unwritable rows with reasons, by trials without a file. Unknown columns are left out.
+    """Find unwritable rows by trial, without keeping a file; return the reason of each by the row's number.
 
-    Raises errors of writing that no row causes.
+    Unknown columns are left out. An error of writing that no row causes is raised.
     """
     known = {field.name for field in metadata.schema().fields}
     return culprits(rows.select([name for name in rows.column_names if name in known]), partial(_write, metadata))

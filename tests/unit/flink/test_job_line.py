@@ -34,7 +34,7 @@ def checkpoint(jobs: LandingJobSeries, job: str, number: int, **offsets: int) ->
 def line_of(jobs: LandingJobSeries) -> tuple[EngineJobLine, tuple[str, ...]]:
     known = jobs.newest_line()
     assert known is not None
-    return known.line("orders", jobs.newest_reads().begins), known.jobs
+    return known.line("orders", jobs.newest_job_format().begins), known.jobs
 
 
 def test_a_job_without_a_state_begins_a_line_and_others_go_on_with_it(jobs: LandingJobSeries) -> None:
