@@ -138,7 +138,7 @@ MENDS = (
     CrossingMutant(
         "GTIDs that put no logs in order",
         "airflow_lakestream/cdc/events/log_state.py",
-        "return later | (self._falls & (self._is_new | goes_on)) | (self._precedes_snapshot & self._is_new)",
+        "return later | (self._falls & (self._is_new | is_in_both)) | (self._precedes_snapshot & self._is_new)",
         "return later",
         "units",
         "tests/unit/cdc/test_logs.py::test_with_gtids_a_mirror_follows_another_server_and_what_it_sends_again",

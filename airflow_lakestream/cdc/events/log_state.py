@@ -314,19 +314,20 @@ class LogComparison:
         return self._streamed & (self._events.place < read) & (self._events.millis > when)
 
     @cached_property
-    def turns(self) -> Mask:
-        """Events of another log with continued GTIDs: the first of these events ends the present log."""
-        # The last transaction goes on at a place before its beginning: the other log has it, too.
-        goes_on = self._of_sources(
+    def is_of_later_log(self) -> Mask:
+        """Events of a later log, by their GTIDs: the present log ends before the first of these events."""
+        # The last transaction may be in both logs: an event before its beginning in this log is from the later log.
+        is_in_both = self._of_sources(
             lambda one: (self._events.number == one.numbers.before) & (self._events.place < one.begin[:-1])
         )
         # Another partition has shown that a later log has this number.
         later = np.zeros(len(self._streamed), np.bool_)
         for era in range(self._seen.era + 1, len(self._starts)):
             later |= self._has_begun(era)
-        return later | (self._falls & (self._is_new | goes_on)) | (self._precedes_snapshot & self._is_new)
+        return later | (self._falls & (self._is_new | is_in_both)) | (self._precedes_snapshot & self._is_new)
 
     def _has_begun(self, era: int) -> Mask:
+        """Return a mask of the events with a GTID of this era or a later one."""
         first, none = self._starts[era], np.iinfo(np.int64).max
         return self._streamed & self._of_sources(lambda one: self._events.number >= first.get(one.name, none))
 
@@ -337,7 +338,7 @@ class LogComparison:
         return {name: int(self._events.number[at[0]]) for name, at in own.items() if len(at)}
 
     def later_era(self, at: int) -> int | None:
-        """Return the last era begun at an event's GTID, or None if only the current era has begun."""
+        """Return the last era that has begun by an event's GTID, or None if only the current era has begun."""
         eras = range(len(self._starts) - 1, self._seen.era, -1)
         return next((era for era in eras if self._has_begun(era)[at]), None)
 

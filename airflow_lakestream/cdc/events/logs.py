@@ -151,8 +151,8 @@ class _LogWalk:
         while True:
             look = LogComparison(self.places.take(slice(done, None)), self.seen, self.starts)
             problem = look.problem(several=self.several)
-            turn = look.turns | (problem > 0) | (look.is_behind_read & ~np.bool_(self.several))
-            length = int(np.argmax(turn)) if turn.any() else count - done
+            ends = look.is_of_later_log | (problem > 0) | (look.is_behind_read & ~np.bool_(self.several))
+            length = int(np.argmax(ends)) if ends.any() else count - done
             here = slice(done, done + length)
             # In the first era, numbers need no start: no earlier log could have them.
             self.eras[here], self.again[here] = self.seen.era, look.is_again[:length]

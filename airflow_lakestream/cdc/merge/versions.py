@@ -29,10 +29,12 @@ Place = tuple[int, ...]
 class KnownRecords:
     """Records of a batch, then rows of files, then deletions that the memory has. Each has a number.
 
-    :param keys: the number of each record's key; negative for a row that only a truncation reaches, which is alone.
+    :param keys: the number of each record's key. A row that only a truncation reaches has a negative number of its own.
     :param firsts: the versions of the first records, and `lasts` of the last ones, which differ only for rows of files.
     :param times: the times of the first records in microseconds, and `last_times` of the last ones.
     :param ends: the ends of rows of files, -1 for none; and `is_open` whether a row has no end.
+    :param gone: whether a record is a deletion.
+    :param batch: the number of the batch's records, and `hits` of the rows of files.
     """
 
     keys: Numbers
@@ -91,21 +93,24 @@ class KnownRecords:
         return found
 
     def in_order(self, *, of_log: bool) -> tuple[Numbers, Mask]:
-        """Return the numbers of the records by key and order, and a mask of the records that are repeated ones.
+        """Return the numbers of the records, sorted by key and place, and a mask of the repeated records.
 
-        A record that the table or the memory has comes behind that one. An event at a position of the log is repeated
-        if another one of the same kind is there.
+        A batch's record is repeated if the table or the memory has the same record, or, with a position in the log, if
+        an earlier record of its key has the same position and kind.
         """
         is_new = np.arange(len(self.keys)) < self.batch
         commit, position, partition, offset = self.firsts.T
-        copies, kinds = of_log & (position != 0), self.kinds(of_log=of_log)
-        order = np.lexsort((is_new, offset, partition, copies & is_new, kinds, position, commit, self.keys))
-        same = np.ones(len(order) - 1, np.bool_) if len(order) else np.zeros(0, np.bool_)
-        for column in (self.keys, commit, position, kinds):
-            same &= column[order[1:]] == column[order[:-1]]
-        identical = np.logical_and.reduce([one[order[1:]] == one[order[:-1]] for one in (partition, offset)])
+        kinds, has_position = self.kinds(of_log=of_log), of_log & (position != 0)
+        may_be_copy = has_position & is_new
+        order = np.lexsort((is_new, offset, partition, may_be_copy, kinds, position, commit, self.keys))
+
+        def repeats(*columns: Numbers) -> Mask:
+            """Return a mask of the sorted records, without the first, that equal the record before in the columns."""
+            return np.logical_and.reduce([one[order[1:]] == one[order[:-1]] for one in columns])
+
         repeated = np.zeros(len(order), np.bool_)
-        repeated[order[1:]] = same & (identical | (copies[order[1:]] & is_new[order[1:]]))
+        is_same_record = repeats(partition, offset)
+        repeated[order[1:]] = repeats(self.keys, commit, position, kinds) & (is_same_record | may_be_copy[order[1:]])
         return order, repeated
 
     def places(self, versions: Versions, *, of_log: bool) -> Versions:
@@ -174,7 +179,7 @@ class RowVersions:
 
 
 def before(versions: Versions, than: Sequence[int] | Versions) -> Mask:
-    """Return a mask of the versions below another one, or below the one in the same row of others."""
+    """Return a mask of the versions below `than`: a single version, or a version for each."""
     found, same = np.zeros(len(versions), np.bool_), np.ones(len(versions), np.bool_)
     for column, bound in zip(versions.T, than.T if isinstance(than, np.ndarray) else than, strict=True):
         found |= same & (column < bound)
