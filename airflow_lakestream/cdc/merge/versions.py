@@ -106,7 +106,8 @@ class KnownRecords:
 
         def repeats(*columns: Numbers) -> Mask:
             """Return a mask of the sorted records, without the first, that equal the record before in the columns."""
-            return np.logical_and.reduce([one[order[1:]] == one[order[:-1]] for one in columns])
+            equal: Mask = np.logical_and.reduce([one[order[1:]] == one[order[:-1]] for one in columns])
+            return equal
 
         repeated = np.zeros(len(order), np.bool_)
         is_same_record = repeats(partition, offset)
