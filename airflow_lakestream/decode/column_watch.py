@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 # Inner fields by name: a mapping, a list of several mappings, or another value for no fields.
 Fields = Mapping[str, Any]
 
-# Records may contain records of their own type.
-
 
 class FieldNames:
     """Finder of field names in records of a payload; keeps the names by schema."""
@@ -54,7 +52,7 @@ class FieldNames:
     def of(self, value: bytes) -> Fields:
         """Return the fields of a record by the names after `rename_columns`; no fields for an invalid record.
 
-        Of a change event, these are the fields of the row; of a key, the fields of the key.
+        A change event has the fields of its row.
         """
         try:
             fields = self._of_record(value)
@@ -65,7 +63,6 @@ class FieldNames:
         fields = inside(fields)
         if self._is_key:
             return fields
-        # By the names of their columns.
         return dict(zip(self._payload.new_names.of(list(fields)), fields.values(), strict=True))
 
     def _of_record(self, value: bytes) -> Fields:
@@ -131,10 +128,11 @@ def inside(fields: Any) -> Fields:
     return merged
 
 
-# Of each batch with empty columns this number of records is searched, spread over the batch; and this number of batches
-# with exactly the same empty columns, since most empty columns are simply seldom used.
-_LOOKED_AT = 16
-_MOST_LOOKS = 8
+# Number of records searched in a batch with empty columns, spread over the batch; and number of batches searched with
+# exactly the same empty columns, since most empty columns are simply seldom used.
+_SEARCHED_RECORDS = 16
+_SEARCHED_BATCHES = 8
+# Records may contain records of their own type.
 _DEEPEST = 8
 # Operations of change events that delete rows.
 _NO_ROW = pa.array(["d", "t"])
@@ -149,12 +147,11 @@ class ColumnWatch:
     """
 
     def __init__(self, payload: PayloadFormats, schema: pa.Schema | None) -> None:
-        own = [] if schema is None or payload.format == ValueFormat.RAW else payload.own_columns(schema.names)
-        self._payload, self._own = payload, frozenset(own)
-        self._parts: list[_RecordPart] = []
-        if own and schema is not None:
-            self._parts = list(_parts(payload, schema, own))
-        self._looks: dict[frozenset[str], int] = {}
+        columns = [] if schema is None or payload.format == ValueFormat.RAW else payload.own_columns(schema.names)
+        self._payload, self._columns = payload, frozenset(columns)
+        self._parts = [] if schema is None else list(_parts(payload, schema, columns))
+        # By a set of empty columns, the number of searched batches with this set.
+        self._searched: dict[frozenset[str], int] = {}
 
     def of(self, batch: RawBatch, rows: pa.Table, places: Indices) -> ColumnUse:
         """Return the columns with values, and the fields without a column that may be meant for the empty columns.
@@ -164,15 +161,16 @@ class ColumnWatch:
         :param rows: the good rows of the batch.
         :param places: positions of the rows' records in the batch.
         """
-        own = frozenset(self._payload.own_columns(rows.column_names)) if self._payload.gets_columns else self._own
-        if own and self._payload.has_operations and "_op" in rows.column_names and t.is_string(rows["_op"].type):
+        payload = self._payload
+        columns = frozenset(payload.own_columns(rows.column_names)) if payload.gets_columns else self._columns
+        if columns and self._payload.has_operations and "_op" in rows.column_names and t.is_string(rows["_op"].type):
             # A deleted row may have only its key.
             there = pc.fill_null(pc.invert(pc.is_in(rows["_op"], _NO_ROW)), True)
             rows, places = rows.filter(there), places[there.to_numpy()]
-        if not own or not len(rows):
+        if not columns or not len(rows):
             return ColumnUse()
-        filled, empty = _by_use(rows, own)
-        use = ColumnUse(own - {RESCUED}, frozenset(filled))
+        filled, empty = _by_use(rows, columns)
+        use = ColumnUse(columns - {RESCUED}, frozenset(filled))
         for part in self._parts:
             use += self._of_part(part, batch, places, use.filled, [path for path in empty if part.has(path)])
         return use
@@ -194,14 +192,14 @@ class ColumnWatch:
     ) -> dict[str, str]:
         """Return fields without a column in a sample of records, by the empty column with a similar name.
 
-        Of batches with the same empty columns only the first few are searched.
+        Only the first few batches with the same empty columns are searched.
         """
         key = frozenset(map(str, empty))
-        self._looks[key] = looks = self._looks.get(key, 0) + 1
+        self._searched[key] = count = self._searched.get(key, 0) + 1
         near: dict[str, str] = {}
-        if looks > _MOST_LOOKS or not part.names.are_known:
+        if count > _SEARCHED_BATCHES or not part.names.are_known:
             return near
-        for place in places[:: max(1, len(places) // _LOOKED_AT)][:_LOOKED_AT].tolist():
+        for place in places[:: max(1, len(places) // _SEARCHED_RECORDS)][:_SEARCHED_RECORDS].tolist():
             fields = part.placed(part.fields_of(values[place].as_py()))
             near |= {str(path): found for path in empty if (found := path.near(fields)) is not None}
         return near

@@ -91,6 +91,7 @@ class PayloadFormats(PayloadSettings):
             raise InvalidArgument("envelope", f"{self.envelope!r} goes with {known}; the format is {self.format!r}.")
 
     def _check_unavailable(self) -> None:
+        """Refuse invalid settings for unavailable values, and changed ones without Debezium's envelope."""
         octets_of(self.unavailable_placeholder)
         choose(UnavailableValues, "unavailable_values", self.unavailable_values)
         for name in ("unavailable_placeholder", "unavailable_values"):
@@ -195,8 +196,8 @@ class PayloadFormats(PayloadSettings):
     def columns(self, first: RawBatch) -> pa.Schema:
         """Return the columns of a new table, from the format, the registry or the first records.
 
-        Records with a bare key or value define no columns. Raises InvalidArgument, SchemaRefused and the registry's
-        errors.
+        Records with the schema's id only in a header define no columns. Raises InvalidArgument, SchemaRefused and the
+        registry's errors.
         """
         first = without_bare(first, self.named_sides, self.format)
         columns = self._with_rescued(self._value_columns(first))
@@ -204,7 +205,18 @@ class PayloadFormats(PayloadSettings):
             return columns
         if KEY_COLUMN in columns.names:
             raise InvalidArgument("key_format", f"the values have a field {KEY_COLUMN}, too.", "Give a schema.")
-        return columns.append(self._key_column(first))
+        return columns.append(pa.field(KEY_COLUMN, self.key_type(self.key_format, first)))
+
+    def key_type(self, key_format: str, first: RawBatch) -> pa.DataType:
+        """Return the type of decoded keys, from the format, the registry or the keys of first records.
+
+        Raises SchemaRefused and the registry's errors.
+        """
+        keys = replace(first, values=first.keys, keys=None)
+        properties = FORMATS[key_format]
+        if properties.first_key is not None:
+            return properties.first_key(self, keys)
+        return properties.key_type_of(self.finder.find(key_format, first.topic, "key", keys.values))
 
     def foreseen_columns(self, topic: str) -> pa.Schema | None:
         """Return the result of `columns` without records, or None if the result depends on the topic's first records.
@@ -318,13 +330,6 @@ class PayloadFormats(PayloadSettings):
         # A field of this name is unknown, too: its value is rescued.
         others = [column for column in columns if column.name != RESCUED]
         return pa.schema([*others, pa.field(RESCUED, pa.string())])
-
-    def _key_column(self, first: RawBatch) -> pa.Field:
-        assert self.key_format is not None
-        row, keys = FORMATS[self.key_format], replace(first, values=first.keys)
-        if row.first_key is not None:
-            return pa.field(KEY_COLUMN, row.first_key(self, keys))
-        return pa.field(KEY_COLUMN, row.key_of(self.finder.find(self.key_format, first.topic, "key", keys.values)))
 
     def _value_decoder(self, schema: pa.Schema) -> ColumnDecoder:
         names = self.new_names

@@ -242,7 +242,7 @@ class FormatRow:
         assert self.schema_columns is not None, "a registry has schemas for this format"
         return self.schema_columns(found)
 
-    def key_of(self, found: SchemaText) -> pa.DataType:
+    def key_type_of(self, found: SchemaText) -> pa.DataType:
         """Return the type of the column for keys of a registry's schema. Raises SchemaRefused."""
         return pa.struct(list(self.columns_of(found))) if self.schema_key is None else self.schema_key(found)
 

@@ -67,7 +67,7 @@ def counting_rows(
     ranges: RangeSet | None = None,
     columns: Sequence[str] = (),
 ) -> Iterator[pa.Table]:
-    """Yield the counting rows of a reject table: of landings in the main table's ledger, at landed offsets.
+    """Yield a group's rows that count: of landings in the main table's ledger, at landed offsets.
 
     :param topic: only of this topic.
     :param ranges: only at these offsets.
@@ -97,7 +97,7 @@ class DeltaRejectTable(DeltaSink, RejectTableSink):
         return None if self._head is None else self._head.properties
 
     def _rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        assert self._head is not None, "it was asked whether it is there"
+        assert self._head is not None, "the caller has checked that the table exists"
         return (rows for _, rows in self._rows_in(self._head, ranges, columns))
 
     def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:

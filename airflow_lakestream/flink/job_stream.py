@@ -115,12 +115,15 @@ class JobStream(ABC):
             return None
 
     def _report_checkpoint(self, job: str) -> None:
+        """Report the job's newest completed checkpoint as progress, if it is a new one and a sign of health.
+
+        A checkpoint that is no sign of health yet may become one by the next look.
+        """
         try:
             newest = self.jobs.manager.completed(job)
         except LakestreamError as e:
             log.warning("%s", e)
             return
-        # A checkpoint without health is asked about again at the next look.
         if newest > self._checkpoint and self.note_checkpoint(job, newest):
             self._checkpoint = newest
             self.progress.alive(f"checkpoint {newest} of job {job}")

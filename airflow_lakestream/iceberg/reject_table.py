@@ -99,7 +99,7 @@ def counting_rows(
     ranges: RangeSet | None = None,
     columns: Sequence[str] = (),
 ) -> Iterator[pa.Table]:
-    """Yield the counting rows: of landings in the main table's ledger, at landed offsets.
+    """Yield a group's rows that count: of landings in the main table's ledger, at landed offsets.
 
     :param topic: only of this topic.
     :param ranges: only at these offsets.
@@ -117,19 +117,19 @@ def counting_rows(
 def newest_counting_rows(
     rejects: Table, main: Table, consumer_group: str, *, columns: Sequence[str], most_bytes: int
 ) -> Iterator[pa.Table]:
-    """Yield the counting rows of a group, the last rejected first, file by file.
+    """Yield the rows of `counting_rows`, from the newest file to the oldest.
 
     :param columns: the columns to read in addition to `PLACE`.
-    :param most_bytes: limit of all files together; a file larger than the rest of the limit is left out.
+    :param most_bytes: limit of the bytes of all files; a file that would exceed the limit is left out.
     """
     settlement = IcebergSettlement.of(pending_in(rejects), main)
     topics = ledger_store.read_ledger(main, consumer_group).topics
-    at = rejects.metadata.schema().find_field(REJECTED_AT).field_id
-    left = most_bytes
-    for task in sorted(live_files(rejects), key=lambda task: newest_of(task.file, at), reverse=True):
-        if task.file.file_size_in_bytes > left:
+    rejected_at = rejects.metadata.schema().find_field(REJECTED_AT).field_id
+    bytes_left = most_bytes
+    for task in sorted(live_files(rejects), key=lambda task: newest_of(task.file, rejected_at), reverse=True):
+        if task.file.file_size_in_bytes > bytes_left:
             continue
-        left -= task.file.file_size_in_bytes
+        bytes_left -= task.file.file_size_in_bytes
         for rows in read_rows(rejects.metadata, rejects.io, task, columns=with_place(columns)):
             for identity, entry in topics.items():
                 yield rows.filter(settlement.counts(rows, consumer_group, identity, entry.landed))
@@ -154,7 +154,7 @@ class IcebergRejectTable(IcebergSink, RejectTableSink):
         return None if self._table is None else self._table.metadata.properties
 
     def _rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        assert self._table is not None, "it was asked whether it is there"
+        assert self._table is not None, "the caller has checked that the table exists"
         return rows_in(self._table, ranges, columns)
 
     def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: decided.RejectSettlement) -> None:

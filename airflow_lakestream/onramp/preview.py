@@ -193,7 +193,6 @@ def preview(
     return _preview(topic, decoding, wanted, registry, tombstones)
 
 
-# One attempt of `preview`. Raises OffsetsGone if retention removes records while they are read.
 def _preview(
     topic: SampledTopic,
     decoding: Mapping[str, Any],
@@ -201,6 +200,7 @@ def _preview(
     registry: RegistryConfig | None,
     tombstones: str,
 ) -> TopicPreview:
+    """Return the result of `preview` by one attempt; raises also OffsetsGone if retention removes records meanwhile."""
     state = topic.look()
     # Records are read from both ends of each partition: the columns may have changed since the first.
     each = max(_LEAST_OF_EACH, _LOOKED_AT // (2 * max(1, len(state.marks))))
@@ -223,7 +223,7 @@ def _preview(
     elif guess.format is not None:
         # The registry was given for the guess.
         settings.pop("schema_registry", None)
-    found = TopicPreview(
+    base = TopicPreview(
         topic=topic.name,
         partitions=len(state.marks),
         offsets=sum(marks.end - marks.low for marks in state.marks.values()),
@@ -237,12 +237,12 @@ def _preview(
         notes=_notes(sample),
     )
     if guess.problem is not None and not _has_schemas(settings):
-        return replace(found, problem=guess.problem, undecoded=_undecoded(chosen))
-    return _decoded(found, sample, chosen, tombstones)
+        return replace(base, problem=guess.problem, undecoded=_undecoded(chosen))
+    return _decoded(base, sample, chosen, tombstones)
 
 
-# Empty unless all keys have the same columns.
 def _key_of(sample: TopicSample, registry: RegistryConfig | None) -> Sequence[str]:
+    """Return the columns of the keys, or an empty sequence unless all keys have the same columns."""
     client = None if registry is None else RegistryClient(registry)
     names = {text for batch in sample.batches for text in names_in(_keys(batch), client, {}).to_pylist()}
     return (as_list(names.pop()) or ()) if len(names) == 1 else ()
@@ -266,10 +266,17 @@ def _notes(sample: TopicSample) -> list[str]:
     return notes
 
 
-# An error of the user's own schema is raised; without one, the problem of the columns becomes part of the preview.
-def _decoded(found: TopicPreview, sample: TopicSample, chosen: TopicSample, tombstones: str) -> TopicPreview:
-    arguments: dict[str, Any] = {**_NOWHERE, **found.decoding}
-    config = ExtractConfig(topic=found.topic, tombstones=tombstones, **arguments)
+def _decoded(base: TopicPreview, sample: TopicSample, chosen: TopicSample, tombstones: str) -> TopicPreview:
+    """Return the preview with columns and rows, or with the problem of columns that can't be made from the records.
+
+    Raises the error of a schema that the user gave.
+
+    :param base: the preview without columns and rows.
+    :param sample: the records that define the columns.
+    :param chosen: the records to show.
+    """
+    arguments: dict[str, Any] = {**_NOWHERE, **base.decoding}
+    config = ExtractConfig(topic=base.topic, tombstones=tombstones, **arguments)
     design, statement = config.design, config.statement
     decoders = RowDecoderFactory(
         config.payload,
@@ -283,7 +290,7 @@ def _decoded(found: TopicPreview, sample: TopicSample, chosen: TopicSample, tomb
         if design.schema is not None:
             schema = payload_schema(with_metadata(design.schema, design.metadata), design.metadata.names)
         else:
-            schema = _columns(config, sample, found.topic)
+            schema = _columns(config, sample, base.topic)
         columns = schema_text(to_schema(schema))
         decoder = decoders(schema, None)
     except (RegistryUnavailable, RegistryRefused):
@@ -291,7 +298,7 @@ def _decoded(found: TopicPreview, sample: TopicSample, chosen: TopicSample, tomb
     except LakestreamError as e:
         if design.schema is not None:
             raise
-        return replace(found, problem=str(e), undecoded=_undecoded(chosen))
+        return replace(base, problem=str(e), undecoded=_undecoded(chosen))
     assert decoder is not None, "there is a schema"
     rows: list[Mapping[str, Any]] = []
     rejected: list[Mapping[str, Any]] = []
@@ -302,17 +309,17 @@ def _decoded(found: TopicPreview, sample: TopicSample, chosen: TopicSample, tomb
         rows += [dict(zip(names, row, strict=True)) for row in zip(*map(_values, outcome.rows.columns), strict=True)]
         skipped += outcome.counts.skipped + outcome.counts.filtered
         if outcome.rejected is not None:
-            # Its timestamps as numbers: Python's time ends with the year 9999.
-            rows_of_rejects = outcome.rejected.drop_columns(["_kafka_timestamp"])
-            rejected += [_rejected(one) for one in rows_of_rejects.to_pylist()]
-    source = found.columns_by
+            # `timestamp_ms` is used instead: Python's time ends with the year 9999.
+            rejects = outcome.rejected.drop_columns(["_kafka_timestamp"])
+            rejected += [_rejected(one) for one in rejects.to_pylist()]
+    source = base.columns_by
     if source is ColumnsBy.RECORDS and statement is not None:
         source = ColumnsBy.SQL
     elif source is ColumnsBy.RECORDS and design.schema is None and config.payload.row.first_columns is None:
         source = ColumnsBy.FORMAT
     kinds = {} if statement is not None else kinds_of(list(documents_of(config, sample)))
-    found = replace(found, columns=columns, columns_by=source, kinds=kinds)
-    return replace(found, rows=rows, rejected=rejected, skipped=skipped)
+    base = replace(base, columns=columns, columns_by=source, kinds=kinds)
+    return replace(base, rows=rows, rejected=rejected, skipped=skipped)
 
 
 def documents_of(config: ExtractConfig, sample: TopicSample) -> Iterator[RawBatch]:

@@ -227,7 +227,7 @@ class SparkReaders:
 
     def _work(self, job: LandingJob, plan: Plan, decoders: RowDecoderFactory) -> ExecutorTask:
         identity, target = plan.state.identity, self._target(job)
-        assert target is not None, "it was asked whether executors can write"
+        assert target is not None, "the caller has checked that executors can write"
         one = self.config.of_topic(identity.topic)
         design = one.design
         if not isinstance(one, MirrorConfig):

@@ -134,7 +134,7 @@ class KafkaKeyReader:
             found = self.finder.by_head(self.format, bytes(writer)) if isinstance(writer, bytes) else None
             if found is None:
                 return True
-            self._records[writer] = t.is_struct(FORMATS[self.format].key_of(found))
+            self._records[writer] = t.is_struct(FORMATS[self.format].key_type_of(found))
         return self._records[writer]
 
     @property

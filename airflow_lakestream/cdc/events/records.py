@@ -131,14 +131,10 @@ class RecordPayload(PayloadFormats):
         return grown(own, self.key_columns(first, [name for name in self.key if name not in own.names]))
 
     def key_columns(self, first: RawBatch, names: Sequence[str]) -> pa.Schema:
-        """Return those of these columns of the key that the Kafka keys of first records have, with types."""
+        """Return the columns among `names`, columns of the key, that the Kafka keys of first records have."""
         if not names or first.keys is None or first.keys.null_count == len(first):
             return pa.schema([])
-        row, keys = FORMATS[self.format_of_keys], replace(first, values=first.keys, keys=None)
-        if row.first_key is not None:
-            kind = row.first_key(self, keys)
-        else:
-            kind = row.key_of(self.finder.find(self.format_of_keys, first.topic, "key", keys.values))
+        kind = self.key_type(self.format_of_keys, first)
         found = columns_in_keys(kind, {name: self.path_of(name) for name in self.key})
         return pa.schema([one for one in found if one.name in names])
 

@@ -1,4 +1,4 @@
-"""Conversion of scalars in JSON text to columns, all at once; odd rows are reported by an exception."""
+"""Conversion of scalars in JSON text to columns, all at once; OddRows has the rows that prevent this."""
 
 from __future__ import annotations
 
@@ -62,9 +62,12 @@ def without(texts: pa.Array, odd: Mask) -> pa.Array:
 
 
 def from_texts(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> pa.Array:
-    """Return a column from the texts of strings, without the quotes.
+    """Return a column from texts that are strings in JSON, given without quotes.
 
-    Raises OddRows if known rows prevent the conversion, else NotInBulk, Misfit and pyarrow's errors.
+    Raises OddRows with the rows that prevent the conversion, or NotInBulk, Misfit and pyarrow's errors if the rows are
+    unknown.
+
+    :param finer: policy for times finer than microseconds.
     """
     texts = texts_for(finer, texts, kind)
     if t.is_decimal(kind):
@@ -112,8 +115,7 @@ def _integers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:
-        # Rows with more digits than surely fit are odd, and decoded in another way. Without such rows, the cast's error
-        # counts.
+        # Rows with more digits than surely fit are odd. Without such rows, the cast's error is raised.
         digits = len(str((1 << (kind.bit_width - 1)) - 1)) - 1
         _require(pc.match_substring_regex(texts, rf"\A-?[0-9]{{1,{digits}}}\z"))
         raise

@@ -74,44 +74,44 @@ def scalar(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | N
 
 
 def _default(make: Callable[[ByteLanes], pa.Array]) -> pa.Array | None:
-    # Returns the value made by `make` in a lane of its own, or None if the lane fails.
+    """Return the value made by `make` in a lane of its own, or None if the lane fails."""
     lanes = ByteLanes.over(pa.array([b""]))
     value = make(lanes)
     return None if lanes.failure.any() else value
 
 
 def _converter(field: Any, kind: pa.DataType, path: str) -> leaves.Converter:
-    # Returns the converter of the words on the wire into the column.
+    """Return the converter of a field's numbers, read as unsigned words of 32 or 64 bits, into the column."""
     if field.type == _ENUM:
         return _enum(field.enum_type, kind, path)
     if field.type == _BOOL:
-        truths = leaves.booleans(kind, path)
-        return lambda lanes, values: truths(lanes, values != 0)
+        from_booleans = leaves.booleans(kind, path)
+        return lambda lanes, words: from_booleans(lanes, words != 0)
     if field.type in (_DOUBLE, _FLOAT):
-        fit, bits = leaves.floats(kind, path), np.float64 if field.type == _DOUBLE else np.float32
-        return lambda lanes, values: fit(lanes, values.view(bits))
-    fit, number = leaves.integers(kind, path), _NUMBERS[field.type]
-    return lambda lanes, values: fit(lanes, number(values))
+        from_floats, bits = leaves.floats(kind, path), np.float64 if field.type == _DOUBLE else np.float32
+        return lambda lanes, words: from_floats(lanes, words.view(bits))
+    from_integers, numbers_of = leaves.integers(kind, path), _NUMBERS[field.type]
+    return lambda lanes, words: from_integers(lanes, numbers_of(words))
 
 
 def _enum(enum: Any, kind: pa.DataType, path: str) -> leaves.Converter:
     # A column of integers is possible for open enums only.
     if t.is_integer(kind) and not enum.is_closed:
-        fit = leaves.integers(kind, path)
-        return lambda lanes, values: fit(lanes, _int32(values))
+        from_integers = leaves.integers(kind, path)
+        return lambda lanes, words: from_integers(lanes, _int32(words))
     if not (t.is_string(kind) or t.is_large_string(kind)):
         raise Unfit(f"{path}: an enum can't become {kind}")
-    # Of aliases, the official package writes the first that is declared.
+    # Like the official package: of several names for a number, the first declared one counts.
     names = dict(sorted({value.number: value.name for value in reversed(enum.values)}.items()))
     numbers, texts = np.array(list(names), np.int64), pa.array(names.values(), kind)
 
-    def fit_names(lanes: ByteLanes, values: Words) -> pa.Array:
-        wanted = _int32(values)
+    def from_numbers(lanes: ByteLanes, words: Words) -> pa.Array:
+        wanted = _int32(words)
         places = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
         lanes.fail(numbers[places] != wanted, f"{path}: a number that the enum {enum.full_name} has no name for")
         return texts.take(pa.array(places))
 
-    return fit_names
+    return from_numbers
 
 
 def _span(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | None]:
@@ -126,7 +126,7 @@ def _span(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | No
 
 def span(lanes: ByteLanes, path: str) -> Any:
     """Move over a length and that many bytes; return the starts and the lengths."""
-    # A length of 2**63 or more becomes negative, and is as wrong.
+    # A length of 2**63 or more becomes negative, which fails the lane, too.
     return lanes.spans(lanes.varints(path).view(np.int64), path)
 
 
@@ -143,8 +143,8 @@ def skip(wire: int, lanes: ByteLanes, path: str) -> None:
 def along(lanes: ByteLanes, tag: int, path: str) -> tuple[Integers, Integers, Integers]:
     """Return the consecutive values of a field: lane and start of each value, and the position behind the last by lane.
 
-    The lanes are already behind the field's first tag; the values of a lane end ahead of another tag. A lane with a
-    value that ends early fails, and has no values.
+    At the call, each lane is behind the field's first tag. Its values end at the first other tag. A lane with a value
+    that ends early fails, and has no values.
     """
     data, wire = memoryview(lanes.data.data), tag & 7
     written = varint(tag)
@@ -171,7 +171,7 @@ def along(lanes: ByteLanes, tag: int, path: str) -> tuple[Integers, Integers, In
 
 
 def _behind(data: memoryview, place: int, end: int, wire: int) -> int:
-    # Returns the position behind a value; a position above `end` if the value ends early.
+    """Return the position behind a value, or a position above `end` if the value ends early."""
     if wire == FIXED64:
         return place + 8
     if wire == FIXED32:

@@ -16,8 +16,7 @@ def conform(rows: pa.Table, schema: Schema) -> pa.Table:
     """Return rows with the table's columns in order: cast if lossless, NULL if missing. Raises InvalidArgument.
 
     InvalidArgument also refuses rows with a column that the table lacks. A column in the types of `arrow_schema` is
-    taken as it is, without a copy. Any other column is cast to PyIceberg's large types, which hold all strings of other
-    engines.
+    not copied. Any other column is cast to PyIceberg's large types, which hold all strings of other engines.
     """
     known = {field.name for field in schema.fields}
     strangers = [name for name in rows.column_names if name not in known]
@@ -40,6 +39,11 @@ def conform(rows: pa.Table, schema: Schema) -> pa.Table:
 def _cast(
     column: pa.ChunkedArray, given: NestedField, wanted: NestedField, plain: pa.Field, large: pa.Field
 ) -> tuple[pa.ChunkedArray, pa.Field]:
+    """Return a column in a type of the table's field, with the Arrow field of that type. Raises InvalidArgument.
+
+    :param plain: the field in a type of `arrow_schema`; a column of this type is returned unchanged.
+    :param large: the field in PyIceberg's large type, to which any other column is cast.
+    """
     if column.type == plain.type:
         return column, plain
     # Arrow's cast alone would parse strings, and drop members of a struct that the target lacks.

@@ -66,21 +66,23 @@ def time_left(view: PartitionView, now: float) -> TimeLeft:
 
 
 def _by_time(view: PartitionView, now: float) -> TimeLeft:
+    """Return the time until the first unread record is too old to be kept."""
     if view.retention is None or view.first_at is None:
         return TimeLeft()
     stopped = max(0.0, view.first_at + view.retention - now)
-    # In each second of that time `density` unread records were written: reading `density` records gains a second.
+    # The unread records were written at `density` records per second: reading that many gains a second.
     density = view.unread / max(1.0, now - view.first_at)
     gained = view.landed / density
-    return TimeLeft(math.inf if gained >= 1 else stopped / (1 - gained), stopped)
+    return TimeLeft(going_on=stopped / (1 - gained) if gained < 1 else math.inf, stopped=stopped)
 
 
 def _by_size(view: PartitionView) -> TimeLeft:
+    """Return the time until new records displace the first unread record from a log of limited size."""
     if view.capacity is None or view.produced <= 0:
         return TimeLeft()
     room = max(0.0, view.capacity - view.unread)
     growth = view.produced - view.landed
-    return TimeLeft(math.inf if growth <= 0 else room / growth, room / view.produced)
+    return TimeLeft(going_on=room / growth if growth > 0 else math.inf, stopped=room / view.produced)
 
 
 def rate_to_catch_up(view: PartitionView, left: TimeLeft) -> float:
