@@ -115,18 +115,6 @@ class DeltaEntries(DeltaSink):
         return properties.get(MIRROR_ID) == self._id
 
 
-class DeltaMirrorSink(Mirror):
-    """`cdc.mirror.Mirror` in a Delta table.
-
-    :param settings: keyword arguments of `DeltaSink`, such as `allow_group_overlap`.
-    """
-
-    def __init__(
-        self, tables: DeltaTableAccess, table: str, group: str, design: MirrorDesign, **settings: bool
-    ) -> None:
-        super().__init__(DeltaMirror(tables, table, group, design.table, **settings), table, design)
-
-
 class DeltaMirror(DeltaSink):
     """`cdc.mirror.MirrorTable` in Delta."""
 
@@ -243,3 +231,8 @@ class DeltaMirror(DeltaSink):
         if head is not None and id_of(head) != self._id:
             # Its entries are of the new id; entries of the old one would remove these.
             raise StaleFiles(self._name, REPLACED)
+
+
+def mirror_sink(tables: DeltaTableAccess, table: str, group: str, design: MirrorDesign, **settings: bool) -> Mirror:
+    """Return the sink of a mirror in a Delta table; `settings` are keyword arguments of `DeltaSink`."""
+    return Mirror(DeltaMirror(tables, table, group, design.table, **settings), table, design)

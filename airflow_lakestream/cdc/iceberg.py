@@ -121,16 +121,6 @@ class IcebergEntries(IcebergSink):
         return table.properties.get(MIRROR_ID) == self._id
 
 
-class MirrorSink(Mirror):
-    """`cdc.mirror.Mirror` in an Iceberg table.
-
-    :param settings: keyword arguments of `IcebergSink`, such as `allow_group_overlap`.
-    """
-
-    def __init__(self, catalog: Catalog, table: str, group: str, design: MirrorDesign, **settings: bool) -> None:
-        super().__init__(IcebergMirror(catalog, table, group, design.table, **settings), table, design)
-
-
 class IcebergMirror(IcebergSink):
     """`cdc.mirror.MirrorTable` in Iceberg."""
 
@@ -252,3 +242,11 @@ class IcebergMirror(IcebergSink):
     ) -> IcebergEntries:
         fields = arrow_schema(Schema(*(columns.find_field(name) for name in key)))
         return IcebergEntries(self._catalog, mirror, mirror_id, fields, lows, every=every, further=further)
+
+
+def mirror_sink(catalog: Catalog, table: str, group: str, design: MirrorDesign, **settings: bool) -> Mirror:
+    """Return the sink of a mirror in an Iceberg table.
+
+    :param settings: keyword arguments of `IcebergSink`, such as `allow_group_overlap`.
+    """
+    return Mirror(IcebergMirror(catalog, table, group, design.table, **settings), table, design)

@@ -36,16 +36,6 @@ from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
 from airflow_lakestream.tables.schema.columns import fits, to_schema
 
 
-class DeltaSwapSink(MirrorSwapSink):
-    """`cdc.swap.exchange.MirrorSwapSink` of Delta tables."""
-
-    def __init__(
-        self, tables: DeltaTableAccess, table: str, consumer_group: str, design: MirrorDesign, aside: str
-    ) -> None:
-        held = _DeltaSwapTable(tables, table, consumer_group, design.table)
-        super().__init__(held, table, design, aside)
-
-
 class _DeltaSwapTable(DeltaMirror):
     """`cdc.swap.exchange.SwapTable` in Delta."""
 
@@ -177,5 +167,8 @@ def drop(tables: DeltaTableAccess, *names: str) -> None:
                     obstore.delete(store, path)
 
 
-# Name of the sink for every table format, see `lakes`.
-swap_sink = DeltaSwapSink
+def swap_sink(
+    tables: DeltaTableAccess, table: str, consumer_group: str, design: MirrorDesign, aside: str
+) -> MirrorSwapSink:
+    """Return the sink for a swap of Delta tables; every table format has a function of this name, see `lakes`."""
+    return MirrorSwapSink(_DeltaSwapTable(tables, table, consumer_group, design.table), table, design, aside)

@@ -60,13 +60,6 @@ def swapping(commit: TableCommit, reach: RangeSet) -> TableCommit:
     return replace(commit, checks=(*commit.checks, is_within_reach))
 
 
-class IcebergSwapSink(MirrorSwapSink):
-    """`cdc.swap.exchange.MirrorSwapSink` of Iceberg tables."""
-
-    def __init__(self, catalog: Catalog, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
-        super().__init__(_IcebergSwapTable(catalog, table, consumer_group, design.table), table, design, aside)
-
-
 class _IcebergSwapTable(IcebergMirror):
     """`cdc.swap.exchange.SwapTable` in Iceberg."""
 
@@ -200,5 +193,6 @@ def properties_of(catalog: Catalog, name: str) -> Mapping[str, str] | None:
         return None
 
 
-# Name of the sink for every table format, see `lakes`.
-swap_sink = IcebergSwapSink
+def swap_sink(catalog: Catalog, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> MirrorSwapSink:
+    """Return the sink for a swap of Iceberg tables; every table format has a function of this name, see `lakes`."""
+    return MirrorSwapSink(_IcebergSwapTable(catalog, table, consumer_group, design.table), table, design, aside)

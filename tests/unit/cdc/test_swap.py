@@ -9,14 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.cdc.delta import DeltaMirrorSink
+from airflow_lakestream.cdc import delta, iceberg
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.merge.memory import SUFFIX
+from airflow_lakestream.cdc.swap import delta as delta_swap
 from airflow_lakestream.cdc.swap import delta as swap_delta
+from airflow_lakestream.cdc.swap import iceberg as iceberg_swap
 from airflow_lakestream.cdc.swap import iceberg as swap_iceberg
-from airflow_lakestream.cdc.swap.delta import DeltaSwapSink
-from airflow_lakestream.cdc.swap.iceberg import IcebergSwapSink
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.names import ANEW
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
@@ -43,9 +42,9 @@ class Resnapshot:
         self.aside = f"{self.mirror.place if isinstance(self.mirror, HandDeltaMirror) else TABLE}{ANEW}"
         design = replace(self.mirror.design, key=key)
         aside: Any = (
-            DeltaMirrorSink(DeltaStorage(), self.aside, "g", design)
+            delta.mirror_sink(DeltaStorage(), self.aside, "g", design)
             if self.is_delta
-            else MirrorSink(self.mirror.catalog, self.aside, "g", design)
+            else iceberg.mirror_sink(self.mirror.catalog, self.aside, "g", design)
         )
         created = [Event("c", 2, ("b", "B"), 10, 2, 0, 1), Event("c", 3, ("c", "C"), 50, 4, 0, 3)]
         self.mirror.land([*created, Event("d", 3, ("c", "C"), 60, 5, 0, 4)], aside)
@@ -53,9 +52,9 @@ class Resnapshot:
     def sink(self) -> Any:
         design = MirrorDesign(TableDesign(metadata=pa.schema([])))
         if isinstance(self.mirror, HandDeltaMirror):
-            sink: Any = DeltaSwapSink(DeltaStorage(), self.mirror.place, "g", design, self.aside)
+            sink: Any = delta_swap.swap_sink(DeltaStorage(), self.mirror.place, "g", design, self.aside)
         else:
-            sink = IcebergSwapSink(self.mirror.catalog, TABLE, "g", design, self.aside)
+            sink = iceberg_swap.swap_sink(self.mirror.catalog, TABLE, "g", design, self.aside)
         sink.load("resnapshot")
         return sink
 
