@@ -109,7 +109,7 @@ class IcebergEntries(IcebergSink):
             new = compacted(head, self._key, self._lows, every=self._every)
             return FileRewrite((), ()) if new is None else FileRewrite(with_deletes(head.files()), new)
 
-        return self._rewrite(landing, condense, written)
+        return self.rewrite(landing, condense, written)
 
     def _there(self) -> Table | None:
         try:
@@ -227,7 +227,7 @@ class IcebergMirror(IcebergSink):
             deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
             return FileRewrite([*with_deletes(merged.out), *deletes], new)
 
-        return self._rewrite(landing, rewrite, written)
+        return self.rewrite(landing, rewrite, written)
 
     def _entries(
         self,

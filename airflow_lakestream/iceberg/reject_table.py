@@ -161,8 +161,7 @@ class IcebergRejectTable(IcebergSink, RejectTableSink):
         """Commit rejected records with the note of their landing, and remove stale rows."""
         notes = partial(noting, added=pending, settled=settlement.settled)
         if self._table is None:
-            files = self._files
-            self._drive(self._attempt(landing, notes), landing, files)
+            self.commit(landing, notes)
             return
         written: list[DataFile] = []
 
@@ -178,7 +177,7 @@ class IcebergRejectTable(IcebergSink, RejectTableSink):
                 new += files_of_rest
             return FileRewrite(out, new)
 
-        self._rewrite(landing, settle, written, notes)
+        self.rewrite(landing, settle, written, notes)
 
 
 def noting(commit: TableCommit, added: Sequence[PendingLanding], settled: Sequence[PendingLanding]) -> TableCommit:

@@ -22,7 +22,6 @@ from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 from pyiceberg.table.snapshots import Snapshot
 
-from airflow_lakestream.core import codec
 from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, UnaccountedRows, no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.ports import HeadMoved, RangesNotLanded, TableState, Trial
@@ -38,7 +37,6 @@ from airflow_lakestream.iceberg.commit.commit import (
     ledger_allows_overlap,
 )
 from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
-from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
 from airflow_lakestream.iceberg.replace.replace import CountCompletion, FirstLook, ReplaceStage, replacing
@@ -198,10 +196,14 @@ class IcebergSink(TableSink[DataFile]):
         """The table at the last `load`, or None if it was missing."""
         return self._table
 
-    def commit(self, landing: Landing) -> int:
-        """Commit the buffered rows and the landing as a snapshot; see `core.ports.Sink`."""
+    def commit(self, landing: Landing, *builders: CommitBuilder) -> int:
+        """Commit the buffered rows and the landing as a snapshot; see `core.ports.Sink`.
+
+        :param builders: builders of this commit, after those of the sink.
+        """
         files = self._files
-        return self._drive(self._attempt(landing), landing, files)
+        commit = self.commit_of(landing, *builders)
+        return self._drive(commit, files, new=self._staged if self._table is None else None)
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`."""
@@ -230,10 +232,9 @@ class IcebergSink(TableSink[DataFile]):
             raise RangesNotLanded(self._name, ranges)
         check_columns(self._design.metadata.names, self._name)
         files = self._files
-        guard = self._guard(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
+        commit = self.commit_of(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
         stage = ReplaceStage(landing, self.finder(finder, ranges, files), complete)
-        attempt = CommitAttempt(self._catalog, self._name, guard, {}, stage, stage.unneeded)
-        return self._drive(attempt, landing, files), stage
+        return self._drive(commit, files, stage, stage.unneeded), stage
 
     def outline(self) -> handover.IcebergOutline:
         """Return the outline of the table, existing or staged, for writing in another process; can be pickled.
@@ -379,7 +380,7 @@ class IcebergSink(TableSink[DataFile]):
         except NoSuchTableError:
             return 0, 0
 
-    def _rewrite(
+    def rewrite(
         self,
         landing: Landing,
         rewrite: Callable[[Table], FileRewrite],
@@ -388,22 +389,11 @@ class IcebergSink(TableSink[DataFile]):
     ) -> int:
         """Commit a landing with removed files and return the snapshot's id; see `RewriteStage`."""
         files = self._files
-        guard = self._guard(landing, partial(dataclasses.replace, for_one_head=True), *builders)
+        commit = self.commit_of(landing, partial(dataclasses.replace, for_one_head=True), *builders)
         stage = RewriteStage(rewrite, written)
-        attempt = CommitAttempt(self._catalog, self._name, guard, self.summary(landing), stage, stage.unneeded)
-        snapshot_id = self._drive(attempt, landing, files)
+        snapshot_id = self._drive(commit, files, stage, stage.unneeded)
         self._committed_paths = stage.new_in(snapshot_id)
         return snapshot_id
-
-    def _attempt(self, landing: Landing, *builders: CommitBuilder) -> CommitAttempt:
-        guard, summary = self._guard(landing, *builders), self.summary(landing)
-        assert self._table is not None or self._staged is not None
-        new = self._staged if self._table is None else None
-        return CommitAttempt(self._catalog, self._name, guard, summary, new=new)
-
-    def summary(self, landing: Landing) -> Mapping[str, str]:
-        """Return the entries of the snapshot's summary for a landing."""
-        return codec.encode_summary(self._group, landing)
 
     def finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
         """Return the search for rows removed by a replace."""
@@ -413,19 +403,19 @@ class IcebergSink(TableSink[DataFile]):
         target = self._target(None)
         return write_data_files(target.metadata, target.io, rows, self._prefix, self._numbers)
 
-    def _guard(self, landing: Landing, *builders: CommitBuilder) -> CommitGuard:
-        """Return a landing's guard for the target table; the builders of the sink come first."""
+    def commit_of(self, landing: Landing, *builders: CommitBuilder) -> TableCommit:
+        """Return a landing's commit for the target table; the builders of the sink come first."""
         commit = TableCommit(self._group, landing, self._planned(None), self._ledger_check, notes=self._design.notes)
         for build in (*self.builders, *builders):
             commit = build(commit)
-        return CommitGuard(self._catalog, commit)
+        return commit
 
     @property
     def _ledger_check(self) -> Check:
         return ledger_allows_overlap if self._allow_group_overlap else ledger_allows
 
-    def _drive(self, attempt: CommitAttempt, landing: Landing, files: Sequence[DataFile]) -> int:
-        committer = IcebergCommitter(self._catalog, self._name, self._group, landing, attempt)
+    def _drive(self, commit: TableCommit, files: Sequence[DataFile], *stage: Any, new: NewTable | None = None) -> int:
+        committer = IcebergCommitter(CommitAttempt(self._catalog, self._name, commit, *stage, new=new))
         try:
             snapshot_id = committer.commit(files)
         except BaseException:
@@ -433,7 +423,7 @@ class IcebergSink(TableSink[DataFile]):
             if committer.may_be_applied:
                 self.leave_in_place()
             raise
-        self._landed.add(landing.landing_id)
+        self._landed.add(commit.landing.landing_id)
         self.leave_in_place()
         # The next rows are written for the table after this commit, which may have created it.
         self._table = self._catalog.load_table(self._name)

@@ -98,7 +98,7 @@ class _IcebergSwapTable(IcebergMirror):
             head = IcebergHead(table.metadata, table.metadata, table.io)
             return FileRewrite(with_deletes(head.files()), swap.make(head))
 
-        snapshot_id = self._rewrite(landing, rewrite, swap.written, partial(swapping, reach=reach))
+        snapshot_id = self.rewrite(landing, rewrite, swap.written, partial(swapping, reach=reach))
         if own != mirror_id(metadata):
             # Entries of the new id replace the old ones, which count until the commit.
             self.remember(key, aside_name)

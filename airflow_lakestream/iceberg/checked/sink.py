@@ -23,7 +23,6 @@ from airflow_lakestream.iceberg.checked.branch import BranchDropped, CheckBranch
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
 from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, RequestPart, TableCommit
 from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
-from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.design import TableDesign
@@ -156,14 +155,12 @@ class CheckedIcebergSink(IcebergSink):
         first = Landing(uuid.uuid4().hex, f"{landing.run_id}/begin", topics, engine=landing.engine)
         if self._table is None:
             # Stages the new table.
-            self._target(None)
-            attempt = self._attempt(first)
+            commit = self.commit_of(first)
         else:
             # New columns of the records wait for the checks.
-            change = SchemaChange.none(self._table.metadata)
-            guard = CommitGuard(self._catalog, TableCommit(self._group, first, change, self._ledger_check))
-            attempt = CommitAttempt(self._catalog, self._name, guard, self.summary(first))
-        IcebergCommitter(self._catalog, self._name, self._group, first, attempt).commit(())
+            commit = TableCommit(self._group, first, SchemaChange.none(self._table.metadata), self._ledger_check)
+        new = self._staged if self._table is None else None
+        IcebergCommitter(CommitAttempt(self._catalog, self._name, commit, new=new)).commit(())
         if self._table is None:
             self._staged, self._table = None, self._catalog.load_table(self._name)
             self._change = SchemaChange.none(self._table.metadata)
@@ -171,7 +168,7 @@ class CheckedIcebergSink(IcebergSink):
     def _staged_on_branch(self, landing: Landing, files: Sequence[DataFile]) -> CheckBranch:
         current = self._catalog.load_table(self._name)
         try:
-            self._guard(landing).check_fit(current)
+            self.commit_of(landing).check_fit(current)
         except RefusalCarrier as refused:
             raise refused.error from None
         try:

@@ -23,6 +23,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableUpdate, _apply_table_update, _TableMetadataUpdateContext
 from pyiceberg.utils.properties import property_as_bool
 
+from airflow_lakestream.iceberg.commit.commit import TableCommit
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.manifest_writers import (
     ManifestWriters,
@@ -85,17 +86,21 @@ class CommitAttempt:
         self,
         catalog: Catalog,
         name: str,
-        guard: CommitGuard,
-        summary: Mapping[str, str],
+        commit: TableCommit,
         stage: Stage | None = None,
         unneeded: Callable[[int | None], Sequence[str]] = lambda keep: (),
         new: NewTable | None = None,
     ) -> None:
-        self._catalog, self._name, self.guard, self.summary = catalog, name, guard, dict(summary)
+        self._catalog, self.name, self.guard = catalog, name, CommitGuard(catalog, commit)
         self._stage, self._unneeded, self._new = stage or append, unneeded, new
         # The producers of the snapshots of all tries.
         self.producers: list[Producer] = []
         self._io: FileIO | None = None
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """The entries of the snapshot's summary."""
+        return self.guard.commit.whole_summary()
 
     @property
     def reached_catalog(self) -> bool:
@@ -109,10 +114,10 @@ class CommitAttempt:
         """
         if self._new is not None:
             return self._create(self._new, files)
-        current = self._catalog.load_table(self._name)
+        current = self._catalog.load_table(self.name)
         if self.producers and (landed := self.guard.landed_in(current)) is not None:
             return landed
-        self.guard.check_fit(current)
+        self.guard.commit.check_fit(current)
         table = Table(
             current.name(),
             current.metadata,
@@ -136,6 +141,10 @@ class CommitAttempt:
             append_files(new.transaction, files, self.summary, self.producers)
         new.transaction.commit_transaction()
         return self._landed(new.table)
+
+    def look(self) -> int | None:
+        """Return the snapshot of the landing in the table's present history, or None."""
+        return self.guard.landed_in(self._catalog.load_table(self.name))
 
     def _landed(self, table: Table) -> int:
         snapshot_id = self.guard.landed_in(table)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
 from pyiceberg.manifest import DataFile
 
-from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
 from airflow_lakestream.iceberg.commit.commit import RefusalCarrier
 from airflow_lakestream.tables.tries import tries
@@ -50,11 +47,8 @@ class CommitRefused(LakestreamError, Transient):
 class IcebergCommitter:
     """Commit of a landing, with retries."""
 
-    def __init__(
-        self, catalog: Catalog, table: str, consumer_group: str, landing: Landing, attempt: CommitAttempt
-    ) -> None:
-        self._catalog, self._table, self._group = catalog, table, consumer_group
-        self._landing, self._attempt = landing, attempt
+    def __init__(self, attempt: CommitAttempt) -> None:
+        self._table, self._attempt = attempt.name, attempt
         # Whether files may be in the table, now or later. Such files must not be deleted.
         self.may_be_applied = False
 
@@ -109,8 +103,7 @@ class IcebergCommitter:
     def _look_once_more(self) -> tuple[int | None, str]:
         """Look for the landing in the table; return its snapshot or None, and the result in words."""
         try:
-            table = self._catalog.load_table(self._table)
-            snapshot_id = ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)
+            snapshot_id = self._attempt.look()
         except NoSuchTableError:
             return None, "The table is not there so far."
         except Exception as e:  # noqa: BLE001  # the error that led here is the one to raise

@@ -14,7 +14,6 @@ from typing import TypeAlias
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger, union
 from airflow_lakestream.core.lineage import LedgerReading
 from airflow_lakestream.core.ports import CannotReplace, Conflict, ReplacedMeanwhile
@@ -148,7 +147,7 @@ class ReplaceStage:
             raise RefusalCarrier(e) from None
         landing = self._complete(self._landing, takeout.rows, ledgers[group])
         attempt.guard.expect(landing)
-        summary = {**codec.encode_summary(group, landing), **transaction.notes}
+        summary = attempt.summary | transaction.notes
         with overwriting(transaction, summary, attempt.producers) as producer:
             self._made[producer.snapshot_id] = (landing, takeout)
             for task in takeout.out:

@@ -231,7 +231,7 @@ def exchange(catalog: Catalog, name: str, sequence: int, part: Sequence[Rewritte
         done = CompactionDone(tuple(exchanged), len(part) - len(exchanged), len(dangling))
         summary = {SUMMARY_COMPACTED: str(sum(len(one.group.files) for one in exchanged))}
         arrange = partial(_CompactedFiles, sequence, exchanged, dangling)
-        attempts.append(attempt_at(catalog, name, table, summary, arrange))
+        attempts.append(attempt_at(catalog, table, summary, arrange))
         return attempts[-1]
 
     try:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.lineage import encode_restated
 from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction, note
-from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.manifest_writers import Producer
-from airflow_lakestream.iceberg.upkeep.ledger_edit import edit_commit, restated
+from airflow_lakestream.iceberg.upkeep.ledger_edit import edit_attempt, restated
 
 # Makes the producer of the snapshot, with a summary.
 Arrange = Callable[[LandingTransaction, dict[str, str]], Producer]
@@ -33,7 +30,6 @@ def fit_table(catalog: Catalog, name: str) -> Table:
 
 def attempt_at(
     catalog: Catalog,
-    name: str,
     table: Table,
     summary: Mapping[str, str],
     arrange: Arrange,
@@ -53,9 +49,5 @@ def attempt_at(
         with producer:
             pass
 
-    edit_id = uuid.uuid4().hex
-    guard = CommitGuard(catalog, edit_commit(edit_id, table, restated(ledgers, properties)))
-    known = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: edit_id}
-    if ledgers:
-        known |= encode_restated(ledgers)
-    return CommitAttempt(catalog, name, guard, {**known, **summary}, stage)
+    known = encode_restated(ledgers) if ledgers else {}
+    return edit_attempt(catalog, table, restated(ledgers, properties), {**known, **summary}, stage)

@@ -22,7 +22,7 @@ from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, Stage
 from airflow_lakestream.iceberg.commit.commit import (
     Addition,
     RefusalCarrier,
@@ -32,7 +32,6 @@ from airflow_lakestream.iceberg.commit.commit import (
     head_is,
     property_part,
 )
-from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.settlement import FORMER_NAMES, names_of
@@ -65,23 +64,29 @@ class EditNotDone(LakestreamError, Transient):
         )
 
 
-def edit_commit(edit_id: str, table: Table, addition: Addition) -> TableCommit:
-    """Return a commit without a landing, valid for the head of the decision only; `addition` writes the ledgers.
+def edit_attempt(
+    catalog: Catalog, table: Table, addition: Addition, summary: Mapping[str, str], stage: Stage | None = None
+) -> CommitAttempt:
+    """Return an attempt of a change without a landing, valid for the head of the decision only.
 
-    :param edit_id: the id of the change, in place of a landing's id.
     :param table: the table at the decision.
+    :param addition: writes the ledgers.
+    :param summary: further keys of the snapshot's summary.
     """
-    return TableCommit(
+    edit_id = uuid.uuid4().hex
+    commit = TableCommit(
         "",
         Landing(edit_id, edit_id, {}),
         SchemaChange.none(table.metadata),
         ledger=None,
         fits=(files_fit, head_is(ledger_store.head_of(table.metadata), EditOvertaken)),
         additions=(addition,),
+        summary=summary,
         is_landing=False,
         # PyIceberg would put the change on a head that it was not decided for.
         for_one_head=True,
     )
+    return CommitAttempt(catalog, ledger_store.name_of(table), commit, stage)
 
 
 def restated(ledgers: Mapping[str, Ledger], more: Mapping[str, str]) -> Addition:
@@ -180,7 +185,4 @@ def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties
     table = fitness.load_table(catalog, name)
     fitness.check(catalog, table)
     ledgers = decide(table)
-    edit_id = uuid.uuid4().hex
-    guard = CommitGuard(catalog, edit_commit(edit_id, table, restated(ledgers, properties(table))))
-    summary = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: edit_id, **encode_restated(ledgers)}
-    return CommitAttempt(catalog, name, guard, summary)
+    return edit_attempt(catalog, table, restated(ledgers, properties(table)), encode_restated(ledgers))

@@ -68,7 +68,7 @@ def rewrite_manifests(catalog: Catalog, name: str) -> int:
             raise _NothingToMerge
         gained = sum(len(some) - 1 for some in merges)
         summary = {SUMMARY_MANIFESTS: str(sum(map(len, merges)))}
-        return attempt_at(catalog, name, table, summary, partial(_MergedManifests, merges))
+        return attempt_at(catalog, table, summary, partial(_MergedManifests, merges))
 
     try:
         ledger_edit.drive(name, attempt)

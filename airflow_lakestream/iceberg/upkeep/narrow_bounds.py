@@ -94,7 +94,7 @@ def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | Non
         if not wrong:
             raise _NoFileLeft
         summary = {SUMMARY_BOUNDS: str(len(wrong))}
-        return attempt_at(catalog, name, table, summary, partial(_BoundsManifests, wrong))
+        return attempt_at(catalog, table, summary, partial(_BoundsManifests, wrong))
 
     try:
         return ledger_edit.drive(name, attempt)

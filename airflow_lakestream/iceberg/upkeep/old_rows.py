@@ -235,7 +235,7 @@ class _IcebergOldRowRemoval:
         self.chosen = chosen
         arrange, summary = partial(_RemovedRows, chosen), {SUMMARY_OLD_ROWS: str(rows)}
         after = ledgers_after(ledgers, changes)
-        self.attempts.append(attempt_at(self.catalog, self.name, table, summary, arrange, after, cutoff.note()))
+        self.attempts.append(attempt_at(self.catalog, table, summary, arrange, after, cutoff.note()))
         return self.attempts[-1]
 
     def _look(self, reader: _IcebergOldRowReader, files: Sequence[LiveFile]) -> list[_OldDataFile]:
