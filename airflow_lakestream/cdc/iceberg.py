@@ -105,7 +105,7 @@ class IcebergEntries(IcebergSink):
 
         # Called for each commit attempt, with the table of the attempt.
         def condense(table: Table) -> FileRewrite:
-            head = IcebergHead(table.metadata, self._target(None).metadata, table.io, written)
+            head = IcebergHead(table.metadata, self.target().metadata, table.io, written)
             new = compacted(head, self._key, self._lows, every=self._every)
             return FileRewrite((), ()) if new is None else FileRewrite(with_deletes(head.files()), new)
 
@@ -154,7 +154,7 @@ class IcebergMirror(IcebergSink):
             self._staged.drop_namespace_if_made()
             self._staged = self._change = None
         self._design = mirror.table
-        self._target(events)
+        self.target(events)
 
     @property
     def is_there(self) -> bool:
@@ -169,7 +169,7 @@ class IcebergMirror(IcebergSink):
     @property
     def columns(self) -> pa.Schema:
         """All columns, including additions of the next commit."""
-        return self._target(None).schema().as_arrow()
+        return self.target().schema().as_arrow()
 
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
         """Add columns and widen types with the next commit; return the texts of all pending changes.
@@ -192,7 +192,7 @@ class IcebergMirror(IcebergSink):
         The entries of deleted rows are committed before, to their own table. Raises MirrorStopped, ValueMissing,
         ChecksFailed, and the errors of a commit.
         """
-        target, key = self._target(None), mirror.key or ()
+        target, key = self.target(), mirror.key or ()
         every, further = mirror.needs_all_entries, mirror.entry_columns
         name, own = self._name, mirror_id(target.metadata)
         entries = self._entries(name, own, target.schema(), key, landing.lows, every=every, further=further)

@@ -142,9 +142,12 @@ class IcebergSink(TableSink[DataFile]):
         *,
         allow_group_overlap: bool = False,
         parts: int = 1,
+        check_part: Callable[[Table], None] | None = None,
     ) -> None:
         super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._catalog = catalog
+        # Refuses a table by its part in a fan-out.
+        self._check_part = check_part or self._refuse_part
         self._table: Table | None = None
         # The table as loaded before, which the next `load` takes.
         self._loaded: Table | None = None
@@ -196,6 +199,11 @@ class IcebergSink(TableSink[DataFile]):
         """The table at the last `load`, or None if it was missing."""
         return self._table
 
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties at the last look or commit; empty without a table."""
+        return {} if self._table is None else self._table.metadata.properties
+
     def commit(self, landing: Landing, *builders: CommitBuilder) -> int:
         """Commit the buffered rows and the landing as a snapshot; see `core.ports.Sink`.
 
@@ -205,12 +213,14 @@ class IcebergSink(TableSink[DataFile]):
         commit = self.commit_of(landing, *builders)
         return self._drive(commit, files, new=self._staged if self._table is None else None)
 
-    def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`."""
+    def replace(self, landing: Landing, finder: Callable[..., Finder] = Finder) -> tuple[int, Landing]:
+        """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`.
+
+        :param finder: makes the search for the rows to remove.
+        """
         _, ranges = replaced_ranges(landing)
-        if self._table is not None:
-            refuse_replacing(self._name, self._table.metadata.properties, self._group)
-        snapshot_id, stage = self.exchange_rows(landing, ranges, replacing)
+        refuse_replacing(self._name, self.properties, self._group)
+        snapshot_id, stage = self.exchange_rows(landing, ranges, replacing, finder)
         return snapshot_id, stage.landing_of(snapshot_id)
 
     def exchange_rows(
@@ -233,7 +243,7 @@ class IcebergSink(TableSink[DataFile]):
         check_columns(self._design.metadata.names, self._name)
         files = self._files
         commit = self.commit_of(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
-        stage = ReplaceStage(landing, self.finder(finder, ranges, files), complete)
+        stage = ReplaceStage(landing, finder(ranges, files, self.write_files, self._passed_over), complete)
         return self._drive(commit, files, stage, stage.unneeded), stage
 
     def outline(self) -> handover.IcebergOutline:
@@ -242,7 +252,7 @@ class IcebergSink(TableSink[DataFile]):
         Writing of the buffered rows begins before. Raises RowsNotWritable for rows of earlier writes.
         """
         self._buffer.write_out()
-        target = self._target(None)
+        target = self.target()
         # The memory for reading the first records is better left to the remote readers.
         pa.default_memory_pool().release_unused()
         return handover.IcebergOutline(self._name, target.metadata, target.io)
@@ -256,7 +266,7 @@ class IcebergSink(TableSink[DataFile]):
             # The table is staged only for the location of its files: its own columns are not known yet.
             place = TableDesign(pa.schema([]), properties=self._design.properties)
             self._staged = NewTable.stage(self._catalog, self._name, to_schema(columns), place)
-        return handover.staging_outline(self._target(None), columns)
+        return handover.staging_outline(self.target(), columns)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Return the reason why handed files do not fit the table at the last `load`, or None."""
@@ -296,7 +306,7 @@ class IcebergSink(TableSink[DataFile]):
     def _check_design(self, table: Table) -> SchemaChange:
         fitness.check_table(table)
         design = self._design
-        self.check_part(table)
+        self._check_part(table)
         if MIRROR not in design.notes:
             refuse_mirror(self._name, table.metadata.properties, "landed into, or replaced, by records")
         change = change_for(design, table.metadata, self._name)
@@ -304,7 +314,7 @@ class IcebergSink(TableSink[DataFile]):
         self._announce(change.texts)
         return change
 
-    def check_part(self, table: Table) -> None:
+    def _refuse_part(self, table: Table) -> None:
         """Refuse a fan-out's home, and a table of a fan-out of this group. Raises LandedByFanOut."""
         note = note_on(table.metadata.properties)
         if note and (BOOKS in table.metadata.properties or landed_by_fan_out(table, self._group)):
@@ -324,9 +334,9 @@ class IcebergSink(TableSink[DataFile]):
         if self._staged is not None:
             self._staged.drop_namespace_if_made()
         self._staged = self._change = None
-        self._target(None)
+        self.target()
 
-    def _target(self, rows: pa.Table | None) -> Table:
+    def target(self, rows: pa.Table | None = None) -> Table:
         """Return the table to write for: the existing table, or the staged table of the first commit.
 
         The first call for a missing table stages it, which makes its namespace if needed. Raises the errors of
@@ -346,20 +356,20 @@ class IcebergSink(TableSink[DataFile]):
         return self._change.target(table)
 
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
-        self._target(rows)
+        self.target(rows)
         assert self._change is not None, "there is one for each target"
         return self._change
 
     def _writing(self, rows: pa.Table) -> Callable[[], list[DataFile]]:
-        target = self._target(rows)
+        target = self.target(rows)
         write = partial(write_data_files, folder=self._folder)
         return partial(write, target.metadata, target.io, rows, self._prefix, self._numbers)
 
     def _trial(self) -> Trial:
-        return partial(unwritable, self._target(None).metadata)
+        return partial(unwritable, self.target().metadata)
 
     def _encode(self, files: Sequence[DataFile]) -> Mapping[str, Any]:
-        return handover.encode_files(self._target(None).metadata, files)
+        return handover.encode_files(self.target().metadata, files)
 
     def _decode(self, handed: Mapping[str, Any]) -> Sequence[DataFile]:
         return handover.decode_files(handed)
@@ -395,12 +405,9 @@ class IcebergSink(TableSink[DataFile]):
         self._committed_paths = stage.new_in(snapshot_id)
         return snapshot_id
 
-    def finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
-        """Return the search for rows removed by a replace."""
-        return make(ranges, files, self._write_files, self._passed_over)
-
-    def _write_files(self, rows: pa.Table) -> list[DataFile]:
-        target = self._target(None)
+    def write_files(self, rows: pa.Table) -> list[DataFile]:
+        """Write rows as files for the target table, and return the files, which only the caller owns."""
+        target = self.target()
         return write_data_files(target.metadata, target.io, rows, self._prefix, self._numbers)
 
     def commit_of(self, landing: Landing, *builders: CommitBuilder) -> TableCommit:
@@ -436,4 +443,4 @@ class IcebergSink(TableSink[DataFile]):
         self._staged = None
 
     def _io(self) -> FileIO:
-        return self._target(None).io
+        return self.target().io

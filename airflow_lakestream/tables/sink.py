@@ -186,6 +186,10 @@ class TableSink(ABC, Generic[File]):
         self._design = replace(self._design, schema=Schema(*fields), metadata=metadata, notes=notes)
         self._take_columns()
 
+    def take_design(self, design: TableDesign) -> None:
+        """Use this design from now on."""
+        self._design = design
+
     @contextmanager
     def or_discard(self) -> Iterator[None]:
         """Discard all rows since the last commit if the block raises."""

@@ -91,7 +91,7 @@ class _IcebergSwapTable(IcebergMirror):
         if own == mirror_id(metadata):
             self.remember(key, aside_name)
         read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(target)
-        self.swap = swap = RowSwap(self._name, columns, read, key, design.rows, other_log, self._write_files)
+        self.swap = swap = RowSwap(self._name, columns, read, key, design.rows, other_log, self.write_files)
 
         # Called for each commit attempt, with the table of the attempt.
         def rewrite(table: Table) -> FileRewrite:
@@ -107,7 +107,7 @@ class _IcebergSwapTable(IcebergMirror):
     def remember(self, key: Sequence[str], aside_name: str) -> None:
         """Add the entries next to the table aside to the mirror's own; see `cdc.swap.exchange.SwapTable`."""
         assert self._table is not None, "it was looked at, and is there"
-        aside, target = self._catalog.load_table(aside_name), self._target(None)
+        aside, target = self._catalog.load_table(aside_name), self.target()
         read_again = self._entries(aside_name, mirror_id(aside.metadata), aside.schema(), key)
         remember(read_again, self._entries(self._name, mirror_id(target.metadata), target.schema(), key))
 
