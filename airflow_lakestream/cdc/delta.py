@@ -96,7 +96,7 @@ class DeltaEntries(DeltaSink):
             return DeltaFileChange(new=adds) if few is None else DeltaFileChange(look.files(), [*adds, *few])
 
         # `made` has the compacted files of all attempts.
-        return self._drive(self._new_commit(landing, stage, made, checks=(files_fit,)))
+        return self.drive(self.commit_of(landing, stage, made, checks=(files_fit,)))
 
     def change_of(self, head: DeltaTableHead) -> SchemaChange:
         """Return the table's schema change by the next commit; a dropped mirror may have had another key."""
@@ -108,7 +108,7 @@ class DeltaEntries(DeltaSink):
         """Return the target of the next commit; it has none of the columns of a dropped mirror."""
         if self._head is None or self._is_own(self._head):
             return super().target()
-        return DeltaTarget(self._head, delta_fields(self._columns), self._head.partitions)
+        return DeltaTarget(self._head, delta_fields(self.columns), self._head.partitions)
 
     def _is_own(self, head: DeltaTableHead) -> bool:
         properties: Mapping[str, str] = head.properties
@@ -123,7 +123,8 @@ class DeltaMirror(DeltaSink):
     refounds = True
     hands: MergePool = MergeThreads()
     staging: StagedEventFiles = handover
-    _id = ""
+    # The mirror's id, as noted in the mirror's entries.
+    own_id = ""
     _is_of_records = False
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
@@ -133,7 +134,7 @@ class DeltaMirror(DeltaSink):
         for a table whose rows can't be deleted.
         """
         head = self._tables.open(self._name)
-        self._id = uuid.uuid4().hex if head is None else id_of(head)
+        self.own_id = uuid.uuid4().hex if head is None else id_of(head)
         if head is None:
             return None
         check_removable(head)
@@ -141,7 +142,7 @@ class DeltaMirror(DeltaSink):
 
     def take(self, mirror: MirrorDesign) -> None:
         """Use this design of the mirror from now on, with the mirror's id in the table's properties."""
-        self._design = replace(mirror.table, notes={**mirror.table.notes, MIRROR_ID: self._id})
+        self._design = replace(mirror.table, notes={**mirror.table.notes, MIRROR_ID: self.own_id})
         self._is_of_records = mirror.is_of_records
 
     def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
@@ -162,11 +163,6 @@ class DeltaMirror(DeltaSink):
         """Whether the columns are known, from the table or from the first events."""
         return self._change is not None
 
-    @property
-    def columns(self) -> pa.Schema:
-        """All columns, including additions of the next commit."""
-        return self._columns
-
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
         """Add columns with the next commit; return the texts of all pending changes.
 
@@ -181,7 +177,7 @@ class DeltaMirror(DeltaSink):
             raise column_became_wider(self._name, "; ".join(problems), of_records=self._is_of_records)
         return self._change.texts if self._change.texts != before.texts else ()
 
-    def _entries(
+    def entries(
         self,
         mirror: str,
         mirror_id: str,
@@ -192,6 +188,7 @@ class DeltaMirror(DeltaSink):
         every: bool = False,
         further: Iterable[pa.Field] = (),
     ) -> DeltaEntries:
+        """Return the entries of a mirror; see `DeltaEntries`."""
         fields = pa.schema([columns.field(name) for name in key])
         return DeltaEntries(self._tables, mirror, mirror_id, fields, lows, every=every, further=further)
 
@@ -203,7 +200,7 @@ class DeltaMirror(DeltaSink):
         """
         (columns, _, order), key, written = self._layout(), mirror.key or (), list[Add]()
         every, further = mirror.needs_all_entries, mirror.entry_columns
-        entries = self._entries(self._name, self._id, columns, key, landing.lows, every=every, further=further)
+        entries = self.entries(self._name, self.own_id, columns, key, landing.lows, every=every, further=further)
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=columns))
         make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
         merger = make_merger(batch, self._name, key, mirror.rows, entries, mirror.merge_mode, self.hands, written, look)
@@ -217,18 +214,18 @@ class DeltaMirror(DeltaSink):
             merger.remember(merged)
             # Set only if this attempt creates the table; see `BatchMerger.remember_again`.
             founded = merged if head is None else None
-            rest = self._write_noting(written, merged.rows) if len(merged.rows) else []
+            rest = self.write_noting(written, merged.rows) if len(merged.rows) else []
             return DeltaFileChange(merged.out, [*merged.new, *rest])
 
         # `written` has the files of all attempts.
-        commit = self._new_commit(landing, stage, written)
-        version = self._drive(replace(commit, checks=(*commit.checks, self._check_same)))
+        commit = self.commit_of(landing, stage, written)
+        version = self.drive(replace(commit, checks=(*commit.checks, self._check_same)))
         if founded is not None:
             merger.remember_again(founded)
         return version
 
     def _check_same(self, _: DeltaCommit, head: DeltaTableHead | None) -> None:
-        if head is not None and id_of(head) != self._id:
+        if head is not None and id_of(head) != self.own_id:
             # Its entries are of the new id; entries of the old one would remove these.
             raise StaleFiles(self._name, REPLACED)
 

@@ -195,7 +195,7 @@ class IcebergMirror(IcebergSink):
         target, key = self.target(), mirror.key or ()
         every, further = mirror.needs_all_entries, mirror.entry_columns
         name, own = self._name, mirror_id(target.metadata)
-        entries = self._entries(name, own, target.schema(), key, landing.lows, every=every, further=further)
+        entries = self.entries(name, own, target.schema(), key, landing.lows, every=every, further=further)
         written = list[DataFile]()
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=target.schema()))
         make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
@@ -229,7 +229,7 @@ class IcebergMirror(IcebergSink):
 
         return self.rewrite(landing, rewrite, written)
 
-    def _entries(
+    def entries(
         self,
         mirror: str,
         mirror_id: str,
@@ -240,6 +240,7 @@ class IcebergMirror(IcebergSink):
         every: bool = False,
         further: Iterable[pa.Field] = (),
     ) -> IcebergEntries:
+        """Return the entries of a mirror; see `IcebergEntries`."""
         fields = arrow_schema(Schema(*(columns.find_field(name) for name in key)))
         return IcebergEntries(self._catalog, mirror, mirror_id, fields, lows, every=every, further=further)
 

@@ -208,11 +208,12 @@ class DeltaSink(TableSink[Add]):
         self._first_version: int | None = None
 
     @cached_property
-    def _store(self) -> Any:
+    def store(self) -> Any:
+        """The store of the table's folder."""
         # Opened when needed: a missing folder would be made.
         return self._tables.store(self._name)
 
-    def load(self, run_id: str) -> TableState:
+    def _load(self, run_id: str) -> TableState:
         """Load the table again, and check the table against the design. Raises InvalidArgument for a contradiction.
 
         A table or a location that can't be landed in is refused: raises PlaceNotWritable, DamagedLog, UnfitTable,
@@ -231,7 +232,7 @@ class DeltaSink(TableSink[Add]):
         check_writable(head)
         if MIRROR not in self._design.notes:
             refuse_mirror(self._name, head.properties, "landed into, or replaced, by records")
-        ledger_store.check_not_taken_away(head, self._group, self._store)
+        ledger_store.check_not_taken_away(head, self._group, self.store)
         self._change = change = self.change_of(head)
         check_layout(head.schema, head.partitions, self._name, self._design.partition_by)
         if not isinstance(self._tables, handover.DeltaOutline):
@@ -239,7 +240,7 @@ class DeltaSink(TableSink[Add]):
         return TableState(
             ledger=ledger_store.read_ledger(head, self._group),
             other_ledgers=ledger_store.other_ledgers(head, self._group),
-            landed_by_run=ledger_store.landings_of_run(head, self._store, self._group, run_id),
+            landed_by_run=ledger_store.landings_of_run(head, self.store, self._group, run_id),
             schema=self._decoded(change),
             keeps_removed=REMOVED in head.properties,
             # A mirror accepts repeated events: the newest event of a key wins.
@@ -252,29 +253,40 @@ class DeltaSink(TableSink[Add]):
             self._found(rows.schema)
         super().write(rows, identity)
 
+    @property
+    def head(self) -> DeltaTableHead | None:
+        """The table at the last look or commit, or None if it was missing."""
+        return self._head
+
     def commit(self, landing: Landing) -> int:
         """Commit the buffered rows and the landing as a version; see `core.ports.Sink`."""
-        files = DeltaFileChange(new=self._files)
-        return self._drive(self._new_commit(landing, lambda _: files))
+        return self.checked(landing, partial(self._append, landing))
+
+    def _append(self, landing: Landing) -> int:
+        files = DeltaFileChange(new=self.files)
+        return self.drive(self.commit_of(landing, lambda _: files))
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the rows of ranges by the buffered rows, in a single version; see `core.ports.Sink`."""
+        return self.checked(landing, partial(self._replace, landing), is_replace=True)
+
+    def _replace(self, landing: Landing) -> tuple[int, Landing]:
         _, ranges = replaced_ranges(landing)
         if self._head is None:
             raise RangesNotLanded(self._name, ranges)
         refuse_replacing(self._name, self._head.properties, self._group)
         check_columns(self._design.metadata.names, self._name)
-        files, written, made = self._files, list[Add](), landing
-        finder = Finder(ranges, files, partial(self._write_noting, written), self._passed_over)
+        files, written, made = self.files, list[Add](), landing
+        finder = Finder(ranges, files, partial(self.write_noting, written), self._passed_over)
 
         def stage(head: DeltaTableHead | None) -> DeltaFileChange:
             nonlocal made
             assert head is not None, "the files fit no missing table"
-            takeout, made = replaced_files(self._store, head, finder, landing, self._group)
+            takeout, made = replaced_files(self.store, head, finder, landing, self._group)
             return DeltaFileChange(takeout.out, [*takeout.remainders, *files], made)
 
-        checks = (not_replaced_since(self._store, self._first_version or 0, self._landed), files_fit, ranges_landed)
-        version = self._drive(self._new_commit(landing, stage, written, checks=checks))
+        checks = (not_replaced_since(self.store, self._first_version or 0, self._landed), files_fit, ranges_landed)
+        version = self.drive(self.commit_of(landing, stage, written, checks=checks))
         self._landed.add(landing.landing_id)
         return version, made
 
@@ -284,7 +296,7 @@ class DeltaSink(TableSink[Add]):
         Buffered rows are written first. Raises RowsNotWritable.
         """
         self._buffer.flush()
-        return handover.outline(self._tables, self._name, self.target(), self._columns)
+        return handover.outline(self._tables, self._name, self.target(), self.columns)
 
     def staging_outline(self, columns: pa.Schema) -> handover.DeltaOutline:
         """Return the outline of a staging table in this table's folder."""
@@ -294,30 +306,32 @@ class DeltaSink(TableSink[Add]):
         """Return the reason why handed files do not fit the table at the last `load`, or None."""
         if self._change is None:
             return "the table is not there (any more)"
-        return handover.misfit(self.target(), self._store, files)
+        return handover.misfit(self.target(), self.store, files)
 
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
         """Return a landing's changes of the table's schema, in words; empty once the log has lost the version."""
-        return ledger_store.schema_changes(self._store, snapshot_id)
+        return ledger_store.schema_changes(self.store, snapshot_id)
 
-    def _new_commit(
+    def commit_of(
         self,
         landing: Landing,
         stage: Callable[[DeltaTableHead | None], DeltaFileChange],
         written: Sequence[Add] = (),
         *,
         checks: tuple[DeltaCheck, ...] = (),
+        target: DeltaTarget | None = None,
     ) -> DeltaCommit:
-        """Return a commit of files for the target.
+        """Return a commit of files.
 
         :param checks: checks instead of those of an append.
+        :param target: a target other than that of the next commit.
         """
         ledger = ledger_allows_overlap if self._allow_group_overlap else ledger_allows
         checks = checks or (files_fit, ledger)
-        target, notes = self.target(), self._design.notes
+        target, notes = target or self.target(), self._design.notes
         return DeltaCommit(self._name, self._group, landing, target, stage, checks, notes, written=written)
 
-    def _drive(self, commit: DeltaCommit) -> int:
+    def drive(self, commit: DeltaCommit) -> int:
         """Commit, then delete the files written in vain; after an error, nothing that may have been applied."""
         committer = DeltaCommitter(self._tables, commit)
         try:
@@ -327,14 +341,14 @@ class DeltaSink(TableSink[Add]):
             if committer.may_be_applied():
                 self.leave_in_place()
             elif commit.written:
-                delete_files(self._store, without_committed(commit.written, ()))
+                delete_files(self.store, without_committed(commit.written, ()))
             raise
         self.leave_in_place()
         look_after(self._tables, self._name, version)
         # The next rows are written for the table after this commit.
         self._head = self._tables.open(self._name)
         self._change = SchemaChange.none(self._planned(None).metadata)
-        delete_files(self._store, without_committed(commit.written, committer.committed))
+        delete_files(self.store, without_committed(commit.written, committer.committed))
         return version
 
     @property
@@ -352,7 +366,7 @@ class DeltaSink(TableSink[Add]):
 
     def target(self) -> DeltaTarget:
         """Return the target of the next commit: the table at the last look, with the columns after the commit."""
-        columns = self._columns
+        columns = self.columns
         wanted = delta_fields(columns)
         if self._head is None:
             partitions = check_partitions(columns, self._design.partition_by)
@@ -362,9 +376,9 @@ class DeltaSink(TableSink[Add]):
         return DeltaTarget(self._head, fields, self._head.partitions, self._planned(None).texts)
 
     @property
-    def _columns(self) -> pa.Schema:
+    def columns(self) -> pa.Schema:
         """All columns, including the columns added by the next commit."""
-        return arrow_schema(self._planned(None).schema)
+        return arrow_schema(self.schema)
 
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
         # The first rows are not needed: `write` has set the columns of a new table.
@@ -373,19 +387,20 @@ class DeltaSink(TableSink[Add]):
 
     def _layout(self) -> tuple[pa.Schema, Sequence[str], Sequence[tuple[str, bool, bool]]]:
         """Return the columns of files, the partition columns, and the order of rows."""
-        columns = self._columns
+        columns = self.columns
         return columns, self.target().partitions, check_order(columns, self._design.sort_order)
 
     def _writing(self, rows: pa.Table) -> Callable[[], list[Add]]:
-        write = partial(write_files, self._store, *self._layout(), folder=self._folder)
+        write = partial(write_files, self.store, *self._layout(), folder=self._folder)
         return partial(write, rows, self._prefix, self._numbers)
 
-    def _write_files(self, rows: pa.Table) -> list[Add]:
+    def write_files(self, rows: pa.Table) -> list[Add]:
+        """Write rows as files for the target table, and return the files, which only the caller owns."""
         return self._writing(rows)()
 
-    def _write_noting(self, written: list[Add], rows: pa.Table) -> list[Add]:
+    def write_noting(self, written: list[Add], rows: pa.Table) -> list[Add]:
         """Write rows as files of an attempt, noted in `written` for the clean-up."""
-        files = self._write_files(rows)
+        files = self.write_files(rows)
         written += files
         return files
 
@@ -400,10 +415,10 @@ class DeltaSink(TableSink[Add]):
         return found
 
     def _delete(self, files: Sequence[Add]) -> Sequence[str]:
-        return delete_files(self._store, files)
+        return delete_files(self.store, files)
 
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
-        return delete_unreferenced(self._store, self._tables.open(self._name), folder)
+        return delete_unreferenced(self.store, self._tables.open(self._name), folder)
 
     def _found(self, rows: pa.Schema | None) -> None:
         """Set the columns of a new table; without a schema in the design, the columns of the first rows.
@@ -412,7 +427,7 @@ class DeltaSink(TableSink[Add]):
         """
         self._change = SchemaChange.nowhere(whole_schema(self._design, rows))
         # Refuses names and types unknown to Delta.
-        delta_fields(self._columns)
+        delta_fields(self.columns)
         # A mirror's schema may have only some of its columns.
         if self.takes_records:
             self._prove(*proof_of(*self._layout()))

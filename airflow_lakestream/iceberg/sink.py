@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import WAREHOUSE_LOCATION, Catalog
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
-from pyiceberg.expressions import BooleanExpression
-from pyiceberg.expressions.parser import parse
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry
-from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
-from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, UnaccountedRows, no_rows
+from airflow_lakestream.core.landing.unaccounted import no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.ports import HeadMoved, RangesNotLanded, TableState, Trial
+from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import MIRROR, refuse_mirror
 from airflow_lakestream.iceberg import fitness, ledger_store
@@ -36,11 +33,11 @@ from airflow_lakestream.iceberg.commit.commit import (
     ledger_allows,
     ledger_allows_overlap,
 )
-from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
+from airflow_lakestream.iceberg.commit.committing import commit_files
 from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
 from airflow_lakestream.iceberg.replace.replace import CountCompletion, FirstLook, ReplaceStage, replacing
-from airflow_lakestream.iceberg.replace.takeout import Finder, bounds_of, read_rows
+from airflow_lakestream.iceberg.replace.takeout import Finder, look_for_rows
 from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import (
     data_folder,
@@ -50,7 +47,6 @@ from airflow_lakestream.iceberg.write.files import (
     write_data_files,
 )
 from airflow_lakestream.iceberg.write.trial import proof_of, unwritable
-from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, completed, replaced_ranges
 from airflow_lakestream.tables.retention import REMOVED
@@ -58,7 +54,6 @@ from airflow_lakestream.tables.schema.change import SchemaChange, change_for, ch
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema
 from airflow_lakestream.tables.sink import TableSink
 from airflow_lakestream.tables.transformed import refuse_replacing
-from airflow_lakestream.tables.unaccounted import CandidateFile, FileUnreadable, find, keeps_positions
 
 
 def table_state(catalog: Catalog, table: str, group: str) -> TableState:
@@ -69,59 +64,6 @@ def table_state(catalog: Catalog, table: str, group: str) -> TableState:
         return TableState(Ledger(group), exists=False)
     others = {g: ledger_store.read_ledger(loaded, g) for g in ledger_store.groups(loaded) if g != group}
     return TableState(ledger_store.read_ledger(loaded, group), others, look_for_rows=partial(look_for_rows, loaded))
-
-
-def look_for_rows(table: Table, asked: ForeignRowQuery) -> UnaccountedRows:
-    """Return the unaccounted rows in the table's head: position deletes are applied, equality deletes are not.
-
-    Raises FileUnreadable, and HeadMoved if another writer has removed the files meanwhile. The result is empty for a
-    table whose rows keep no positions.
-    """
-    snapshot = table.current_snapshot()
-    if snapshot is None or not keeps_positions(table.schema().as_arrow()):
-        return UnaccountedRows()
-    name = ledger_store.name_of(table)
-    try:
-        return _look(table, snapshot, asked)
-    except (FileNotFoundError, FileUnreadable) as e:
-        if ledger_store.head_of(table.catalog.load_table(table.name()).metadata) != snapshot.snapshot_id:
-            raise HeadMoved(name) from e
-        raise e if isinstance(e, FileUnreadable) else FileUnreadable(name, str(e.filename or e), e) from e
-
-
-def _look(table: Table, snapshot: Snapshot, asked: ForeignRowQuery) -> UnaccountedRows:
-    planner = ManifestGroupPlanner(table.metadata, table.io, row_filter=_is_of(asked.topic))
-    # PyIceberg plans no scan of a table that has equality deletes, which it can't apply.
-    tasks = planner.plan_files(snapshot.manifests(table.io), manifest_entry_filter=_is_no_equality_delete)
-    return find(ledger_store.name_of(table), (_to_judge(table, task, asked.topic) for task in tasks), asked)
-
-
-def _is_of(topic: str) -> BooleanExpression:
-    # Kafka's names of topics have no quotes.
-    return parse(f"{TOPIC} == '{topic}'")
-
-
-def _is_no_equality_delete(entry: ManifestEntry) -> bool:
-    return entry.data_file.content != DataFileContent.EQUALITY_DELETES
-
-
-def _to_judge(table: Table, task: FileScanTask, topic: str) -> CandidateFile:
-    file, schema = task.file, table.schema()
-    ids = [schema.find_field(name).field_id for name in COORDINATES]
-    nulls = file.null_value_counts or {}
-    return CandidateFile(
-        path=file.file_path,
-        rows=file.record_count,
-        topic=bounds_of(schema, file, TOPIC),
-        partition=bounds_of(schema, file, PARTITION),
-        offset=bounds_of(schema, file, OFFSET),
-        is_whole=not task.delete_files and all(nulls.get(of) == 0 for of in ids),
-        read=partial(_rows, table, task, topic),
-    )
-
-
-def _rows(table: Table, task: FileScanTask, topic: str) -> Iterable[pa.Table]:
-    return read_rows(table.metadata, table.io, task, columns=COORDINATES, where=_is_of(topic))
 
 
 log = logging.getLogger(__name__)
@@ -159,7 +101,7 @@ class IcebergSink(TableSink[DataFile]):
         # The topic whose name selected the table; None if the user named the table.
         self.named_by: NamingTopic | None = None
 
-    def load(self, run_id: str) -> TableState:
+    def _load(self, run_id: str) -> TableState:
         """Load the table again, and check the table against the design. Raises InvalidArgument for a contradiction.
 
         A catalog or a table that can't be landed in is refused: raises the errors of `fitness`, NotIceberg,
@@ -195,6 +137,11 @@ class IcebergSink(TableSink[DataFile]):
         )
 
     @property
+    def has_adopted_files(self) -> bool:
+        """Whether the next commit has files of another worker."""
+        return bool(self._adopted)
+
+    @property
     def loaded(self) -> Table | None:
         """The table at the last `load`, or None if it was missing."""
         return self._table
@@ -209,15 +156,29 @@ class IcebergSink(TableSink[DataFile]):
 
         :param builders: builders of this commit, after those of the sink.
         """
-        files = self._files
+        return self.checked(landing, partial(self._append, landing, *builders))
+
+    def _append(self, landing: Landing, *builders: CommitBuilder) -> int:
+        files = self.files
         commit = self.commit_of(landing, *builders)
         return self._drive(commit, files, new=self._staged if self._table is None else None)
+
+    def commit_alone(self, commit: TableCommit) -> None:
+        """Commit without the buffered rows, which stay buffered; this creates a missing table."""
+        new = self._staged if self._table is None else None
+        commit_files(CommitAttempt(self._catalog, self._name, commit, new=new), ())
+        if self._table is None:
+            self._staged, self._table = None, self._catalog.load_table(self._name)
+            self._change = SchemaChange.none(self._table.metadata)
 
     def replace(self, landing: Landing, finder: Callable[..., Finder] = Finder) -> tuple[int, Landing]:
         """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`.
 
         :param finder: makes the search for the rows to remove.
         """
+        return self.checked(landing, partial(self._replace, landing, finder), is_replace=True)
+
+    def _replace(self, landing: Landing, finder: Callable[..., Finder]) -> tuple[int, Landing]:
         _, ranges = replaced_ranges(landing)
         refuse_replacing(self._name, self.properties, self._group)
         snapshot_id, stage = self.exchange_rows(landing, ranges, replacing, finder)
@@ -241,7 +202,7 @@ class IcebergSink(TableSink[DataFile]):
         if self._table is None:
             raise RangesNotLanded(self._name, ranges)
         check_columns(self._design.metadata.names, self._name)
-        files = self._files
+        files = self.files
         commit = self.commit_of(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
         stage = ReplaceStage(landing, finder(ranges, files, self.write_files, self._passed_over), complete)
         return self._drive(commit, files, stage, stage.unneeded), stage
@@ -375,7 +336,7 @@ class IcebergSink(TableSink[DataFile]):
         return handover.decode_files(handed)
 
     def _delete(self, files: Sequence[DataFile]) -> Sequence[str]:
-        return delete_files(self._io(), [file.file_path for file in files])
+        return delete_files(self.io, [file.file_path for file in files])
 
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
         try:
@@ -398,7 +359,7 @@ class IcebergSink(TableSink[DataFile]):
         *builders: CommitBuilder,
     ) -> int:
         """Commit a landing with removed files and return the snapshot's id; see `RewriteStage`."""
-        files = self._files
+        files = self.files
         commit = self.commit_of(landing, partial(dataclasses.replace, for_one_head=True), *builders)
         stage = RewriteStage(rewrite, written)
         snapshot_id = self._drive(commit, files, stage, stage.unneeded)
@@ -422,12 +383,12 @@ class IcebergSink(TableSink[DataFile]):
         return ledger_allows_overlap if self._allow_group_overlap else ledger_allows
 
     def _drive(self, commit: TableCommit, files: Sequence[DataFile], *stage: Any, new: NewTable | None = None) -> int:
-        committer = IcebergCommitter(CommitAttempt(self._catalog, self._name, commit, *stage, new=new))
+        attempt = CommitAttempt(self._catalog, self._name, commit, *stage, new=new)
         try:
-            snapshot_id = committer.commit(files)
+            snapshot_id = commit_files(attempt, files)
         except BaseException:
             # This may be a refusal or an interrupt: if the commit may have been applied, its files must stay.
-            if committer.may_be_applied:
+            if attempt.may_be_applied:
                 self.leave_in_place()
             raise
         self._landed.add(commit.landing.landing_id)
@@ -442,5 +403,7 @@ class IcebergSink(TableSink[DataFile]):
         super().leave_in_place()
         self._staged = None
 
-    def _io(self) -> FileIO:
+    @property
+    def io(self) -> FileIO:
+        """The access to the table's files."""
         return self.target().io

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +61,19 @@ def _intervals(offsets: pa.Array) -> list[list[int]]:
 log = logging.getLogger(__name__)
 
 
+Done = TypeVar("Done")
+
+
+class LandingChecks(Protocol):
+    """Checks of the rows of a sink's landings."""
+
+    def check_columns(self, design: TableDesign, change: SchemaChange | None) -> None:
+        """Refuse checks unfit for the table's columns; see `tables.examiner.LandingExaminer.check_columns`."""
+
+    def commit(self, landing: Landing, publish: Callable[[], Done], *, is_replace: bool) -> Done:
+        """Check the rows of a landing, and commit the landing by `publish`. Raises ChecksFailed."""
+
+
 class TableSink(ABC, Generic[File]):
     """Base of a `core.ports.Sink`. The subclass of a format loads the table, and writes and commits files.
 
@@ -74,6 +87,7 @@ class TableSink(ABC, Generic[File]):
     takes_records = True
     # True if rows may have more columns than the rows before, even if the design does not grow.
     takes_any = False
+    checks: LandingChecks | None = None
 
     def __init__(
         self,
@@ -186,9 +200,19 @@ class TableSink(ABC, Generic[File]):
         self._design = replace(self._design, schema=Schema(*fields), metadata=metadata, notes=notes)
         self._take_columns()
 
-    def take_design(self, design: TableDesign) -> None:
-        """Use this design from now on."""
-        self._design = design
+    @property
+    def design(self) -> TableDesign:
+        """The requirements on the table."""
+        return self._design
+
+    @property
+    def schema(self) -> Schema:
+        """All columns, including the columns added by the next commit."""
+        return self._planned(None).schema
+
+    def take_design(self, design: TableDesign, change: SchemaChange | None = None) -> None:
+        """Use this design from now on; `change`: the next commit makes this change of the schema."""
+        self._design, self._change = design, change or self._change
 
     @contextmanager
     def or_discard(self) -> Iterator[None]:
@@ -200,7 +224,7 @@ class TableSink(ABC, Generic[File]):
             raise
 
     @property
-    def _files(self) -> list[File]:
+    def files(self) -> list[File]:
         """All files of the next commit, adopted files included.
 
         Buffered rows are written first. Raises RowsNotWritable.
@@ -243,9 +267,23 @@ class TableSink(ABC, Generic[File]):
     def staging_outline(self, columns: pa.Schema) -> Any:
         """Return the outline of a staging table, with files in this table's folders."""
 
-    @abstractmethod
     def load(self, run_id: str) -> TableState:
-        """Load the table, and check the table against the design; see `core.ports.Sink`."""
+        """Load the table, and check the table against the design; see `core.ports.Sink`.
+
+        Raises InvalidArgument also for checks unfit for the columns, if the columns are known before the records.
+        """
+        state = self._load(run_id)
+        if self.checks is not None:
+            self.checks.check_columns(self._design, self._change if state.exists else None)
+        return state
+
+    def checked(self, landing: Landing, publish: Callable[[], Done], *, is_replace: bool = False) -> Done:
+        """Commit a landing by `publish`, within the checks if the sink has any."""
+        return publish() if self.checks is None else self.checks.commit(landing, publish, is_replace=is_replace)
+
+    @abstractmethod
+    def _load(self, run_id: str) -> TableState:
+        """Load the table, and check the table against the design."""
 
     @abstractmethod
     def commit(self, landing: Landing) -> int:

@@ -13,9 +13,11 @@ import pyarrow as pa
 from airflow_lakestream.cdc.delta import DeltaMirror, id_of
 from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.merge.memory import MIRROR_ID
+from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.cdc.swap.exchange import (
     CannotSwap,
-    MirrorSwapSink,
+    MirrorSwap,
     RowSwap,
     beyond,
     is_other_log,
@@ -36,15 +38,15 @@ from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
 from airflow_lakestream.tables.schema.columns import fits, to_schema
 
 
-class _DeltaSwapTable(DeltaMirror):
-    """`cdc.swap.exchange.SwapTable` in Delta."""
+class DeltaSwap:
+    """`cdc.swap.exchange.TableSwap` in Delta; `aside` is the location of the table with the new rows."""
 
     swap: RowSwap | None = None
-    _swapped: DeltaTarget | None = None
 
-    def exchange(
-        self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
-    ) -> int:
+    def __init__(self, tables: DeltaTableAccess, table: str, mirror: DeltaMirror, aside: str) -> None:
+        self._tables, self._name, self._mirror, self._aside = tables, table, mirror, aside
+
+    def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
         """Replace all rows by the rows of the table aside, in a single version; return the version.
 
         If the key or the binary log is another, the mirror gets a new id: its old entries do not count any more. Raises
@@ -53,46 +55,39 @@ class _DeltaSwapTable(DeltaMirror):
         :param held: the mirror's design until now.
         :param key: the key of the new rows.
         :param reach: the offset ranges of the new rows.
-        :param aside_name: the location of the table aside.
         """
-        assert self._head is not None, "it was looked at, and is there"
-        head, aside = self._head, self._tables.open(aside_name)
+        mirror, head, aside = self._mirror, self._mirror.head, self._tables.open(self._aside)
+        assert head is not None, "it was looked at, and is there"
         assert aside is not None, "it was built before"
         schema = aside.schema
         other_log = is_other_log(aside.properties, held)
         if other_log or _types(head.schema, held.key or ()) != _types(schema, key):
-            self._id = str(uuid4())
+            mirror.own_id = str(uuid4())
         design = held.with_key(key)
-        self.take(design)
-        notes = {**self._design.notes, **note_for(aside.properties, design)}
-        self._design = replace(self._design, notes=notes)
-        columns, self._swapped = changed(head, schema, key)
-        payload = [one for one in columns if one.name not in self._design.metadata.names]
-        made = TableDesign(metadata=self._design.metadata, schema=to_schema(pa.schema(payload)))
-        self._change = SchemaChange.nowhere(whole_schema(made, None))
-        has_new_id = self._id != id_of(head)
+        notes = {**design.table.notes, MIRROR_ID: mirror.own_id, **note_for(aside.properties, design)}
+        columns, target = changed(head, schema, key)
+        payload = [one for one in columns if one.name not in design.table.metadata.names]
+        made = TableDesign(metadata=design.table.metadata, schema=to_schema(pa.schema(payload)))
+        mirror.take_design(replace(design.table, notes=notes), SchemaChange.nowhere(whole_schema(made, None)))
+        has_new_id = mirror.own_id != id_of(head)
         if not has_new_id:
-            self.remember(key, aside_name)
+            self.remember(key)
         read = DeltaHead(self._tables, aside, schema)
-        self.swap = RowSwap(self._name, columns, read, key, design.rows, other_log, self._write_files)
-        version = self._exchange(self.swap, landing, reach)
+        self.swap = RowSwap(self._name, columns, read, key, design.rows, other_log, mirror.write_files)
+        version = self._exchange(self.swap, landing, reach, target)
         if has_new_id:
             # Entries of the new id replace the old ones, which count until the commit.
-            self.remember(key, aside_name)
+            self.remember(key)
         return version
 
-    def remember(self, key: Sequence[str], aside_name: str) -> None:
-        """Add the entries next to the table aside to the mirror's own; see `cdc.swap.exchange.SwapTable`."""
-        aside = self._tables.open(aside_name)
+    def remember(self, key: Sequence[str]) -> None:
+        """Add the entries next to the table aside to the mirror's own; see `cdc.swap.exchange.TableSwap`."""
+        aside, mirror = self._tables.open(self._aside), self._mirror
         assert aside is not None, "it was built before"
-        read_again = self._entries(aside_name, id_of(aside), aside.schema, key)
-        remember(read_again, self._entries(self._name, self._id, self.columns, key))
+        read_again = mirror.entries(self._aside, id_of(aside), aside.schema, key)
+        remember(read_again, mirror.entries(self._name, mirror.own_id, mirror.columns, key))
 
-    def target(self) -> DeltaTarget:
-        """Return the target of the next commit: in an exchange, with the columns of the new rows."""
-        return super().target() if self._swapped is None else self._swapped
-
-    def _exchange(self, swap: RowSwap, landing: Landing, reach: RangeSet) -> int:
+    def _exchange(self, swap: RowSwap, landing: Landing, reach: RangeSet, target: DeltaTarget) -> int:
         def not_ahead(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
             if head is not None and (more := beyond(ledger_store.read_ledger(head, commit.group), landing, reach)):
                 raise LedgerConflict(commit.table, more)
@@ -103,7 +98,8 @@ class _DeltaSwapTable(DeltaMirror):
             return DeltaFileChange(mirror.files(), swap.make(mirror))
 
         checks = (files_fit, ledger_allows, not_ahead)
-        return self._drive(self._new_commit(landing, stage, swap.written, checks=checks))
+        commit = self._mirror.commit_of(landing, stage, swap.written, checks=checks, target=target)
+        return self._mirror.drive(commit)
 
 
 def changed(head: DeltaTableHead, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, DeltaTarget]:
@@ -167,8 +163,9 @@ def drop(tables: DeltaTableAccess, *names: str) -> None:
                     obstore.delete(store, path)
 
 
-def swap_sink(
+def mirror_swap(
     tables: DeltaTableAccess, table: str, consumer_group: str, design: MirrorDesign, aside: str
-) -> MirrorSwapSink:
-    """Return the sink for a swap of Delta tables; every table format has a function of this name, see `lakes`."""
-    return MirrorSwapSink(_DeltaSwapTable(tables, table, consumer_group, design.table), table, design, aside)
+) -> MirrorSwap:
+    """Return the swap of a mirror; every table format has a function of this name, see `lakes`."""
+    mirror = DeltaMirror(tables, table, consumer_group, design.table)
+    return MirrorSwap(Mirror(mirror, table, design), DeltaSwap(tables, table, mirror, aside))

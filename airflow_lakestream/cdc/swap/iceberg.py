@@ -24,9 +24,10 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.iceberg import IcebergMirror, mirror_id
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID
+from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.cdc.swap.exchange import (
     CannotSwap,
-    MirrorSwapSink,
+    MirrorSwap,
     RowSwap,
     beyond,
     is_other_log,
@@ -60,14 +61,15 @@ def swapping(commit: TableCommit, reach: RangeSet) -> TableCommit:
     return replace(commit, checks=(*commit.checks, is_within_reach))
 
 
-class _IcebergSwapTable(IcebergMirror):
-    """`cdc.swap.exchange.SwapTable` in Iceberg."""
+class IcebergSwap:
+    """`cdc.swap.exchange.TableSwap` in Iceberg; `aside` is the name of the table with the new rows."""
 
     swap: RowSwap | None = None
 
-    def exchange(
-        self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
-    ) -> int:
+    def __init__(self, catalog: Catalog, table: str, mirror: IcebergMirror, aside: str) -> None:
+        self._catalog, self._name, self._mirror, self._aside = catalog, table, mirror, aside
+
+    def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
         """Replace all rows by the rows of a staging table, in a single snapshot; return the snapshot's id.
 
         With another key or another binary log the mirror gets a new id, so that earlier entries of deleted rows do not
@@ -76,40 +78,37 @@ class _IcebergSwapTable(IcebergMirror):
         :param held: the mirror's design until now.
         :param key: the key of the new rows.
         :param reach: the offset ranges of the new rows.
-        :param aside_name: the name of the staging table.
         """
-        assert self._table is not None, "it was looked at, and is there"
-        metadata, aside = self._table.metadata, self._catalog.load_table(aside_name)
+        assert self._mirror.loaded is not None, "it was looked at, and is there"
+        metadata, aside = self._mirror.loaded.metadata, self._catalog.load_table(self._aside)
         changes_key = _key_fields(metadata.schema(), held.key or ()) != _key_fields(aside.schema(), key)
-        self._change = changed(self._name, metadata, aside.schema(), key)
+        change = changed(self._name, metadata, aside.schema(), key)
         other_log = is_other_log(aside.properties, held)
         own = str(uuid4()) if changes_key or other_log else mirror_id(metadata)
         design = held.with_key(key)
         notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}
-        self._design = replace(design.table, notes=notes)
-        target = self._change.schema
+        self._mirror.take_design(replace(design.table, notes=notes), change)
         if own == mirror_id(metadata):
-            self.remember(key, aside_name)
-        read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(target)
-        self.swap = swap = RowSwap(self._name, columns, read, key, design.rows, other_log, self.write_files)
+            self.remember(key)
+        read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(change.schema)
+        self.swap = swap = RowSwap(self._name, columns, read, key, design.rows, other_log, self._mirror.write_files)
 
         # Called for each commit attempt, with the table of the attempt.
         def rewrite(table: Table) -> FileRewrite:
             head = IcebergHead(table.metadata, table.metadata, table.io)
             return FileRewrite(with_deletes(head.files()), swap.make(head))
 
-        snapshot_id = self.rewrite(landing, rewrite, swap.written, partial(swapping, reach=reach))
+        snapshot_id = self._mirror.rewrite(landing, rewrite, swap.written, partial(swapping, reach=reach))
         if own != mirror_id(metadata):
             # Entries of the new id replace the old ones, which count until the commit.
-            self.remember(key, aside_name)
+            self.remember(key)
         return snapshot_id
 
-    def remember(self, key: Sequence[str], aside_name: str) -> None:
-        """Add the entries next to the table aside to the mirror's own; see `cdc.swap.exchange.SwapTable`."""
-        assert self._table is not None, "it was looked at, and is there"
-        aside, target = self._catalog.load_table(aside_name), self.target()
-        read_again = self._entries(aside_name, mirror_id(aside.metadata), aside.schema(), key)
-        remember(read_again, self._entries(self._name, mirror_id(target.metadata), target.schema(), key))
+    def remember(self, key: Sequence[str]) -> None:
+        """Add the entries next to the table aside to the mirror's own; see `cdc.swap.exchange.TableSwap`."""
+        aside, target, entries = self._catalog.load_table(self._aside), self._mirror.target(), self._mirror.entries
+        read_again = entries(self._aside, mirror_id(aside.metadata), aside.schema(), key)
+        remember(read_again, entries(self._name, mirror_id(target.metadata), target.schema(), key))
 
 
 def changed(table: str, metadata: TableMetadata, new: Schema, key: Collection[str]) -> SchemaChange:
@@ -193,6 +192,7 @@ def properties_of(catalog: Catalog, name: str) -> Mapping[str, str] | None:
         return None
 
 
-def swap_sink(catalog: Catalog, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> MirrorSwapSink:
-    """Return the sink for a swap of Iceberg tables; every table format has a function of this name, see `lakes`."""
-    return MirrorSwapSink(_IcebergSwapTable(catalog, table, consumer_group, design.table), table, design, aside)
+def mirror_swap(catalog: Catalog, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> MirrorSwap:
+    """Return the swap of a mirror; every table format has a function of this name, see `lakes`."""
+    mirror = IcebergMirror(catalog, table, consumer_group, design.table)
+    return MirrorSwap(Mirror(mirror, table, design), IcebergSwap(catalog, table, mirror, aside))

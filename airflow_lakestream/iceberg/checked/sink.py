@@ -16,13 +16,10 @@ from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.core.checks import ChecksFailed, RowChecker
 from airflow_lakestream.core.ledger import Landing, TopicEntry
-from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.checked import branch as branches
 from airflow_lakestream.iceberg.checked.branch import BranchDropped, CheckBranch, IcebergExaminer
-from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
 from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, RequestPart, TableCommit
-from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.design import TableDesign
@@ -63,68 +60,41 @@ def publishing(commit: TableCommit, branch: CheckBranch, described: Sequence[str
     )
 
 
-class CheckedIcebergSink(IcebergSink):
-    """`IcebergSink` with checks of all rows before publication.
+class BranchChecks(IcebergExaminer):
+    """`tables.sink.LandingChecks` of an Iceberg table: rows are checked on a branch, and then published."""
 
-    :param auditor: has the checks.
-    :param options: options of `IcebergSink`.
-    """
+    def __init__(self, auditor: RowChecker, sink: IcebergSink, catalog: Catalog, table: str, group: str) -> None:
+        super().__init__(auditor, catalog, table, group)
+        self._sink = sink
 
-    def __init__(
-        self,
-        auditor: RowChecker,
-        catalog: Catalog,
-        table: str,
-        consumer_group: str,
-        design: TableDesign,
-        **options: Any,
-    ) -> None:
-        super().__init__(catalog, table, consumer_group, design, **options)
-        self._examiner = IcebergExaminer(auditor, catalog, table, consumer_group)
-
-    def load(self, run_id: str) -> TableState:
-        """Load the table again, and refuse checks unfit for the columns, if known before the records.
-
-        Raises InvalidArgument for such checks, and the errors of `IcebergSink.load`.
-        """
-        state = super().load(run_id)
-        self._examiner.check_columns(self._design, self._change)
-        return state
-
-    def commit(self, landing: Landing) -> int:
+    def commit(self, landing: Landing, publish: Callable[[], Done], *, is_replace: bool) -> Done:
         """Write the rows on a branch, check the branch, and publish rows and landing; see `core.ports.Sink`.
 
-        A landing that read no records and has no rows is not checked. Raises ChecksFailed: then the branch stays for
-        people, and the ledger is unchanged.
+        A landing that read no records and has no rows is not checked, except a replace: main would lose the old rows.
+        Raises ChecksFailed: then the branch stays for people, and the ledger is unchanged.
         """
-        if not brings_any(landing):
-            return super().commit(landing)
-        if self._files:
-            self._begin(landing)
-        return self._checked(landing, partial(super().commit, landing))
-
-    def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Check the rows on a branch, then replace. Raises ChecksFailed; then the branch stays, and main is unchanged.
-
-        A batch without rows is checked, too: main would lose the old rows.
-        """
-        return self._checked(landing, partial(super().replace, landing))
+        if not is_replace:
+            if not brings_any(landing):
+                return publish()
+            if self._sink.files:
+                self._begin(landing)
+        return self._checked(landing, publish)
 
     def _checked(self, landing: Landing, publish: Callable[[], Done]) -> Done:
         # The rows, if any, go on a branch, where they are checked. Then `publish` brings them to main.
-        files = self._files
+        sink, files = self._sink, self._sink.files
         branch = self._staged_on_branch(landing, files) if files else None
         try:
             self._audit(landing, files, branch)
             if branch is not None:
-                self.builders = [partial(publishing, branch=branch, described=branch.described_by(self._io()))]
+                sink.builders = [partial(publishing, branch=branch, described=branch.described_by(sink.io))]
             done = publish()
         except BaseException as e:
             if branch is None:
                 raise
             if isinstance(e, ChecksFailed):
                 # The branch has the files now.
-                self.leave_in_place()
+                sink.leave_in_place()
                 self._drop_superseded(landing, branch)
                 raise
             self._withdraw(branch)
@@ -133,14 +103,14 @@ class CheckedIcebergSink(IcebergSink):
                 raise BranchDropped(self._name, branch.name) from e
             raise
         finally:
-            self.builders = ()
+            sink.builders = ()
         self._drop_superseded(landing, None)
         return done
 
     def _audit(self, landing: Landing, files: Sequence[DataFile], branch: CheckBranch | None) -> None:
         """Check a landing's rows. Raises ChecksFailed."""
-        written = self._examiner.written(landing, self._planned(None).schema, self._io(), files)
-        self._examiner.examine(landing, written, None if branch is None else branch.name)
+        written = self.written(landing, self._sink.schema, self._sink.io, files)
+        self.examine(landing, written, None if branch is None else branch.name)
 
     def _begin(self, landing: Landing) -> None:
         """Commit the group's first offsets in a snapshot without rows; creates a missing table.
@@ -149,33 +119,28 @@ class CheckedIcebergSink(IcebergSink):
         open: "latest" would be other offsets in the next run, and the records up to these would never land.
         """
         topics = {one: TopicEntry(origin=entry.origin, epochs=entry.epochs) for one, entry in landing.topics.items()}
-        has_snapshot = self._table is not None and self._table.metadata.snapshots
-        if has_snapshot and not any(entry.origin for entry in topics.values()):
+        table = self._sink.loaded
+        if table is not None and table.metadata.snapshots and not any(entry.origin for entry in topics.values()):
             return
         first = Landing(uuid.uuid4().hex, f"{landing.run_id}/begin", topics, engine=landing.engine)
-        if self._table is None:
-            # Stages the new table.
-            commit = self.commit_of(first)
-        else:
-            # New columns of the records wait for the checks.
-            commit = TableCommit(self._group, first, SchemaChange.none(self._table.metadata), self._ledger_check)
-        new = self._staged if self._table is None else None
-        IcebergCommitter(CommitAttempt(self._catalog, self._name, commit, new=new)).commit(())
-        if self._table is None:
-            self._staged, self._table = None, self._catalog.load_table(self._name)
-            self._change = SchemaChange.none(self._table.metadata)
+        commit = self._sink.commit_of(first)
+        if table is not None:
+            # New columns of the records, and notes on the rows, wait for the checks.
+            commit = replace(commit, change=SchemaChange.none(table.metadata), notes={})
+        self._sink.commit_alone(commit)
 
     def _staged_on_branch(self, landing: Landing, files: Sequence[DataFile]) -> CheckBranch:
         current = self._catalog.load_table(self._name)
         try:
-            self.commit_of(landing).check_fit(current)
+            self._sink.commit_of(landing).check_fit(current)
         except RefusalCarrier as refused:
             raise refused.error from None
         try:
-            return branches.stage(self._catalog, current, self._group, landing, files, handed=bool(self._adopted))
+            handed = self._sink.has_adopted_files
+            return branches.stage(self._catalog, current, self._group, landing, files, handed=handed)
         except BaseException:
             # It may have been applied. The next landing of these offsets drops the branch, and its files with it.
-            self.leave_in_place()
+            self._sink.leave_in_place()
             raise
 
     def _withdraw(self, branch: CheckBranch) -> None:
@@ -184,9 +149,21 @@ class CheckedIcebergSink(IcebergSink):
             branches.drop(self._catalog, self._name, branch)
         except Exception as e:  # noqa: BLE001  # the error that led here is the one to raise
             log.warning("%s: the branch %s was left in place: %r", self._name, branch.name, e)
-            self.leave_in_place()
+            self._sink.leave_in_place()
 
     def _drop_superseded(self, landing: Landing, own: CheckBranch | None) -> None:
         # The commit has just looked at the table again.
-        loaded = self._table if own is None else None
+        loaded = self._sink.loaded if own is None else None
         branches.drop_superseded(self._catalog, self._name, self._group, own, landing.touched, loaded)
+
+
+def checked_sink(
+    auditor: RowChecker, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, **options: Any
+) -> IcebergSink:
+    """Return an `IcebergSink` with checks of all rows before publication.
+
+    :param options: options of `IcebergSink`.
+    """
+    sink = IcebergSink(catalog, table, consumer_group, design, **options)
+    sink.checks = BranchChecks(auditor, sink, catalog, table, consumer_group)
+    return sink

@@ -95,6 +95,8 @@ class CommitAttempt:
         self._stage, self._unneeded, self._new = stage or append, unneeded, new
         # The producers of the snapshots of all tries.
         self.producers: list[Producer] = []
+        # Whether files may be in the table, now or later. Such files must not be deleted.
+        self.may_be_applied = False
         self._io: FileIO | None = None
 
     @property

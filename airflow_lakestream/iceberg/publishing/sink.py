@@ -312,7 +312,7 @@ class PublishingSink(IcebergSink):
         if self._examiner is None:
             return super().commit(landing)
         if brings_any(landing):
-            written = self._examiner.written(landing, self._planned(None).schema, self._io(), self._files)
+            written = self._examiner.written(landing, self.schema, self.io, self.files)
             try:
                 self._examiner.examine(landing, written, self._branch, CHECKED_AGAIN)
             except FileNotFoundError as e:

@@ -24,7 +24,6 @@ from airflow_lakestream.core.ports import CannotReplace, Conflict, LedgerConflic
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, TableCommit
-from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
 from airflow_lakestream.iceberg.replace.replace import FirstLook, not_replaced_since
 from airflow_lakestream.iceberg.replace.takeout import (
     FileKey,
@@ -38,6 +37,7 @@ from airflow_lakestream.iceberg.replace.takeout import (
 )
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, Offsets, is_hit, missing_in
+from airflow_lakestream.tables.rejects.sink import RejectingSink
 from airflow_lakestream.tables.takeout import shortly
 
 
@@ -135,7 +135,7 @@ class RepairOutcome:
     rows_out: int
 
 
-def repair(sink: IcebergRejectingSink, change: RepairChange) -> RepairOutcome:
+def repair(sink: RejectingSink, change: RepairChange) -> RepairOutcome:
     """Commit the buffered rows, with the kept rows of the table, in a single snapshot.
 
     Rejected records are written before; those that were replaced are removed afterwards.

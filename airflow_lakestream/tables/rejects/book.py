@@ -10,44 +10,92 @@ from __future__ import annotations
 
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
-from airflow_lakestream.core.ports import TableState
+from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.coordinates import is_hit
 from airflow_lakestream.tables.rejects.settlement import (
     PLACE,
+    MainTableLedgers,
     PendingLanding,
     RejectSettlement,
     of_topic,
     pending_of,
     rows_of,
 )
+from airflow_lakestream.tables.sink import TableSink
 
 
-class RejectTableSink(ABC):
-    """Base of the sink of a reject table, for a consumer group.
+class RejectAccess(Protocol):
+    """Access of a table format: to a reject table, to the main table's ledgers, and to stored rejected records."""
 
-    The subclass of a format loads the table, and commits rows, notes and removals as one.
-    """
+    @property
+    def sink(self) -> TableSink[Any]:
+        """The sink of the reject table."""
 
-    _group: str
+    @property
+    def properties(self) -> Mapping[str, str] | None:
+        """The reject table's properties at the last look, or None if the table did not exist."""
+
+    def rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """Yield all rows of each file of the reject table with possible rows of `ranges`.
+
+        :param ranges: None for all files.
+        :param columns: the columns to read; default: all.
+        """
+
+    def note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> object:
+        """Commit buffered rows, notes of pending landings, and the removal of stale rows and settled notes, as one.
+
+        :param landing: gives the id of the commit; it changes no ledger.
+        """
+
+    def main_ledgers(self) -> MainTableLedgers | None:
+        """Return the ledgers of the main table, or None if the table does not exist."""
+
+    def new_path(self, folder: str) -> str:
+        """Return a new path for records, below a folder of the main table's data."""
+
+    def store(self, path: str, records: bytes) -> object:
+        """Store records for the committing process."""
+
+    def read(self, path: str) -> bytes:
+        """Return records stored by another worker."""
+
+    def take(self, path: str, inner: Sink) -> tuple[bytes, Sequence[str]]:
+        """Read and delete records stored by a process of this run; return also the paths possibly left.
+
+        :param inner: the sink of the main table, which may not exist yet.
+        """
+
+    def is_there(self, path: str) -> bool:
+        """Return whether stored records exist."""
+
+    def delete(self, paths: Sequence[str]) -> Sequence[str]:
+        """Delete stored records; return the paths possibly left. Never raises."""
+
+
+class RejectTable:
+    """Reject table of a table, written for a consumer group."""
+
+    def __init__(self, access: RejectAccess, consumer_group: str) -> None:
+        self._access, self._group = access, consumer_group
 
     @property
     def exists(self) -> bool:
         """Whether the table existed at the last look."""
-        return self._properties is not None
+        return self._access.properties is not None
 
     @property
     def pending(self) -> list[PendingLanding]:
         """The pending landings noted in the table at the last look."""
-        return pending_of(self._properties or {})
+        return pending_of(self._access.properties or {})
 
     def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: RejectSettlement) -> tuple[int, int]:
         """Return the numbers of the group's rows at these offsets: of all rows, and of counting rows.
@@ -58,7 +106,7 @@ class RejectTableSink(ABC):
         table does not exist.
         """
         there = counting = 0
-        for rows in self._rows_at(ranges, PLACE) if self.exists else ():
+        for rows in self._access.rows_at(ranges, PLACE) if self.exists else ():
             own = rows.filter(pc.and_(settlement.is_of(rows, self._group, identity), is_hit(rows, ranges)))
             there += len(own)
             not_counting = pc.or_(settlement.stale(own), settlement.undecided(own))
@@ -91,11 +139,11 @@ class RejectTableSink(ABC):
         """
         if not self.exists and not records:
             raise AssertionError("without rejected records there is nothing to note before the table is there")
-        with self.or_discard():
+        with self._access.sink.or_discard():
             for part in records:
                 for one in pending:
-                    self.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
-            self._note(Landing(pending[0].landing_id, run_id, {}), [*pending, *settlement.condemned], settlement)
+                    self._access.sink.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
+            self._access.note(Landing(pending[0].landing_id, run_id, {}), [*pending, *settlement.condemned], settlement)
 
     def settle(self, settlement: RejectSettlement, pending: Sequence[PendingLanding], run_id: str) -> None:
         """Commit the removal of stale rows, and of notes of landed and dead landings. Raises the errors of a commit.
@@ -106,9 +154,9 @@ class RejectTableSink(ABC):
         :param settlement: the main table's decision on the pending landings.
         :param pending: further notes to write, for the landings that `rolled_back` returns.
         """
-        with self.or_discard():
+        with self._access.sink.or_discard():
             landing = Landing(f"settle-{uuid.uuid4().hex}", run_id, {})
-            self._note(landing, [*pending, *settlement.condemned], settlement)
+            self._access.note(landing, [*pending, *settlement.condemned], settlement)
 
     def rolled_back(self, settlement: RejectSettlement) -> list[PendingLanding]:
         """Return, as pending landings, the rolled back landings with rows in this table and without a note.
@@ -117,7 +165,7 @@ class RejectTableSink(ABC):
         """
         ids = set(settlement.rolled_back) - {one.landing_id for one in self.pending}
         found: dict[tuple[str, str, TopicIdentity], RangeSet] = {}
-        for part in self._rows_at(None, PLACE) if self.exists and ids else ():
+        for part in self._access.rows_at(None, PLACE) if self.exists and ids else ():
             rows = part.filter(pc.is_in(part["landing_id"], value_set=pa.array(sorted(ids), pa.string())))
             for row in rows.to_pylist():
                 topic, partition, offset, group, topic_id, landing_id = (row[name] for name in PLACE)
@@ -136,35 +184,3 @@ class RejectTableSink(ABC):
             )
             for key, ranges in found.items()
         ]
-
-    @property
-    @abstractmethod
-    def _properties(self) -> Mapping[str, str] | None:
-        """The table's properties at the last look, or None if the table did not exist."""
-
-    @abstractmethod
-    def _rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield all rows of each file with possible rows of `ranges`.
-
-        :param ranges: None for all files.
-        :param columns: the columns to read; default: all.
-        """
-
-    @abstractmethod
-    def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
-        """Commit buffered rows, notes of pending landings, and the removal of stale rows and settled notes, as one.
-
-        :param landing: gives the id of the commit; it changes no ledger.
-        """
-
-    @abstractmethod
-    def load(self, run_id: str) -> TableState:
-        """Load the table again."""
-
-    @abstractmethod
-    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Buffer rows for the next commit."""
-
-    @abstractmethod
-    def or_discard(self) -> AbstractContextManager[None]:
-        """Discard the buffered rows if the block raises."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Counts, Landing
 from airflow_lakestream.core.ports import RejectsCondemned, Sink, TableState
-from airflow_lakestream.tables.rejects.book import RejectTableSink
+from airflow_lakestream.tables.rejects.book import RejectAccess, RejectTable
 from airflow_lakestream.tables.rejects.settlement import PendingLanding, RejectSettlement, of_topic
 from airflow_lakestream.tables.sink import WrappedSink
 
@@ -23,21 +22,21 @@ log = logging.getLogger(__name__)
 HANDED = "rejected"
 
 
-class RejectingSink(WrappedSink, ABC):
+class RejectingSink(WrappedSink):
     """Sink of a table together with its reject table: a `core.ports.Sink` and a `core.ports.RejectStore`.
 
     Rejected records are committed to the reject table before each landing, and count only after the landing.
 
     :param inner: the sink of the main table, whose ledger decides on the rejected records.
-    :param rejects: the sink of the reject table.
+    :param access: the access of the table format.
     :param table: the main table's name.
     """
 
-    def __init__(self, inner: Sink, rejects: RejectTableSink, table: str, consumer_group: str) -> None:
+    def __init__(self, inner: Sink, access: RejectAccess, table: str, consumer_group: str) -> None:
         super().__init__(inner)
         self._name = table
         self._group = consumer_group
-        self._rejects = rejects
+        self._access, self._rejects = access, RejectTable(access, consumer_group)
         self._held: list[pa.Table] = []
         self._run_id = ""
         self._folder = ""
@@ -48,7 +47,7 @@ class RejectingSink(WrappedSink, ABC):
         """Load both tables again, remove stale rejected records, and return the main table's state."""
         self._run_id = run_id
         state = self.inner.load(run_id)
-        self._rejects.load(run_id)
+        self._access.sink.load(run_id)
         self.settle()
         return state
 
@@ -73,7 +72,7 @@ class RejectingSink(WrappedSink, ABC):
         """Discard all rows since the last commit, and delete stored rejected records still owned here; never raises."""
         self._held = []
         handed, self._handed = self._handed, []
-        for path in self._delete_handed(handed) if handed else ():
+        for path in self._access.delete(handed) if handed else ():
             log.warning("Rejected records that were not handed over could not be deleted: %s", path)
         super().discard()
 
@@ -86,7 +85,7 @@ class RejectingSink(WrappedSink, ABC):
         """
         held, self._held = self._held, []
         # Other runs may have landed these offsets since this run began, and been rolled back: their rows are there now.
-        self._rejects.load(self._run_id)
+        self._access.sink.load(self._run_id)
         settlement = self._settlement()
         topics = dict(landing.topics)
         pending: list[PendingLanding] = []
@@ -120,7 +119,7 @@ class RejectingSink(WrappedSink, ABC):
 
     def _check_noted(self, landing: Landing, keys: set[str]) -> None:
         """Raise RejectsCondemned if a note of a landing is gone or condemned."""
-        self._rejects.load(self._run_id)
+        self._access.sink.load(self._run_id)
         if keys - {one.key for one in self._rejects.pending if not one.is_condemned}:
             raise RejectsCondemned(self._name, landing.landing_id)
 
@@ -131,7 +130,7 @@ class RejectingSink(WrappedSink, ABC):
         try:
             if self._settle_once().condemned:
                 # Condemned landings are dead if the next look finds their offsets landed, too.
-                self._rejects.load(self._run_id)
+                self._access.sink.load(self._run_id)
                 self._settle_once()
         except Exception as e:  # noqa: BLE001  # what lands is not touched by it, and the next run looks again
             log.warning("Rejected records that do not count were left for the next run: %s", e)
@@ -146,9 +145,10 @@ class RejectingSink(WrappedSink, ABC):
             self._rejects.settle(settlement, rolled_back, self._run_id)
         return settlement
 
-    @abstractmethod
     def _settlement(self) -> RejectSettlement:
-        """Return the main table's decision on the pending landings."""
+        """Return the main table's decision on the pending landings; a missing reject table has nothing to settle."""
+        pending = self._rejects.pending
+        return RejectSettlement.by(pending, self._access.main_ledgers() if self._rejects.exists else None)
 
     def take_over(self, files: Mapping[str, Any]) -> None:
         """Add files staged by a process of this run, with the stored rejected records.
@@ -156,12 +156,11 @@ class RejectingSink(WrappedSink, ABC):
         The stored records are deleted after reading: from then on, only this process has the records.
         """
         if (path := files.get(HANDED)) is not None:
-            self._held.append(self._take_handed(path))
+            records, left = self._access.take(path, self.inner)
+            self._held.append(read_stream(records))
+            for one in left:
+                log.warning("Rejected records that were read could not be deleted: %s", one)
         self.inner.take_over(files)
-
-    @abstractmethod
-    def _take_handed(self, path: str) -> pa.Table:
-        """Read and delete records stored by a process of this run; the table may not exist yet."""
 
     def write_below(self, folder: str) -> None:
         """Write later files below this folder of the table's data."""
@@ -173,8 +172,8 @@ class RejectingSink(WrappedSink, ABC):
         files = dict(self.inner.hand_over())
         if self._held:
             # The path is kept before the file is written: a file that is written in part is deleted, too.
-            self._handed.append(path := self._new_path())
-            self._store(path, pa.concat_tables(self._held))
+            self._handed.append(path := self._access.new_path(self._folder))
+            self._access.store(path, write_stream(pa.concat_tables(self._held)))
             files[HANDED] = path
             self._held = []
         return files
@@ -187,35 +186,15 @@ class RejectingSink(WrappedSink, ABC):
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Return the reason against the use of handed files, also if the rejected records are gone; or None."""
         path = files.get(HANDED)
-        if path is not None and not self._is_there(path):
+        if path is not None and not self._access.is_there(path):
             return f"the records that were rejected are gone: {path}"
         return self.inner.misfit(files)
 
     def adopt(self, files: Mapping[str, Any]) -> None:
         """Add files and rejected records of another worker to the next commit; `discard` deletes neither."""
         if (path := files.get(HANDED)) is not None:
-            self._held.append(self._read_handed(path))
+            self._held.append(read_stream(self._access.read(path)))
         self.inner.adopt(files)
-
-    @abstractmethod
-    def _new_path(self) -> str:
-        """Return a new path for records, below the folder of this run."""
-
-    @abstractmethod
-    def _store(self, path: str, records: pa.Table) -> None:
-        """Store records for the committing process."""
-
-    @abstractmethod
-    def _read_handed(self, path: str) -> pa.Table:
-        """Return records stored by another worker."""
-
-    @abstractmethod
-    def _is_there(self, path: str) -> bool:
-        """Return whether stored records exist."""
-
-    @abstractmethod
-    def _delete_handed(self, paths: Sequence[str]) -> Sequence[str]:
-        """Delete stored records; return the paths possibly left. Never raises."""
 
 
 def write_stream(records: pa.Table) -> bytes:

@@ -12,9 +12,7 @@ import pytest
 from airflow_lakestream.cdc import delta, iceberg
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import SUFFIX
-from airflow_lakestream.cdc.swap import delta as delta_swap
 from airflow_lakestream.cdc.swap import delta as swap_delta
-from airflow_lakestream.cdc.swap import iceberg as iceberg_swap
 from airflow_lakestream.cdc.swap import iceberg as swap_iceberg
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.names import ANEW
@@ -49,21 +47,21 @@ class Resnapshot:
         created = [Event("c", 2, ("b", "B"), 10, 2, 0, 1), Event("c", 3, ("c", "C"), 50, 4, 0, 3)]
         self.mirror.land([*created, Event("d", 3, ("c", "C"), 60, 5, 0, 4)], aside)
 
-    def sink(self) -> Any:
+    def swap(self) -> Any:
         design = MirrorDesign(TableDesign(metadata=pa.schema([])))
         if isinstance(self.mirror, HandDeltaMirror):
-            sink: Any = delta_swap.swap_sink(DeltaStorage(), self.mirror.place, "g", design, self.aside)
+            swap: Any = swap_delta.mirror_swap(DeltaStorage(), self.mirror.place, "g", design, self.aside)
         else:
-            sink = iceberg_swap.swap_sink(self.mirror.catalog, TABLE, "g", design, self.aside)
-        sink.load("resnapshot")
-        return sink
+            swap = swap_iceberg.mirror_swap(self.mirror.catalog, TABLE, "g", design, self.aside)
+        swap.mirror.load("resnapshot")
+        return swap
 
-    def exchange(self, end: int, sink: Any = None, key: tuple[str, ...] = KEY) -> None:
+    def exchange(self, end: int, swap: Any = None, key: tuple[str, ...] = KEY) -> None:
         """Replace the mirror's rows by rows that reach up to an offset."""
         reach = RangeSet.of(IDENTITY.topic, 0, 0, end)
         landed = reach - RangeSet.of(IDENTITY.topic, 0, 0, 3)
         landing = Landing("swap", "resnapshot", {IDENTITY: TopicEntry(landed=landed)})
-        (sink or self.sink()).exchange(landing, key, reach)
+        (swap or self.swap()).exchange(landing, key, reach)
 
     def rows(self) -> dict[int, Any]:
         return self.mirror.rows()
@@ -83,19 +81,19 @@ def test_a_swap_that_is_not_committed_keeps_what_the_mirror_remembers(resnapshot
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["in one run", "killed behind its commit"])
 def test_rows_deleted_while_new_ones_were_read_stay_deleted(resnapshot: Resnapshot, is_killed: bool) -> None:
-    sink = resnapshot.sink()
+    swap = resnapshot.swap()
     if is_killed:
 
         def die(*_: Any) -> None:
             raise Killed
 
-        sink.table.remember = die
+        swap.table.remember = die
         with pytest.raises(Killed):
-            resnapshot.exchange(5, sink)
+            resnapshot.exchange(5, swap)
         assert resnapshot.rows() == {2: ("b", "B")}
-        resnapshot.sink().remember(KEY)
+        resnapshot.swap().table.remember(KEY)
     else:
-        resnapshot.exchange(5, sink)
+        resnapshot.exchange(5, swap)
     resnapshot.mirror.design = replace(resnapshot.mirror.design, key=KEY)
     late = [Event("c", 3, ("c", "C"), 50, 4, 1, 0), Event("c", 4, ("d", "D"), 70, 6, 1, 1)]
     resnapshot.mirror.land(late)
