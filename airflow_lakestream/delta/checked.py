@@ -6,7 +6,6 @@ A Delta table has no branches: rows that fail the checks are in Kafka only, and 
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,14 +13,14 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from airflow_lakestream.core.checks import ChecksFailed, RowChecker, StagedRows
-from airflow_lakestream.core.ledger import Landing, TopicEntry
+from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.files import open_file, path_of
 from airflow_lakestream.delta.protocol import info_of, read_commit
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaTableAccess
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.examiner import LandingExaminer, brings_any
+from airflow_lakestream.tables.examiner import LandingExaminer, beginning_of, brings_any
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ NOT_KEPT = (
 
 
 class DeltaChecks(LandingExaminer):
-    """`tables.sink.LandingChecks` of a Delta table: buffered rows are checked before the commit."""
+    """`tables.sink.CommitChecks` of a Delta table: buffered rows are checked before the commit."""
 
     def __init__(self, auditor: RowChecker, sink: DeltaSink, tables: DeltaTableAccess, table: str, group: str) -> None:
         super().__init__(auditor, table)
@@ -79,10 +78,9 @@ class DeltaChecks(LandingExaminer):
 
         Nothing is committed if the group has begun before. An error is logged only.
         """
-        topics = {one: TopicEntry(origin=entry.origin, epochs=entry.epochs) for one, entry in landing.topics.items()}
-        if not any(entry.origin for entry in topics.values()):
+        first = beginning_of(landing)
+        if not any(entry.origin for entry in first.topics.values()):
             return
-        first = Landing(uuid.uuid4().hex, f"{landing.run_id}/begin", topics, engine=landing.engine)
         design = TableDesign(self._sink.design.metadata)
         if self._sink.head is None:
             columns = payload_schema(self._sink.schema, design.metadata.names)

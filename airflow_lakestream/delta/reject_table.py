@@ -1,4 +1,4 @@
-"""Reject table of a Delta table, and the sink of both tables; see `tables.rejects.book`."""
+"""Reject table of a Delta table, and the sink of both tables; see `tables.rejects.sink`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def counting_rows(
 
 
 class DeltaRejects:
-    """`tables.rejects.book.RejectAccess` to Delta tables.
+    """`tables.rejects.sink.RejectAccess` to Delta tables.
 
     :param table: the location of the main table.
     :param records: the columns of rejected records.

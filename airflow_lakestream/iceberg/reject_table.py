@@ -1,4 +1,4 @@
-"""Reject table of an Iceberg table, and the sink of both tables; see `tables.rejects.book`."""
+"""Reject table of an Iceberg table, and the sink of both tables; see `tables.rejects.sink`."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def newest_of(file: DataFile, column: int) -> int:
 
 
 class IcebergRejects:
-    """`tables.rejects.book.RejectAccess` to Iceberg tables.
+    """`tables.rejects.sink.RejectAccess` to Iceberg tables.
 
     :param table: the main table's name.
     :param records: the columns of rejected records.

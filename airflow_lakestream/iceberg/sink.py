@@ -36,7 +36,7 @@ from airflow_lakestream.iceberg.commit.commit import (
 from airflow_lakestream.iceberg.commit.committing import commit_files
 from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
-from airflow_lakestream.iceberg.replace.replace import CountCompletion, FirstLook, ReplaceStage, replacing
+from airflow_lakestream.iceberg.replace.replace import CountCompletion, FirstLook, replaced_files, replacing
 from airflow_lakestream.iceberg.replace.takeout import Finder, look_for_rows
 from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import (
@@ -161,12 +161,11 @@ class IcebergSink(TableSink[DataFile]):
     def _append(self, landing: Landing, *builders: CommitBuilder) -> int:
         files = self.files
         commit = self.commit_of(landing, *builders)
-        return self._drive(commit, files, new=self._staged if self._table is None else None)
+        return self._drive(commit, files)
 
     def commit_alone(self, commit: TableCommit) -> None:
         """Commit without the buffered rows, which stay buffered; this creates a missing table."""
-        new = self._staged if self._table is None else None
-        commit_files(CommitAttempt(self._catalog, self._name, commit, new=new), ())
+        commit_files(self._attempt(commit), ())
         if self._table is None:
             self._staged, self._table = None, self._catalog.load_table(self._name)
             self._change = SchemaChange.none(self._table.metadata)
@@ -181,8 +180,8 @@ class IcebergSink(TableSink[DataFile]):
     def _replace(self, landing: Landing, finder: Callable[..., Finder]) -> tuple[int, Landing]:
         _, ranges = replaced_ranges(landing)
         refuse_replacing(self._name, self.properties, self._group)
-        snapshot_id, stage = self.exchange_rows(landing, ranges, replacing, finder)
-        return snapshot_id, stage.landing_of(snapshot_id)
+        snapshot_id, made = self.exchange_rows(landing, ranges, replacing, finder)
+        return snapshot_id, made.landing or landing
 
     def exchange_rows(
         self,
@@ -191,8 +190,8 @@ class IcebergSink(TableSink[DataFile]):
         build: Callable[..., TableCommit],
         finder: Callable[..., Finder] = Finder,
         complete: CountCompletion = completed,
-    ) -> tuple[int, ReplaceStage]:
-        """Commit the buffered rows in place of rows of ranges, in a single snapshot; return its id, and the stage.
+    ) -> tuple[int, FileRewrite]:
+        """Commit the buffered rows in place of rows of ranges, in a single snapshot; return its id, and its files.
 
         Raises RangesNotLanded without a table. After any error nothing is changed.
 
@@ -202,10 +201,18 @@ class IcebergSink(TableSink[DataFile]):
         if self._table is None:
             raise RangesNotLanded(self._name, ranges)
         check_columns(self._design.metadata.names, self._name)
-        files = self.files
+        files, written = self.files, list[DataFile]()
+
+        def write(rows: pa.Table) -> list[DataFile]:
+            new = self.write_files(rows)
+            written.extend(new)
+            return new
+
+        found = finder(ranges, files, write, self._passed_over)
         commit = self.commit_of(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
-        stage = ReplaceStage(landing, finder(ranges, files, self.write_files, self._passed_over), complete)
-        return self._drive(commit, files, stage, stage.unneeded), stage
+        stage = RewriteStage(partial(replaced_files, commit=commit, finder=found, complete=complete), written)
+        snapshot_id = self._drive(commit, files, stage, stage.unneeded)
+        return snapshot_id, stage.made[snapshot_id]
 
     def outline(self) -> handover.IcebergOutline:
         """Return the outline of the table, existing or staged, for writing in another process; can be pickled.
@@ -382,8 +389,12 @@ class IcebergSink(TableSink[DataFile]):
     def _ledger_check(self) -> Check:
         return ledger_allows_overlap if self._allow_group_overlap else ledger_allows
 
-    def _drive(self, commit: TableCommit, files: Sequence[DataFile], *stage: Any, new: NewTable | None = None) -> int:
-        attempt = CommitAttempt(self._catalog, self._name, commit, *stage, new=new)
+    def _attempt(self, commit: TableCommit, *stage: Any) -> CommitAttempt:
+        new = self._staged if self._table is None else None
+        return CommitAttempt(self._catalog, self._name, commit, *stage, new=new)
+
+    def _drive(self, commit: TableCommit, files: Sequence[DataFile], *stage: Any) -> int:
+        attempt = self._attempt(commit, *stage)
         try:
             snapshot_id = commit_files(attempt, files)
         except BaseException:

@@ -22,7 +22,7 @@ from airflow_lakestream.cdc.design import MirrorDesign, strategy_noted
 from airflow_lakestream.cdc.events.whole_snapshot import DebeziumSnapshot, SnapshotSearch, origin_of_topic
 from airflow_lakestream.cdc.merge.memory import SUFFIX
 from airflow_lakestream.cdc.rows import RowStrategy
-from airflow_lakestream.cdc.swap.exchange import CannotSwap, MirrorSwap
+from airflow_lakestream.cdc.swap import CannotSwap, MirrorSwap
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import CommittedLanding, ConflictCount, LandingJob, Stopped

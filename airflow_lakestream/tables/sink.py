@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 Done = TypeVar("Done")
 
 
-class LandingChecks(Protocol):
+class CommitChecks(Protocol):
     """Checks of the rows of a sink's landings."""
 
     def check_columns(self, design: TableDesign, change: SchemaChange | None) -> None:
@@ -87,7 +87,7 @@ class TableSink(ABC, Generic[File]):
     takes_records = True
     # True if rows may have more columns than the rows before, even if the design does not grow.
     takes_any = False
-    checks: LandingChecks | None = None
+    checks: CommitChecks | None = None
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class TableSink(ABC, Generic[File]):
 
     def take_design(self, design: TableDesign, change: SchemaChange | None = None) -> None:
         """Use this design from now on; `change`: the next commit makes this change of the schema."""
-        self._design, self._change = design, change or self._change
+        self._design, self._change = design, self._change if change is None else change
 
     @contextmanager
     def or_discard(self) -> Iterator[None]:
@@ -347,60 +347,19 @@ class TableSink(ABC, Generic[File]):
         """Delete the uncommitted files below a folder; return the numbers of deleted and of remaining files."""
 
 
+def _passed_on(name: str) -> Any:
+    """Return a method of `WrappedSink` that calls the method of the inner sink; see `core.ports.Sink`."""
+    return lambda self, *given: getattr(self.inner, name)(*given)
+
+
 class WrappedSink:
     """Base of a wrapping `core.ports.Sink`: passes calls on. The subclass implements loading and commits."""
 
     def __init__(self, inner: Sink) -> None:
         self.inner = inner
 
-    def write(self, rows: Any, identity: TopicIdentity) -> None:
-        """Buffer rows for the next commit."""
-        self.inner.write(rows, identity)
-
-    def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
-        """Note the offsets of records without a row."""
-        self.inner.pass_over(identity, partition, offsets)
-
-    def discard(self) -> None:
-        """Discard all rows since the last commit; never raises."""
-        self.inner.discard()
-
-    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
-        """Return the schema changes of a landing, in words."""
-        return self.inner.schema_changes(snapshot_id)
-
-    def check_shared(self) -> None:
-        """Raise NotShared if only a single worker can write the table."""
-        self.inner.check_shared()
-
-    def outline(self) -> Any:
-        """Return the outline of the table, for writing files in another process."""
-        return self.inner.outline()
-
-    def take_over(self, files: Mapping[str, Any]) -> None:
-        """Add files staged by a process of this run to the next commit."""
-        self.inner.take_over(files)
-
-    def sweep(self, folder: str) -> None:
-        """Delete the uncommitted files below this folder of the table's data; never raises."""
-        self.inner.sweep(folder)
-
-    def write_below(self, folder: str) -> None:
-        """Write later files below this folder of the table's data."""
-        self.inner.write_below(folder)
-
-    def hand_over(self) -> Mapping[str, Any]:
-        """Write all buffered rows, and return the staged files for `adopt`."""
-        return self.inner.hand_over()
-
-    def let_go(self) -> None:
-        """Give up ownership of the files handed over: `discard` no longer deletes the files."""
-        self.inner.let_go()
-
-    def misfit(self, files: Mapping[str, Any]) -> str | None:
-        """Return the reason against the use of handed files, or None."""
-        return self.inner.misfit(files)
-
-    def adopt(self, files: Mapping[str, Any]) -> None:
-        """Add files staged by another worker to the next commit; `discard` does not delete the files."""
-        self.inner.adopt(files)
+    write, pass_over, discard = map(_passed_on, ("write", "pass_over", "discard"))
+    outline, take_over, sweep = map(_passed_on, ("outline", "take_over", "sweep"))
+    check_shared, write_below, hand_over = map(_passed_on, ("check_shared", "write_below", "hand_over"))
+    let_go, misfit, adopt = map(_passed_on, ("let_go", "misfit", "adopt"))
+    schema_changes = _passed_on("schema_changes")

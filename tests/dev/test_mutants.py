@@ -19,7 +19,7 @@ from airflow_lakestream.iceberg import ledger_store, sink
 from airflow_lakestream.iceberg.commit import guard
 from airflow_lakestream.iceberg.replace import takeout as files_of
 from airflow_lakestream.tables import coordinates, takeout
-from airflow_lakestream.tables.rejects import book, settlement
+from airflow_lakestream.tables.rejects import settlement
 from airflow_lakestream.tables.rejects import sink as rejecting
 from tests.support.fault_oracle import Violation
 from tests.support.fault_play import Playground, playground
@@ -108,7 +108,7 @@ def rejects_committed_last(patch: Patch) -> None:
 
 def superseded_rejects_stay(patch: Patch) -> None:
     """Nobody notes that a landing brings offsets anew that were rejected before."""
-    patch.setattr(book.RejectTable, "count", lambda *_: (0, 0))
+    patch.setattr(rejecting.RejectTable, "count", lambda *_: (0, 0))
 
 
 def rejects_of_dead_landings_count(patch: Patch) -> None:

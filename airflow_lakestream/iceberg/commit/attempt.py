@@ -23,6 +23,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableUpdate, _apply_table_update, _TableMetadataUpdateContext
 from pyiceberg.utils.properties import property_as_bool
 
+from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.iceberg.commit.commit import TableCommit
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.manifest_writers import (
@@ -234,10 +235,16 @@ def _delete_merged(producer: Producer) -> None:
 
 @dataclass(frozen=True)
 class FileRewrite:
-    """Removed and new files of a snapshot: data files and delete files."""
+    """Removed and new files of a snapshot: data files and delete files.
+
+    :param landing: the landing, completed for the head; None for the commit's own landing.
+    :param rows_out: the number of removed rows, if they were counted.
+    """
 
     out: Sequence[DataFile]
     new: Sequence[DataFile]
+    landing: Landing | None = None
+    rows_out: int = 0
 
 
 class RewriteStage:
@@ -249,11 +256,12 @@ class RewriteStage:
 
     def __init__(self, rewrite: Callable[[Table], FileRewrite], written: Sequence[DataFile]) -> None:
         self._rewrite, self._written = rewrite, written
-        self._new: dict[int, Sequence[DataFile]] = {}
+        # The rewrites of all tries, by snapshot.
+        self.made: dict[int, FileRewrite] = {}
 
     def new_in(self, snapshot_id: int | None) -> set[str]:
         """Return the paths of files brought by a snapshot of this landing."""
-        return {file.file_path for file in self._new.get(snapshot_id, ())} if snapshot_id is not None else set()
+        return {file.file_path for file in self.made[snapshot_id].new} if snapshot_id in self.made else set()
 
     def unneeded(self, keep: int | None) -> Sequence[str]:
         """Return the paths of written files that snapshot `keep` has not brought."""
@@ -265,14 +273,16 @@ class RewriteStage:
     ) -> None:
         """Stage the rewrite for this head, with further files."""
         rewrite = self._rewrite(table)
+        if rewrite.landing is not None:
+            attempt.guard.expect(rewrite.landing)
         new, summary = [*rewrite.new, *files], attempt.summary | transaction.notes
-        # Without removed files and new delete files, a plain append is enough.
-        if not rewrite.out and all(map(is_data, new)):
+        # Without removed files and new delete files, a plain append is enough, except for a replace.
+        if not rewrite.out and rewrite.landing is None and all(map(is_data, new)):
             append_files(transaction, new, summary, attempt.producers)
-            self._new[attempt.producers[-1].snapshot_id] = rewrite.new
+            self.made[attempt.producers[-1].snapshot_id] = rewrite
             return
         with overwriting(transaction, summary, attempt.producers) as producer:
-            self._new[producer.snapshot_id] = rewrite.new
+            self.made[producer.snapshot_id] = rewrite
             for file in rewrite.out:
                 producer.delete_data_file(file)
             for file in new:

@@ -143,6 +143,12 @@ class TableCommit:
         for check in self.fits:
             check(self, head)
 
+    def check_ledger(self, head: Table) -> None:
+        """Refuse a landing forbidden by the ledger at a head, or by another check. Raises RefusalCarrier."""
+        for check in (self.ledger, *self.checks):
+            if check is not None:
+                check(self, head)
+
 
 def with_fit(commit: TableCommit, check: Check) -> TableCommit:
     """Return the commit with a further check of each head for which files are staged."""

@@ -150,9 +150,7 @@ class CommitGuard:
 
     def check_ledger(self, current: Table) -> None:
         """Refuse a landing forbidden by the ledger at the table's head, or by another check. Raises RefusalCarrier."""
-        for check in (self.commit.ledger, *self.commit.checks):
-            if check is not None:
-                check(self.commit, current)
+        self.commit.check_ledger(current)
 
     def _check_precondition(self) -> None:
         try:

@@ -45,7 +45,7 @@ from airflow_lakestream.core.publishing.refusals import (
 )
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.checked.branch import IcebergExaminer, drop_superseded
+from airflow_lakestream.iceberg.checked import IcebergExaminer, drop_superseded
 from airflow_lakestream.iceberg.replace.takeout import read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.bounds import too_narrow, without_bounds

@@ -12,8 +12,6 @@ import pytest
 from airflow_lakestream.cdc import delta, iceberg
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import SUFFIX
-from airflow_lakestream.cdc.swap import delta as swap_delta
-from airflow_lakestream.cdc.swap import iceberg as swap_iceberg
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.names import ANEW
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
@@ -50,9 +48,9 @@ class Resnapshot:
     def swap(self) -> Any:
         design = MirrorDesign(TableDesign(metadata=pa.schema([])))
         if isinstance(self.mirror, HandDeltaMirror):
-            swap: Any = swap_delta.mirror_swap(DeltaStorage(), self.mirror.place, "g", design, self.aside)
+            swap: Any = delta.mirror_swap(DeltaStorage(), self.mirror.place, "g", design, self.aside)
         else:
-            swap = swap_iceberg.mirror_swap(self.mirror.catalog, TABLE, "g", design, self.aside)
+            swap = iceberg.mirror_swap(self.mirror.catalog, TABLE, "g", design, self.aside)
         swap.mirror.load("resnapshot")
         return swap
 
@@ -109,7 +107,7 @@ def test_a_batch_that_was_begun_before_the_swap_takes_nothing_from_what_is_remem
 ) -> None:
     resnapshot = Resnapshot(tmp_path, kind, key=("id",))
     # Another binary log: the columns stay as they are.
-    for module in (swap_delta, swap_iceberg):
+    for module in (delta, iceberg):
         monkeypatch.setattr(module, "is_other_log", lambda *_: True)
     early = resnapshot.mirror.sink()
     early.load("run")

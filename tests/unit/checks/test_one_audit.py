@@ -46,9 +46,10 @@ def test_findings_come_from_one_place_and_audits_from_another() -> None:
 def test_each_engine_is_given_that_audit() -> None:
     for engine, module in ENGINES.items():
         assert "auditor" in (ROOT / module).read_text(), engine
-    assert set(calls("LandingExaminer")) | set(calls("IcebergExaminer")) == {
+    examiners = ("LandingExaminer", "IcebergExaminer", "BranchChecks", "DeltaChecks")
+    assert {place for name in examiners for place in calls(name)} == {
         "cdc/merge/audited.py",
         "delta/checked.py",
-        "iceberg/checked/sink.py",
+        "iceberg/checked.py",
         "iceberg/publishing/sink.py",
     }

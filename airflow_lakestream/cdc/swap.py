@@ -1,4 +1,4 @@
-"""New rows in place of all rows of a mirror, in any table format; see `cdc.swap.iceberg`."""
+"""New rows in place of all rows of a mirror, in any table format; see `cdc.iceberg`."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ class TableSwap(Protocol):
     swap: RowSwap | None
 
     def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Commit the newly read rows; see `MirrorSwap.exchange`.
+        """Commit the newly read rows in place of all rows; return the commit's id. See `MirrorSwap.exchange`.
+
+        With another key or another binary log the mirror gets a new id, so that earlier entries of deleted rows do not
+        count any more. Raises LedgerConflict if the mirror is ahead of the new rows, and CannotSwap.
 
         :param held: the mirror's design until now.
         """
