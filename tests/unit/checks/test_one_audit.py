@@ -46,7 +46,7 @@ def test_findings_come_from_one_place_and_audits_from_another() -> None:
 def test_each_engine_is_given_that_audit() -> None:
     for engine, module in ENGINES.items():
         assert "auditor" in (ROOT / module).read_text(), engine
-    examiners = ("LandingExaminer", "IcebergExaminer", "BranchChecks", "DeltaChecks")
+    examiners = ("LandingExaminer", "IcebergExaminer", "BranchChecks", "DeltaChecks", "PublicationChecks")
     assert {place for name in examiners for place in calls(name)} == {
         "cdc/merge/audited.py",
         "delta/checked.py",
