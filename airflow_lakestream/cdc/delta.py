@@ -164,11 +164,6 @@ class DeltaMirror(DeltaSink):
         self._found(None)
 
     @property
-    def is_there(self) -> bool:
-        """Whether the table existed at the last look or commit."""
-        return self._head is not None
-
-    @property
     def is_known(self) -> bool:
         """Whether the columns are known, from the table or from the first events."""
         return self._change is not None
@@ -215,7 +210,7 @@ class DeltaMirror(DeltaSink):
             raise StaleFiles(self._name, REPLACED)
 
 
-def mirror_sink(tables: DeltaTableAccess, table: str, group: str, design: MirrorDesign, **settings: bool) -> Mirror:
+def mirror_sink(tables: DeltaTableAccess, table: str, group: str, design: MirrorDesign, **settings: Any) -> Mirror:
     """Return the sink of a mirror in a Delta table; `settings` are keyword arguments of `DeltaSink`."""
     return Mirror(DeltaMirror(tables, table, group, design.table, **settings), table, design)
 

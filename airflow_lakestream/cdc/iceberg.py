@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 from uuid import uuid4
 
 import pyarrow as pa
@@ -48,7 +48,7 @@ from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import FileRewrite
-from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, TableCommit
+from airflow_lakestream.iceberg.commit.commit import CommitBuilder, RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
@@ -119,13 +119,13 @@ class IcebergEntries(IcebergSink):
             self._loaded = None
         memory.commit_entries(self, entries)
 
-    def commit(self, landing: Landing) -> int:
+    def commit(self, landing: Landing, *builders: CommitBuilder) -> int:
         """Commit the taken entries; return the snapshot's id.
 
         In an existing table, the same commit compacts many files into few.
         """
         if self._table is None:
-            return super().commit(landing)
+            return super().commit(landing, *builders)
         written: list[DataFile] = []
 
         # Called for each commit attempt, with the table of the attempt.
@@ -134,7 +134,7 @@ class IcebergEntries(IcebergSink):
             new = compacted(head, self._key, self._lows, every=self._every)
             return FileRewrite((), ()) if new is None else FileRewrite(with_deletes(head.files()), new)
 
-        return self.rewrite(landing, condense, written)
+        return self.rewrite(landing, condense, written, *builders)
 
     def _there(self) -> Table | None:
         try:
@@ -180,11 +180,6 @@ class IcebergMirror(IcebergSink):
             self._staged = self._change = None
         self._design = mirror.table
         self.target(events)
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the table existed at the last look or commit."""
-        return self._table is not None
 
     @property
     def is_known(self) -> bool:
@@ -247,7 +242,7 @@ class IcebergMirror(IcebergSink):
         return self.rewrite(landing, rewrite, written)
 
 
-def mirror_sink(catalog: Catalog, table: str, group: str, design: MirrorDesign, **settings: bool) -> Mirror:
+def mirror_sink(catalog: Catalog, table: str, group: str, design: MirrorDesign, **settings: Any) -> Mirror:
     """Return the sink of a mirror in an Iceberg table.
 
     :param settings: keyword arguments of `IcebergSink`, such as `allow_group_overlap`.

@@ -98,11 +98,6 @@ class DeltaRejects:
     def _files(self) -> Any:
         return self._tables.store(self._name)
 
-    @property
-    def properties(self) -> Mapping[str, str] | None:
-        """The reject table's properties at the last look, or None if the table did not exist."""
-        return None if self.sink.head is None else self.sink.head.properties
-
     def rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield all rows of each file of the reject table with possible rows of `ranges`."""
         assert self.sink.head is not None, "it was asked whether it is there"

@@ -6,17 +6,13 @@ The compare-and-set is Delta's own, one file for each version. Read `committing`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSystem, PyFileSystem
 
-from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, UnaccountedRows, no_rows
+from airflow_lakestream.core.landing.unaccounted import no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
@@ -43,10 +39,8 @@ from airflow_lakestream.delta.committing import (
 )
 from airflow_lakestream.delta.files import (
     Add,
-    as_columns,
     delete_files,
     delete_unreferenced,
-    path_of,
     proof_of,
     unwritable,
     without_committed,
@@ -57,14 +51,12 @@ from airflow_lakestream.delta.protocol import check_writable
 from airflow_lakestream.delta.storage import DeltaStorage, DeltaTableAccess, check_place
 from airflow_lakestream.delta.takeout import (
     Finder,
-    adds_of,
-    bounds_of,
+    look_for_rows,
     not_replaced_since,
     ranges_landed,
     replaced_files,
 )
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, replaced_ranges
 from airflow_lakestream.tables.retention import REMOVED, RETENTION, RowRetention
@@ -73,7 +65,6 @@ from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema
 from airflow_lakestream.tables.sink import TableSink
 from airflow_lakestream.tables.transformed import refuse_replacing
-from airflow_lakestream.tables.unaccounted import CandidateFile, find, keeps_positions
 
 
 def table_state(storage: DeltaStorage, table: str, group: str) -> TableState:
@@ -84,60 +75,6 @@ def table_state(storage: DeltaStorage, table: str, group: str) -> TableState:
     ledger_store.check_not_taken_away(head, group, storage.store(table))
     others = ledger_store.other_ledgers(head, group)
     return TableState(ledger_store.read_ledger(head, group), others, look_for_rows=partial(look_for_rows, head))
-
-
-def look_for_rows(head: DeltaTableHead, asked: ForeignRowQuery) -> UnaccountedRows:
-    """Return the unaccounted rows in the table at this version, with deletion vectors applied.
-
-    Raises FileUnreadable. The result is empty for a table whose rows keep no positions.
-    """
-    if head.delta is None or not keeps_positions(head.schema):
-        return UnaccountedRows()
-    masks = _masks(head)
-    files = PyFileSystem(DeltaStorageHandler.from_table(head.delta._table))
-    return find(head.table, (_to_judge(head, files, add, masks) for add in adds_of(head)), asked)
-
-
-def _masks(head: DeltaTableHead) -> dict[str, Sequence[bool]]:
-    """Return masks of the live rows by path, for the files with deleted rows."""
-    assert head.delta is not None, "the table is really there"
-    vectors = pa.table(head.delta.deletion_vectors()).to_pylist()
-    # delta-rs gives the whole location of a file; an action has the path below the table's folder.
-    table = head.delta.table_uri.rstrip("/") + "/"
-    return {unquote(one["filepath"].removeprefix(table)): one["selection_vector"] for one in vectors}
-
-
-def _to_judge(head: DeltaTableHead, files: FileSystem, add: Add, masks: dict[str, Sequence[bool]]) -> CandidateFile:
-    """Return a file as the core judges it for a replace: bounds of positions, and a reader of its rows."""
-    mask = masks.get(path_of(add))
-    topic, partition, offset = (bounds_of(add, name) for name in COORDINATES)
-    of_partition = [name for name in COORDINATES if add["partitionValues"].get(name) is not None]
-    # A partition column has a value in each row of the file.
-    nulls = [0 if name in of_partition else add["stats"]["nullCount"].get(name) for name in COORDINATES]
-    rows = add["stats"]["numRecords"]
-    return CandidateFile(
-        path=add["path"],
-        rows=rows or 0,
-        topic=topic,
-        partition=partition,
-        offset=offset,
-        is_whole=mask is None and rows is not None and nulls == [0, 0, 0],
-        read=partial(_rows, head, files, add, mask),
-    )
-
-
-def _rows(head: DeltaTableHead, files: FileSystem, add: Add, mask: Sequence[bool] | None) -> Iterator[pa.Table]:
-    # Its footer and three columns, not the whole file.
-    with files.open_input_file(path_of(add)) as source, pq.ParquetFile(source) as file:
-        names = [name for name in COORDINATES if name in file.schema_arrow.names]
-        if mask is None:
-            for batch in file.iter_batches(columns=names):
-                yield as_columns(pa.Table.from_batches([batch]), add, head.schema, COORDINATES)
-            return
-        rows = as_columns(file.read(names), add, head.schema, COORDINATES)
-    # Rows behind the end of a deletion vector are live.
-    left = [*mask, *([True] * (len(rows) - len(mask)))]
-    yield rows.filter(pa.array(left, pa.bool_()))
 
 
 _KNOWN_PROPERTIES = (
@@ -254,6 +191,16 @@ class DeltaSink(TableSink[Add]):
         super().write(rows, identity)
 
     @property
+    def is_there(self) -> bool:
+        """Whether the table existed at the last look or commit."""
+        return self._head is not None
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties at the last look or commit; empty without a table."""
+        return {} if self._head is None else self._head.properties
+
+    @property
     def head(self) -> DeltaTableHead | None:
         """The table at the last look or commit, or None if it was missing."""
         return self._head
@@ -352,10 +299,8 @@ class DeltaSink(TableSink[Add]):
         return version
 
     @property
-    def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
-        if self._head is None:
-            return {}, ()
-        return self._head.properties, {field.name for field in self._head.schema if not field.nullable}
+    def _required(self) -> Collection[str]:
+        return {} if self._head is None else {field.name for field in self._head.schema if not field.nullable}
 
     def _take_columns(self) -> None:
         """Set the columns of the next commit: of a new table, or of the existing table with a schema change."""

@@ -144,11 +144,6 @@ class IcebergRejects:
         self.sink = IcebergSink(catalog, rejects_of(table), consumer_group, design, allow_group_overlap=True)
         self.sink.takes_records = False
 
-    @property
-    def properties(self) -> Mapping[str, str] | None:
-        """The reject table's properties at the last look, or None if the table did not exist."""
-        return None if self.sink.loaded is None else self.sink.properties
-
     def rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield all rows of each file of the reject table with possible rows of `ranges`."""
         assert self.sink.loaded is not None, "it was asked whether it is there"

@@ -147,6 +147,11 @@ class IcebergSink(TableSink[DataFile]):
         return self._table
 
     @property
+    def is_there(self) -> bool:
+        """Whether the table existed at the last look or commit."""
+        return self._table is not None
+
+    @property
     def properties(self) -> Mapping[str, str]:
         """The table's properties at the last look or commit; empty without a table."""
         return {} if self._table is None else self._table.metadata.properties
@@ -211,7 +216,7 @@ class IcebergSink(TableSink[DataFile]):
         found = finder(ranges, files, write, self._passed_over)
         commit = self.commit_of(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
         stage = RewriteStage(partial(replaced_files, commit=commit, finder=found, complete=complete), written)
-        snapshot_id = self._drive(commit, files, stage, stage.unneeded)
+        snapshot_id = self._drive(commit, files, stage)
         return snapshot_id, stage.made[snapshot_id]
 
     def outline(self) -> handover.IcebergOutline:
@@ -289,11 +294,9 @@ class IcebergSink(TableSink[DataFile]):
             raise LandedByFanOut(self._name, self._group, note)
 
     @property
-    def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
-        if self._table is None:
-            return {}, ()
-        fields = self._table.schema().fields
-        return self._table.metadata.properties, {field.name for field in fields if field.required}
+    def _required(self) -> Collection[str]:
+        fields = () if self._table is None else self._table.schema().fields
+        return {field.name for field in fields if field.required}
 
     def _take_columns(self) -> None:
         if self._table is not None:
@@ -369,7 +372,7 @@ class IcebergSink(TableSink[DataFile]):
         files = self.files
         commit = self.commit_of(landing, partial(dataclasses.replace, for_one_head=True), *builders)
         stage = RewriteStage(rewrite, written)
-        snapshot_id = self._drive(commit, files, stage, stage.unneeded)
+        snapshot_id = self._drive(commit, files, stage)
         self._committed_paths = stage.new_in(snapshot_id)
         return snapshot_id
 
@@ -389,12 +392,12 @@ class IcebergSink(TableSink[DataFile]):
     def _ledger_check(self) -> Check:
         return ledger_allows_overlap if self._allow_group_overlap else ledger_allows
 
-    def _attempt(self, commit: TableCommit, *stage: Any) -> CommitAttempt:
+    def _attempt(self, commit: TableCommit, stage: RewriteStage | None = None) -> CommitAttempt:
         new = self._staged if self._table is None else None
-        return CommitAttempt(self._catalog, self._name, commit, *stage, new=new)
+        return CommitAttempt(self._catalog, self._name, commit, stage, new)
 
-    def _drive(self, commit: TableCommit, files: Sequence[DataFile], *stage: Any) -> int:
-        attempt = self._attempt(commit, *stage)
+    def _drive(self, commit: TableCommit, files: Sequence[DataFile], stage: RewriteStage | None = None) -> int:
+        attempt = self._attempt(commit, stage)
         try:
             snapshot_id = commit_files(attempt, files)
         except BaseException:

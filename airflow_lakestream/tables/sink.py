@@ -190,12 +190,11 @@ class TableSink(ABC, Generic[File]):
         :param payload: the columns of the result, without the metadata columns.
         :param made_by: the function.
         """
-        properties, required = self._held
-        before = transformed(properties, self._group)
+        before = transformed(self.properties, self._group)
         if before is not None and (before.function, before.fingerprint) != (made_by.function, made_by.fingerprint):
             log.info("%s: its rows are made by %s from now on, before by %s", self._name, made_by, before)
         # Spark knows nullability only roughly: the writer checks each value of a required column.
-        fields = [field.model_copy(update={"required": field.name in required}) for field in payload.fields]
+        fields = [field.model_copy(update={"required": field.name in self._required}) for field in payload.fields]
         notes = {**self._design.notes, **made_by.noted(self._group, before)}
         self._design = replace(self._design, schema=Schema(*fields), metadata=metadata, notes=notes)
         self._take_columns()
@@ -299,8 +298,18 @@ class TableSink(ABC, Generic[File]):
 
     @property
     @abstractmethod
-    def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
-        """Properties and names of required columns of the table at the last look; empty without a table."""
+    def is_there(self) -> bool:
+        """Whether the table existed at the last look or commit."""
+
+    @property
+    @abstractmethod
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties at the last look or commit; empty without a table."""
+
+    @property
+    @abstractmethod
+    def _required(self) -> Collection[str]:
+        """Names of required columns of the table at the last look; empty without a table."""
 
     @abstractmethod
     def _take_columns(self) -> None:
@@ -353,11 +362,12 @@ def _passed_on(name: str) -> Any:
 
 
 class WrappedSink:
-    """Base of a wrapping `core.ports.Sink`: passes calls on. The subclass implements loading and commits."""
+    """Base of a wrapping `core.ports.Sink`: passes on the calls that the subclass does not take."""
 
     def __init__(self, inner: Sink) -> None:
         self.inner = inner
 
+    load, commit, replace = map(_passed_on, ("load", "commit", "replace"))
     write, pass_over, discard = map(_passed_on, ("write", "pass_over", "discard"))
     outline, take_over, sweep = map(_passed_on, ("outline", "take_over", "sweep"))
     check_shared, write_below, hand_over = map(_passed_on, ("check_shared", "write_below", "hand_over"))

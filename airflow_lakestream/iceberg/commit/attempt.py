@@ -78,8 +78,6 @@ class CommitAttempt:
     """Attempts of a commit to a table, or to a new table.
 
     :param stage: stages the snapshot with the files, for the head of an attempt.
-    :param unneeded: returns the paths of files that `stage` wrote for other tries than the one with this snapshot, if
-        any.
     :param new: the table to create with the first snapshot.
     """
 
@@ -89,11 +87,10 @@ class CommitAttempt:
         name: str,
         commit: TableCommit,
         stage: Stage | None = None,
-        unneeded: Callable[[int | None], Sequence[str]] = lambda keep: (),
         new: NewTable | None = None,
     ) -> None:
         self._catalog, self.name, self.guard = catalog, name, CommitGuard(catalog, commit)
-        self._stage, self._unneeded, self._new = stage or append, unneeded, new
+        self._stage, self._new = stage or append, new
         # The producers of the snapshots of all tries.
         self.producers: list[Producer] = []
         # Whether files may be in the table, now or later. Such files must not be deleted.
@@ -161,8 +158,8 @@ class CommitAttempt:
         :param keep: the committed snapshot, or None if no try was committed.
         """
         _clean(self.producers, keep)
-        if self._io is not None and (unneeded := self._unneeded(keep)):
-            for path in delete_files(self._io, unneeded):
+        if self._io is not None and isinstance(self._stage, RewriteStage):
+            for path in delete_files(self._io, self._stage.unneeded(keep)):
                 log.warning("An uncommitted data file could not be deleted: %s", path)
 
 

@@ -41,10 +41,6 @@ class RejectAccess(Protocol):
     def sink(self) -> TableSink[Any]:
         """The sink of the reject table."""
 
-    @property
-    def properties(self) -> Mapping[str, str] | None:
-        """The reject table's properties at the last look, or None if the table did not exist."""
-
     def rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield all rows of each file of the reject table with possible rows of `ranges`.
 
@@ -92,12 +88,12 @@ class RejectTable:
     @property
     def exists(self) -> bool:
         """Whether the table existed at the last look."""
-        return self._access.properties is not None
+        return self._access.sink.is_there
 
     @property
     def pending(self) -> list[PendingLanding]:
         """The pending landings noted in the table at the last look."""
-        return pending_of(self._access.properties or {})
+        return pending_of(self._access.sink.properties)
 
     def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: RejectSettlement) -> tuple[int, int]:
         """Return the numbers of the group's rows at these offsets: of all rows, and of counting rows.
