@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import pyarrow as pa
 from obstore.exceptions import BaseError
 
 from airflow_lakestream.adopt.claim import CannotAdopt
 from airflow_lakestream.audit.rows import RowPositions, UnreadableRows
-from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import CannotReplace, HeadMoved
 from airflow_lakestream.delta import ledger_store
+from airflow_lakestream.delta.committing import DeltaFileChange
 from airflow_lakestream.delta.files import read_parts
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.protocol import Action, info_of, read_commit
@@ -25,34 +25,6 @@ from airflow_lakestream.tables.positions import PositionColumns
 
 # Each commit is one small file to read.
 _COMMITS_LOOKED_AT = 500
-
-
-class _DeltaHeadStorage:
-    """Storage of a table at a version: commits of another writer since this version are refused.
-
-    :param landing_id: the id of the adoption's own landing. Its commit is not refused.
-    """
-
-    def __init__(self, storage: DeltaStorage, version: int, landing_id: str) -> None:
-        self._storage, self._version, self._landing_id = storage, version, landing_id
-
-    def open(self, table: str) -> DeltaTableHead | None:
-        """Return the table at the version, or after the adoption's own commit. Raises HeadMoved for another head.
-
-        An own commit is there if the answer to it was lost, and the commit is tried again.
-        """
-        head = self._storage.open(table)
-        if head is None or (head.version != self._version and not self._has_landed(table)):
-            raise HeadMoved(table)
-        return head
-
-    def store(self, table: str) -> Any:
-        """Return the object store with the table's folder as the root."""
-        return self._storage.store(table)
-
-    def _has_landed(self, table: str) -> bool:
-        actions = read_commit(self.store(table), self._version + 1)
-        return info_of(actions or ()).get(codec.SUMMARY_LANDING_ID) == self._landing_id
 
 
 class DeltaFilledTable:
@@ -124,10 +96,17 @@ class DeltaFilledTable:
 
         :param notes: the table's new properties.
         """
-        design = TableDesign(metadata=pa.schema([]), notes=notes)
-        sink = DeltaSink(_DeltaHeadStorage(self._storage, self.head, landing.landing_id), self.name, group, design)
+        sink = DeltaSink(self._storage, self.name, group, TableDesign(metadata=pa.schema([]), notes=notes))
         sink.load(landing.run_id)
-        return sink.commit(landing)
+
+        # Rows that another writer has added since would be adopted unseen.
+        def check_head(_: object, head: DeltaTableHead | None) -> None:
+            if head is None or head.version != self.head:
+                raise HeadMoved(self.name)
+
+        check_head(None, sink.head)
+        commit = sink.commit_of(landing, lambda _: DeltaFileChange())
+        return sink.drive(replace(commit, checks=(check_head, *commit.checks)))
 
     def _parts(self, roots: tuple[str, ...]) -> Iterator[pa.Table]:
         store = self._storage.store(self.name)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from airflow_lakestream.audit.rows import UnreadableRows
@@ -17,7 +16,7 @@ from airflow_lakestream.audit.statistics import LostFile
 from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.cdc.columns import TIME, VERSION
 from airflow_lakestream.cdc.design import key_noted
-from airflow_lakestream.cdc.iceberg import IcebergEntries, mirror_id
+from airflow_lakestream.cdc.iceberg import IcebergEntries, key_columns, mirror_id
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge.entries import EntryFiles
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
@@ -59,9 +58,8 @@ def keyed_iceberg(catalog: Catalog, table: Table) -> KeyedTable:
     """Return a table by key as the audit reads it. Raises UnreadableRows."""
     head, schema = IcebergHead(table.metadata, table.metadata, table.io), table.schema()
     key = key_noted(table.properties)
-    fields = arrow_schema(Schema(*(schema.find_field(name) for name in key)))
     name = ".".join(table.name())
-    entries = IcebergEntries(catalog, name, mirror_id(table.metadata), fields).open()
+    entries = IcebergEntries(catalog, name, mirror_id(table.metadata), key_columns(schema, key)).open()
     try:
         return KeyedTable(columns=arrow_schema(schema), key=key, head=head, files=head.files(), entries=entries)
     except (CannotReplace, OSError) as e:

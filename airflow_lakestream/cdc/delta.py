@@ -1,38 +1,52 @@
-"""A mirror in a Delta table: the entries of deleted rows, and the sink; see `cdc.mirror`."""
+"""A mirror in a Delta table: the entries of deleted rows, the sink, and the swap of all rows; see `cdc.mirror`."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import obstore
 import pyarrow as pa
 
 from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.audited import look_of
 from airflow_lakestream.cdc.merge.entries import EntryFiles, compacted, entry_files
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
-from airflow_lakestream.cdc.merge.history import HistoryMerger
+from airflow_lakestream.cdc.merge.history import merger_of
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, REPLACED, SUFFIX
-from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
+from airflow_lakestream.cdc.merge.merge import MergeResult
 from airflow_lakestream.cdc.merge.newest import NewestEvents
 from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
 from airflow_lakestream.cdc.stops import column_became_wider
+from airflow_lakestream.cdc.swap import (
+    CannotSwap,
+    MirrorSwap,
+    RowSwap,
+    beyond,
+    is_other_log,
+    is_required,
+    note_for,
+    remember,
+)
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.core.ports import StaleFiles
-from airflow_lakestream.delta import handover
+from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.delta import handover, ledger_store
 from airflow_lakestream.delta.columns import conform, delta_fields
-from airflow_lakestream.delta.committing import DeltaCommit, DeltaFileChange, DeltaTarget, files_fit
+from airflow_lakestream.delta.committing import DeltaCommit, DeltaFileChange, DeltaTarget, files_fit, ledger_allows
 from airflow_lakestream.delta.files import Add
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.protocol import check_removable
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaTableAccess
+from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
+from airflow_lakestream.tables.schema.columns import fits, to_schema
 
 
 def id_of(mirror: DeltaTableHead) -> str:
@@ -40,17 +54,13 @@ def id_of(mirror: DeltaTableHead) -> str:
     return mirror.properties.get(MIRROR_ID, mirror.table_id)
 
 
-class DeltaEntries(DeltaSink):
-    """`cdc.merge.entries.MirrorEntries` in a Delta table.
+def key_columns(columns: pa.Schema, key: Iterable[str]) -> pa.Schema:
+    """Return the columns of a key."""
+    return pa.schema([columns.field(name) for name in key])
 
-    :param mirror: the mirror's location.
-    :param mirror_id: the mirror's own id. Entries with another id are of a dropped mirror of the same name, and do not
-        count.
-    :param key: the columns of the mirror's key.
-    :param lows: by partition, the first offset that the topic still has. Older entries are left out when files are
-        compacted.
-    :param every: whether all entries of a key are needed, and `further` their columns next to key and version.
-    """
+
+class DeltaEntries(DeltaSink):
+    """`cdc.merge.entries.MirrorEntries` in a Delta table; for the parameters see `cdc.iceberg.IcebergEntries`."""
 
     def __init__(
         self,
@@ -96,7 +106,7 @@ class DeltaEntries(DeltaSink):
             return DeltaFileChange(new=adds) if few is None else DeltaFileChange(look.files(), [*adds, *few])
 
         # `made` has the compacted files of all attempts.
-        return self._drive(self._new_commit(landing, stage, made, checks=(files_fit,)))
+        return self.drive(self.commit_of(landing, stage, made, checks=(files_fit,)))
 
     def change_of(self, head: DeltaTableHead) -> SchemaChange:
         """Return the table's schema change by the next commit; a dropped mirror may have had another key."""
@@ -108,23 +118,11 @@ class DeltaEntries(DeltaSink):
         """Return the target of the next commit; it has none of the columns of a dropped mirror."""
         if self._head is None or self._is_own(self._head):
             return super().target()
-        return DeltaTarget(self._head, delta_fields(self._columns), self._head.partitions)
+        return DeltaTarget(self._head, delta_fields(self.columns), self._head.partitions)
 
     def _is_own(self, head: DeltaTableHead) -> bool:
         properties: Mapping[str, str] = head.properties
         return properties.get(MIRROR_ID) == self._id
-
-
-class DeltaMirrorSink(Mirror):
-    """`cdc.mirror.Mirror` in a Delta table.
-
-    :param settings: keyword arguments of `DeltaSink`, such as `allow_group_overlap`.
-    """
-
-    def __init__(
-        self, tables: DeltaTableAccess, table: str, group: str, design: MirrorDesign, **settings: bool
-    ) -> None:
-        super().__init__(DeltaMirror(tables, table, group, design.table, **settings), table, design)
 
 
 class DeltaMirror(DeltaSink):
@@ -135,7 +133,8 @@ class DeltaMirror(DeltaSink):
     refounds = True
     hands: MergePool = MergeThreads()
     staging: StagedEventFiles = handover
-    _id = ""
+    # The mirror's id, as noted in the mirror's entries.
+    own_id = ""
     _is_of_records = False
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
@@ -145,7 +144,7 @@ class DeltaMirror(DeltaSink):
         for a table whose rows can't be deleted.
         """
         head = self._tables.open(self._name)
-        self._id = uuid.uuid4().hex if head is None else id_of(head)
+        self.own_id = uuid.uuid4().hex if head is None else id_of(head)
         if head is None:
             return None
         check_removable(head)
@@ -153,7 +152,7 @@ class DeltaMirror(DeltaSink):
 
     def take(self, mirror: MirrorDesign) -> None:
         """Use this design of the mirror from now on, with the mirror's id in the table's properties."""
-        self._design = replace(mirror.table, notes={**mirror.table.notes, MIRROR_ID: self._id})
+        self._design = replace(mirror.table, notes={**mirror.table.notes, MIRROR_ID: self.own_id})
         self._is_of_records = mirror.is_of_records
 
     def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
@@ -165,60 +164,26 @@ class DeltaMirror(DeltaSink):
         self._found(None)
 
     @property
-    def is_there(self) -> bool:
-        """Whether the table existed at the last look or commit."""
-        return self._head is not None
-
-    @property
     def is_known(self) -> bool:
         """Whether the columns are known, from the table or from the first events."""
         return self._change is not None
 
-    @property
-    def columns(self) -> pa.Schema:
-        """All columns, including additions of the next commit."""
-        return self._columns
-
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
-        """Add columns with the next commit; return the texts of all pending changes.
-
-        If this call adds no column, the result is empty. Raises MirrorStopped if a column of the table would become
-        wider.
-
-        :param wanted: the row's columns in the events, with the types that the table needs.
-        """
+        """Add columns with the next commit; see `MirrorTable.grow`. Raises MirrorStopped for a wider column."""
         before = self._planned(None)
         self._change, problems = self._grown(before, wanted)
         if problems:
             raise column_became_wider(self._name, "; ".join(problems), of_records=self._is_of_records)
         return self._change.texts if self._change.texts != before.texts else ()
 
-    def _entries(
-        self,
-        mirror: str,
-        mirror_id: str,
-        columns: pa.Schema,
-        key: Sequence[str],
-        lows: Mapping[int, int] | None = None,
-        *,
-        every: bool = False,
-        further: Iterable[pa.Field] = (),
-    ) -> DeltaEntries:
-        fields = pa.schema([columns.field(name) for name in key])
-        return DeltaEntries(self._tables, mirror, mirror_id, fields, lows, every=every, further=further)
-
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
-        """Merge a batch into the table, in a single version with the ledger; return the version.
-
-        The entries of deleted rows are committed before, to their own table. Raises MirrorStopped, ValueMissing,
-        ChecksFailed, and the errors of a commit.
-        """
-        (columns, _, order), key, written = self._layout(), mirror.key or (), list[Add]()
+        """Merge a batch into the table, in a single version with the ledger; see `MirrorTable.merge`."""
+        (columns, _, order), written = self._layout(), list[Add]()
         every, further = mirror.needs_all_entries, mirror.entry_columns
-        entries = self._entries(self._name, self._id, columns, key, landing.lows, every=every, further=further)
-        look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=columns))
-        make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
-        merger = make_merger(batch, self._name, key, mirror.rows, entries, mirror.merge_mode, self.hands, written, look)
+        of_key, own = key_columns(columns, mirror.key or ()), self.own_id
+        entries = DeltaEntries(self._tables, self._name, own, of_key, landing.lows, every=every, further=further)
+        in_columns = partial(conform, schema=columns)
+        merger = merger_of(batch, self._name, mirror, landing, entries, self.hands, written, in_columns)
         founded: MergeResult | None = None
 
         def stage(head: DeltaTableHead | None) -> DeltaFileChange:
@@ -229,17 +194,148 @@ class DeltaMirror(DeltaSink):
             merger.remember(merged)
             # Set only if this attempt creates the table; see `BatchMerger.remember_again`.
             founded = merged if head is None else None
-            rest = self._write_noting(written, merged.rows) if len(merged.rows) else []
+            rest = self.write_noting(written, merged.rows) if len(merged.rows) else []
             return DeltaFileChange(merged.out, [*merged.new, *rest])
 
         # `written` has the files of all attempts.
-        commit = self._new_commit(landing, stage, written)
-        version = self._drive(replace(commit, checks=(*commit.checks, self._check_same)))
+        commit = self.commit_of(landing, stage, written)
+        version = self.drive(replace(commit, checks=(*commit.checks, self._check_same)))
         if founded is not None:
             merger.remember_again(founded)
         return version
 
     def _check_same(self, _: DeltaCommit, head: DeltaTableHead | None) -> None:
-        if head is not None and id_of(head) != self._id:
+        if head is not None and id_of(head) != self.own_id:
             # Its entries are of the new id; entries of the old one would remove these.
             raise StaleFiles(self._name, REPLACED)
+
+
+def mirror_sink(tables: DeltaTableAccess, table: str, group: str, design: MirrorDesign, **settings: Any) -> Mirror:
+    """Return the sink of a mirror in a Delta table; `settings` are keyword arguments of `DeltaSink`."""
+    return Mirror(DeltaMirror(tables, table, group, design.table, **settings), table, design)
+
+
+class DeltaSwap:
+    """`cdc.swap.TableSwap` in Delta; `aside` is the location of the table with the new rows."""
+
+    swap: RowSwap | None = None
+
+    def __init__(self, tables: DeltaTableAccess, table: str, mirror: DeltaMirror, aside: str) -> None:
+        self._tables, self._name, self._mirror, self._aside = tables, table, mirror, aside
+
+    def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
+        """Replace all rows by the rows aside, in a single version; see `cdc.swap.TableSwap.exchange`."""
+        mirror, head, aside = self._mirror, self._mirror.head, self._tables.open(self._aside)
+        assert head is not None, "it was looked at, and is there"
+        assert aside is not None, "it was built before"
+        schema = aside.schema
+        other_log = is_other_log(aside.properties, held)
+        if other_log or _types_of_key(head.schema, held.key or ()) != _types_of_key(schema, key):
+            mirror.own_id = str(uuid.uuid4())
+        design = held.with_key(key)
+        notes = {**design.table.notes, MIRROR_ID: mirror.own_id, **note_for(aside.properties, design)}
+        columns, target = swapped_columns(head, schema, key)
+        payload = [one for one in columns if one.name not in design.table.metadata.names]
+        made = TableDesign(metadata=design.table.metadata, schema=to_schema(pa.schema(payload)))
+        mirror.take_design(replace(design.table, notes=notes), SchemaChange.nowhere(whole_schema(made, None)))
+        has_new_id = mirror.own_id != id_of(head)
+        if not has_new_id:
+            self.remember(key)
+        read = DeltaHead(self._tables, aside, schema)
+        self.swap = RowSwap(self._name, columns, read, key, design.rows, other_log, mirror.write_files)
+        version = self._exchange(self.swap, landing, reach, target)
+        if has_new_id:
+            # Entries of the new id replace the old ones, which count until the commit.
+            self.remember(key)
+        return version
+
+    def remember(self, key: Sequence[str]) -> None:
+        """Add the entries next to the table aside to the mirror's own; see `cdc.swap.TableSwap`."""
+        aside, mirror = self._tables.open(self._aside), self._mirror
+        assert aside is not None, "it was built before"
+        read_again = DeltaEntries(self._tables, self._aside, id_of(aside), key_columns(aside.schema, key))
+        own = DeltaEntries(self._tables, self._name, mirror.own_id, key_columns(mirror.columns, key))
+        remember(read_again, own)
+
+    def _exchange(self, swap: RowSwap, landing: Landing, reach: RangeSet, target: DeltaTarget) -> int:
+        def not_ahead(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
+            if head is not None and (more := beyond(ledger_store.read_ledger(head, commit.group), landing, reach)):
+                raise LedgerConflict(commit.table, more)
+
+        def stage(head: DeltaTableHead | None) -> DeltaFileChange:
+            assert head is not None, "the files fit no missing table"
+            mirror = DeltaHead(self._tables, head, head.schema)
+            return DeltaFileChange(mirror.files(), swap.make(mirror))
+
+        checks = (files_fit, ledger_allows, not_ahead)
+        commit = self._mirror.commit_of(landing, stage, swap.written, checks=checks, target=target)
+        return self._mirror.drive(commit)
+
+
+def swapped_columns(head: DeltaTableHead, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, DeltaTarget]:
+    """Return a mirror's columns with these new rows, and the target for the next version.
+
+    Columns that no longer exist stay, NULL in all rows. Raises CannotSwap if the table is partitioned by a column whose
+    type changes.
+
+    :param new: the columns of the new rows.
+    :param key: the columns of the new key.
+    """
+    wanted, held = {one["name"]: one for one in delta_fields(new)}, to_schema(head.schema, "table")
+    fields, columns, texts = list[Mapping[str, Any]](), list[pa.Field](), list[str]()
+    for one in head.fields:
+        name, column = one["name"], head.schema.field(one["name"])
+        other = wanted.pop(name, None)
+        required = is_required(
+            name, key, held=not one["nullable"], new=other is not None and not new.field(name).nullable
+        )
+        field = dict(one)
+        if other is not None and not fits(to_schema(new).find_field(name).field_type, held.find_field(name).field_type):
+            if name in head.partitions:
+                raise CannotSwap(head.table, f"it is partitioned by {name}, which has another type now.")
+            texts.append(f"column {name} {column.type} becomes {new.field(name).type}")
+            field, column = {**one, "type": other["type"]}, new.field(name)
+        fields.append({**field, "nullable": not required})
+        columns.append(column.with_nullable(not required))
+    for name, other in wanted.items():
+        texts.append(f"add column {name} {new.field(name).type}")
+        fields.append({**other, "nullable": name not in key})
+        columns.append(new.field(name).with_nullable(name not in key))
+    return pa.schema(columns), DeltaTarget(head, fields, head.partitions, tuple(texts))
+
+
+def _types_of_key(schema: pa.Schema, key: Collection[str]) -> list[tuple[str, str]]:
+    return [(name, str(schema.field(name).type)) for name in key if name in schema.names]
+
+
+def aside_id(tables: DeltaTableAccess, name: str) -> str | None:
+    """Return the id of a table, or None if the table does not exist."""
+    head = tables.open(name)
+    return None if head is None else head.table_id
+
+
+def properties_of(tables: DeltaTableAccess, name: str) -> Mapping[str, str] | None:
+    """Return a table's properties, or None if the table does not exist."""
+    head = tables.open(name)
+    return None if head is None else head.properties
+
+
+def drop(tables: DeltaTableAccess, *names: str) -> None:
+    """Delete existing tables, each log last, to allow another try after an interruption."""
+    for name in names:
+        if tables.open(name) is None:
+            continue
+        store = tables.store(name)
+        paths = [item["path"] for part in obstore.list(store) for item in part]
+        for is_log in (False, True):
+            for path in paths:
+                if path.startswith("_delta_log/") is is_log:
+                    obstore.delete(store, path)
+
+
+def mirror_swap(
+    tables: DeltaTableAccess, table: str, consumer_group: str, design: MirrorDesign, aside: str
+) -> MirrorSwap:
+    """Return the swap of a mirror; every table format has a function of this name, see `lakes`."""
+    mirror = DeltaMirror(tables, table, consumer_group, design.table)
+    return MirrorSwap(Mirror(mirror, table, design), DeltaSwap(tables, table, mirror, aside))

@@ -1,46 +1,71 @@
-"""A mirror in an Iceberg table: the entries of deleted rows, and the sink; see `cdc.mirror`."""
+"""A mirror in an Iceberg table: the entries of deleted rows, the sink, and the swap of all rows; see `cdc.mirror`.
+
+The commit of a swap is a landing of all offsets that the new rows cover. The table keeps its history, and gets the
+columns and the key of the new rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any, cast
+from uuid import uuid4
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFile
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import IcebergType, NestedField
 
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.audited import look_of
 from airflow_lakestream.cdc.merge.entries import EntryFiles, compacted, entry_files
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
-from airflow_lakestream.cdc.merge.history import HistoryMerger
+from airflow_lakestream.cdc.merge.history import merger_of
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, REPLACED, SUFFIX
-from airflow_lakestream.cdc.merge.merge import BatchMerger
 from airflow_lakestream.cdc.merge.newest import NewestEvents
 from airflow_lakestream.cdc.merge.values import Borrowed
 from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
+from airflow_lakestream.cdc.swap import (
+    CannotSwap,
+    MirrorSwap,
+    RowSwap,
+    beyond,
+    is_other_log,
+    is_required,
+    note_for,
+    remember,
+)
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.core.ports import StaleFiles
-from airflow_lakestream.iceberg import fitness
+from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import FileRewrite
-from airflow_lakestream.iceberg.commit.commit import RefusalCarrier
+from airflow_lakestream.iceberg.commit.commit import CommitBuilder, RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.deletes import own_deletes, with_deletes
-from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
+from airflow_lakestream.tables.schema.change import SchemaChange
+from airflow_lakestream.tables.schema.columns import fits
+from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow, type_text
 
 
 def mirror_id(mirror: TableMetadata) -> str:
     """Return the mirror's id, as noted in the mirror's entries: from the properties, or else the table's UUID."""
     return mirror.properties.get(MIRROR_ID, str(mirror.table_uuid))
+
+
+def key_columns(columns: Schema, key: Iterable[str]) -> pa.Schema:
+    """Return the columns of a key."""
+    return arrow_schema(Schema(*(columns.find_field(name) for name in key)))
 
 
 class IcebergEntries(IcebergSink):
@@ -94,22 +119,22 @@ class IcebergEntries(IcebergSink):
             self._loaded = None
         memory.commit_entries(self, entries)
 
-    def commit(self, landing: Landing) -> int:
+    def commit(self, landing: Landing, *builders: CommitBuilder) -> int:
         """Commit the taken entries; return the snapshot's id.
 
         In an existing table, the same commit compacts many files into few.
         """
         if self._table is None:
-            return super().commit(landing)
+            return super().commit(landing, *builders)
         written: list[DataFile] = []
 
         # Called for each commit attempt, with the table of the attempt.
         def condense(table: Table) -> FileRewrite:
-            head = IcebergHead(table.metadata, self._target(None).metadata, table.io, written)
+            head = IcebergHead(table.metadata, self.target().metadata, table.io, written)
             new = compacted(head, self._key, self._lows, every=self._every)
             return FileRewrite((), ()) if new is None else FileRewrite(with_deletes(head.files()), new)
 
-        return self._rewrite(landing, condense, written)
+        return self.rewrite(landing, condense, written, *builders)
 
     def _there(self) -> Table | None:
         try:
@@ -119,16 +144,6 @@ class IcebergEntries(IcebergSink):
 
     def _is_own(self, table: Table) -> bool:
         return table.properties.get(MIRROR_ID) == self._id
-
-
-class MirrorSink(Mirror):
-    """`cdc.mirror.Mirror` in an Iceberg table.
-
-    :param settings: keyword arguments of `IcebergSink`, such as `allow_group_overlap`.
-    """
-
-    def __init__(self, catalog: Catalog, table: str, group: str, design: MirrorDesign, **settings: bool) -> None:
-        super().__init__(IcebergMirror(catalog, table, group, design.table, **settings), table, design)
 
 
 class IcebergMirror(IcebergSink):
@@ -164,12 +179,7 @@ class IcebergMirror(IcebergSink):
             self._staged.drop_namespace_if_made()
             self._staged = self._change = None
         self._design = mirror.table
-        self._target(events)
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the table existed at the last look or commit."""
-        return self._table is not None
+        self.target(events)
 
     @property
     def is_known(self) -> bool:
@@ -179,15 +189,12 @@ class IcebergMirror(IcebergSink):
     @property
     def columns(self) -> pa.Schema:
         """All columns, including additions of the next commit."""
-        return self._target(None).schema().as_arrow()
+        return self.target().schema().as_arrow()
 
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
-        """Add columns and widen types with the next commit; return the texts of all pending changes.
+        """Add columns and widen types with the next commit; see `MirrorTable.grow`.
 
-        If this call adds no change, the result is empty. Raises StaleFiles if the table's schema was changed meanwhile,
-        so that a column can't get its type.
-
-        :param wanted: the row's columns in the events, with the types that the table needs.
+        Raises StaleFiles if the table's schema was changed meanwhile, so that a column can't get its type.
         """
         assert self._change is not None, "it was loaded"
         before = self._change.texts
@@ -197,19 +204,14 @@ class IcebergMirror(IcebergSink):
         return self._change.texts if self._change.texts != before else ()
 
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
-        """Merge a batch into the table, in a single snapshot with the ledger; return the snapshot's id.
-
-        The entries of deleted rows are committed before, to their own table. Raises MirrorStopped, ValueMissing,
-        ChecksFailed, and the errors of a commit.
-        """
-        target, key = self._target(None), mirror.key or ()
+        """Merge a batch into the table, in a single snapshot with the ledger; see `MirrorTable.merge`."""
+        target = self.target()
         every, further = mirror.needs_all_entries, mirror.entry_columns
-        name, own = self._name, mirror_id(target.metadata)
-        entries = self._entries(name, own, target.schema(), key, landing.lows, every=every, further=further)
+        of_key, own = key_columns(target.schema(), mirror.key or ()), mirror_id(target.metadata)
+        entries = IcebergEntries(self._catalog, self._name, own, of_key, landing.lows, every=every, further=further)
         written = list[DataFile]()
-        look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=target.schema()))
-        make_merger = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
-        merger = make_merger(batch, self._name, key, mirror.rows, entries, mirror.merge_mode, self.hands, written, look)
+        in_columns = partial(conform, schema=target.schema())
+        merger = merger_of(batch, self._name, mirror, landing, entries, self.hands, written, in_columns)
         merger.borrowed = self.borrowed
         if not self.is_there:
             # The first rows of a new mirror are committed with the table.
@@ -237,18 +239,157 @@ class IcebergMirror(IcebergSink):
             deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
             return FileRewrite([*with_deletes(merged.out), *deletes], new)
 
-        return self._rewrite(landing, rewrite, written)
+        return self.rewrite(landing, rewrite, written)
 
-    def _entries(
-        self,
-        mirror: str,
-        mirror_id: str,
-        columns: Schema,
-        key: Sequence[str],
-        lows: Mapping[int, int] | None = None,
-        *,
-        every: bool = False,
-        further: Iterable[pa.Field] = (),
-    ) -> IcebergEntries:
-        fields = arrow_schema(Schema(*(columns.find_field(name) for name in key)))
-        return IcebergEntries(self._catalog, mirror, mirror_id, fields, lows, every=every, further=further)
+
+def mirror_sink(catalog: Catalog, table: str, group: str, design: MirrorDesign, **settings: Any) -> Mirror:
+    """Return the sink of a mirror in an Iceberg table.
+
+    :param settings: keyword arguments of `IcebergSink`, such as `allow_group_overlap`.
+    """
+    return Mirror(IcebergMirror(catalog, table, group, design.table, **settings), table, design)
+
+
+def swapping(commit: TableCommit, reach: RangeSet) -> TableCommit:
+    """Return the commit as a swap: a mirror with landed events that the new rows lack is refused.
+
+    :param reach: the offset ranges of the new rows.
+    """
+
+    def is_within_reach(commit: TableCommit, head: Table) -> None:
+        ledger = ledger_store.read_ledger(head, commit.group)
+        if more := beyond(ledger, commit.landing, reach):
+            raise RefusalCarrier(LedgerConflict(ledger_store.name_of(head), more))
+
+    return replace(commit, checks=(*commit.checks, is_within_reach))
+
+
+class IcebergSwap:
+    """`cdc.swap.TableSwap` in Iceberg; `aside` is the name of the table with the new rows."""
+
+    swap: RowSwap | None = None
+
+    def __init__(self, catalog: Catalog, table: str, mirror: IcebergMirror, aside: str) -> None:
+        self._catalog, self._name, self._mirror, self._aside = catalog, table, mirror, aside
+
+    def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
+        """Replace all rows by the rows aside, in a single snapshot; see `cdc.swap.TableSwap.exchange`."""
+        assert self._mirror.loaded is not None, "it was looked at, and is there"
+        metadata, aside = self._mirror.loaded.metadata, self._catalog.load_table(self._aside)
+        changes_key = _types_of_key(metadata.schema(), held.key or ()) != _types_of_key(aside.schema(), key)
+        change = swapped_columns(self._name, metadata, aside.schema(), key)
+        other_log = is_other_log(aside.properties, held)
+        own = str(uuid4()) if changes_key or other_log else mirror_id(metadata)
+        design = held.with_key(key)
+        notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}
+        self._mirror.take_design(replace(design.table, notes=notes), change)
+        if own == mirror_id(metadata):
+            self.remember(key)
+        read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(change.schema)
+        self.swap = swap = RowSwap(self._name, columns, read, key, design.rows, other_log, self._mirror.write_files)
+
+        # Called for each commit attempt, with the table of the attempt.
+        def rewrite(table: Table) -> FileRewrite:
+            head = IcebergHead(table.metadata, table.metadata, table.io)
+            return FileRewrite(with_deletes(head.files()), swap.make(head))
+
+        snapshot_id = self._mirror.rewrite(landing, rewrite, swap.written, partial(swapping, reach=reach))
+        if own != mirror_id(metadata):
+            # Entries of the new id replace the old ones, which count until the commit.
+            self.remember(key)
+        return snapshot_id
+
+    def remember(self, key: Sequence[str]) -> None:
+        """Add the entries next to the table aside to the mirror's own; see `cdc.swap.TableSwap`."""
+        aside, target = self._catalog.load_table(self._aside), self._mirror.target()
+        remember(*(self._entries(name, one, key) for name, one in ((self._aside, aside), (self._name, target))))
+
+    def _entries(self, name: str, table: Table, key: Sequence[str]) -> IcebergEntries:
+        return IcebergEntries(self._catalog, name, mirror_id(table.metadata), key_columns(table.schema(), key))
+
+
+def swapped_columns(table: str, metadata: TableMetadata, new: Schema, key: Collection[str]) -> SchemaChange:
+    """Return the change to the new rows' columns; a column keeps the field id if the type still fits.
+
+    Columns that no longer exist stay, NULL in all rows. Raises CannotSwap if the table is partitioned or sorted by a
+    column whose type changes.
+
+    :param new: the columns of the new rows.
+    :param key: the columns of the new key.
+    """
+    held, ids = metadata.schema(), itertools.count(metadata.last_column_id + 1)
+    wanted = {one.name: one for one in new.fields}
+    fields, texts, added = list[NestedField](), list[str](), list[NestedField]()
+    for one in held.fields:
+        other = wanted.pop(one.name, None)
+        required = is_required(one.name, key, held=one.required, new=other is not None and other.required)
+        if other is not None and not fits(other.field_type, one.field_type):
+            fresh = _fresh_column(other, ids, required)
+            texts.append(f"column {one.name} {type_text(one.field_type)} becomes {type_text(fresh.field_type)}")
+            _check_swappable(table, metadata, one)
+            added.append(fresh)
+            fields.append(fresh)
+            continue
+        if one.required != required:
+            texts.append(f"column {one.name} {'must' if required else 'need not'} have a value")
+        fields.append(one.model_copy(update={"required": required}))
+    for other in wanted.values():
+        added.append(_fresh_column(other, ids, other.name in key))
+        fields.append(added[-1])
+        texts.append(f"add column {other.name} {type_text(other.field_type)}")
+    if not texts:
+        return SchemaChange.none(metadata)
+    number = 1 + max(schema.schema_id for schema in metadata.schemas)
+    identifiers = [one.field_id for one in fields if one.name in key]
+    schema = Schema(*fields, schema_id=number, identifier_field_ids=identifiers)
+    last = max(metadata.last_column_id, schema.highest_field_id)
+    update = {"schemas": [*metadata.schemas, schema], "current_schema_id": number, "last_column_id": last}
+    return SchemaChange(metadata, metadata.model_copy(update=update), tuple(texts), {-1: added} if added else {})
+
+
+def _fresh_column(wanted: NestedField, ids: Iterator[int], required: bool) -> NestedField:
+    number = next(ids)
+    kind = cast(IcebergType, assign_fresh_schema_ids(wanted.field_type, lambda: next(ids)))
+    return NestedField(number, wanted.name, kind, required=required, doc=wanted.doc)
+
+
+def _check_swappable(table: str, metadata: TableMetadata, one: NestedField) -> None:
+    spec, order = metadata.spec(), metadata.sort_order_by_id(metadata.default_sort_order_id)
+    sources = [*(part.source_id for part in spec.fields), *(part.source_id for part in (order.fields if order else ()))]
+    if one.field_id in sources:
+        raise CannotSwap(table, f"it is partitioned or sorted by {one.name}, which has another type now.")
+
+
+def _types_of_key(schema: Schema, key: Iterable[str]) -> list[tuple[str, str]]:
+    return [(name, type_text(schema.find_field(name).field_type)) for name in key if name in schema.column_names]
+
+
+def aside_id(catalog: Catalog, name: str) -> str | None:
+    """Return the id of a table, or None if the table does not exist."""
+    try:
+        return str(catalog.load_table(name).metadata.table_uuid)
+    except NoSuchTableError:
+        return None
+
+
+def drop(catalog: Catalog, *names: str) -> None:
+    """Drop existing tables with their files."""
+    for name in names:
+        try:
+            catalog.purge_table(name)
+        except NoSuchTableError:
+            continue
+
+
+def properties_of(catalog: Catalog, name: str) -> Mapping[str, str] | None:
+    """Return a table's properties, or None if the table does not exist."""
+    try:
+        return dict(catalog.load_table(name).properties)
+    except NoSuchTableError:
+        return None
+
+
+def mirror_swap(catalog: Catalog, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> MirrorSwap:
+    """Return the swap of a mirror; every table format has a function of this name, see `lakes`."""
+    mirror = IcebergMirror(catalog, table, consumer_group, design.table)
+    return MirrorSwap(Mirror(mirror, table, design), IcebergSwap(catalog, table, mirror, aside))

@@ -156,14 +156,14 @@ class MirrorTable(Sink, Protocol):
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table in a single commit with the ledger; return the commit's id.
 
-        The entries of deleted rows are committed before, in their own table.
+        The entries of deleted rows are committed before, in their own table. Raises MirrorStopped, ValueMissing,
+        ChecksFailed, and the errors of a commit.
         """
 
 
 class Mirror(WrappedSink):
     """`core.ports.Sink` of a mirror. Rows written are change events; see `cdc.events.decoder`."""
 
-    takes_records = False
     # Only an audit sets it: takes the events of each write.
     noted: Callable[[pa.Table], None] | None = None
 

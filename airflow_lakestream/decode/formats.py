@@ -169,12 +169,12 @@ class PayloadFormats(PayloadSettings):
     def own_columns(self, names: Sequence[str]) -> list[str]:
         """Return the names of columns for fields of the row, without the columns for parts of a change event."""
         return [
-            name for name in names if self.envelope != ValueEnvelope.DEBEZIUM or name not in (*self._naming.parts, NOTE)
+            name for name in names if self.envelope != ValueEnvelope.DEBEZIUM or name not in (*self.naming.parts, NOTE)
         ]
 
     def field_of(self, column: str) -> str:
         """Return the name in records of the field for a column of the row."""
-        return self._naming.source(next((old for old, new in self.renamed if new == column), column))
+        return self.naming.source(next((old for old, new in self.renamed if new == column), column))
 
     @property
     def place_column(self) -> str | None:
@@ -200,7 +200,7 @@ class PayloadFormats(PayloadSettings):
         registry's errors.
         """
         first = without_bare(first, self.named_sides, self.format)
-        columns = self._with_rescued(self._value_columns(first))
+        columns = self._with_rescued(self.value_columns(first))
         if self.key_format is None:
             return columns
         if KEY_COLUMN in columns.names:
@@ -295,31 +295,33 @@ class PayloadFormats(PayloadSettings):
         values = pa.schema([column for column in schema if column.name != KEY_COLUMN])
         return KeyedDecoder(self._value_decoder(values), FORMATS[self.key_format].key(self, keys), schema)
 
-    def _value_columns(self, first: RawBatch) -> pa.Schema:
+    def value_columns(self, first: RawBatch) -> pa.Schema:
+        """Return the columns of a new table for values, from the format, the registry or the first records."""
         if len(self.row.fixed_columns):
             # Decoded keys have a column of their own.
             fixed = [one for one in self.row.fixed_columns if self.key_format is None or one.name != "key"]
             return self.new_names.columns(pa.schema(fixed))
         if self.row.first_columns is None:
             return self._columns_of(self.finder.find(self.format, first.topic, "value", first.values))
-        return self._unwrapped(self.row.first_columns(self, first))
+        return self.row_columns(self.row.first_columns(self, first))
 
     @property
-    def _naming(self) -> EventNaming:
+    def naming(self) -> EventNaming:
         """Names of the columns of a change event's row, and of the columns for parts of the event."""
         return USUAL
 
     @property
-    def _unavailable(self) -> UnavailablePolicy:
+    def unavailable(self) -> UnavailablePolicy:
         """Policy for values left out of events."""
         return UnavailablePolicy(
             ValuePlaceholder(self.unavailable_placeholder), UnavailableValues(self.unavailable_values)
         )
 
     def _columns_of(self, found: SchemaText) -> pa.Schema:
-        return self._unwrapped(self.row.columns_of(found))
+        return self.row_columns(self.row.columns_of(found))
 
-    def _unwrapped(self, columns: pa.Schema) -> pa.Schema:
+    def row_columns(self, columns: pa.Schema) -> pa.Schema:
+        """Return the columns of the rows made of values with these columns."""
         if self.envelope != ValueEnvelope.DEBEZIUM:
             return self.new_names.columns(columns)
         return self.new_names.columns(flattened(columns, self.unavailable_values == UnavailableValues.NULL))
@@ -338,7 +340,7 @@ class PayloadFormats(PayloadSettings):
 
     def _field_decoder(self, fields: pa.Schema) -> ColumnDecoder:
         if self.envelope == ValueEnvelope.DEBEZIUM:
-            return DebeziumDecoder(fields, self._events, self._naming, self._unavailable)
+            return DebeziumDecoder(fields, self._events, self.naming, self.unavailable)
         return self.row.decoder(self, fields)
 
     def _events(self, schema: pa.Schema) -> ColumnDecoder:

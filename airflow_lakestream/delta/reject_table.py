@@ -1,8 +1,7 @@
-"""Reject table of a Delta table, and the sink of both tables; see `tables.rejects.book`."""
+"""Reject table of a Delta table, and the sink of both tables; see `tables.rejects.sink`."""
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +21,6 @@ from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaTableAccess
 from airflow_lakestream.delta.takeout import live_files, may_hold
-from airflow_lakestream.tables.rejects import sink
-from airflow_lakestream.tables.rejects.book import RejectTableSink
 from airflow_lakestream.tables.rejects.settlement import (
     PendingLanding,
     RejectSettlement,
@@ -32,7 +29,7 @@ from airflow_lakestream.tables.rejects.settlement import (
     rejects_of,
     with_place,
 )
-from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
+from airflow_lakestream.tables.rejects.sink import RejectingSink
 
 
 class DeltaMainLedgers:
@@ -84,24 +81,31 @@ def counting_rows(
                     yield rows.filter(settlement.counts(rows, consumer_group, identity, wanted))
 
 
-class DeltaRejectTable(DeltaSink, RejectTableSink):
-    """Reject table of a table, written for a consumer group."""
+class DeltaRejects:
+    """`tables.rejects.sink.RejectAccess` to Delta tables.
 
-    takes_records = False
+    :param table: the location of the main table.
+    :param records: the columns of rejected records.
+    """
 
     def __init__(self, tables: DeltaTableAccess, table: str, consumer_group: str, records: pa.Schema) -> None:
-        super().__init__(tables, rejects_of(table), consumer_group, design_of(records), allow_group_overlap=True)
+        self._tables, self._name = tables, table
+        design = design_of(records)
+        self.sink = DeltaSink(tables, rejects_of(table), consumer_group, design, allow_group_overlap=True)
+        self.sink.takes_records = False
 
-    @property
-    def _properties(self) -> Mapping[str, str] | None:
-        return None if self._head is None else self._head.properties
+    @cached_property
+    def _files(self) -> Any:
+        return self._tables.store(self._name)
 
-    def _rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        assert self._head is not None, "the caller has checked that the table exists"
-        return (rows for _, rows in self._rows_in(self._head, ranges, columns))
+    def rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """Yield all rows of each file of the reject table with possible rows of `ranges`."""
+        assert self.sink.head is not None, "the caller has checked that the table exists"
+        return (rows for _, rows in self._rows_in(self.sink.head, ranges, columns))
 
-    def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
-        adds, written = self._files, list[Add]()
+    def note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
+        """Commit rejected records with the note of their landing, and remove stale rows."""
+        adds, written = self.sink.files, list[Add]()
         # The files of remaining rows by the path of the old file: a retry at another head does not write them again.
         rests: dict[str, list[Add]] = {}
 
@@ -111,70 +115,60 @@ class DeltaRejectTable(DeltaSink, RejectTableSink):
             for add, rest in settlement.remainders(rows):
                 stale[add["path"]] = add
                 if add["path"] not in rests:
-                    rests[add["path"]] = self._write_noting(written, rest) if len(rest) else []
+                    rests[add["path"]] = self.sink.write_noting(written, rest) if len(rest) else []
             return DeltaFileChange(list(stale.values()), [*(file for path in stale for file in rests[path]), *adds])
 
         notes, gone = {one.key: one.encode() for one in pending}, [one.key for one in settlement.settled]
-        commit = self._new_commit(landing, stage, written, checks=(files_fit,))
-        self._drive(replace(commit, notes=notes, gone=gone))
+        commit = self.sink.commit_of(landing, stage, written, checks=(files_fit,))
+        self.sink.drive(replace(commit, notes=notes, gone=gone))
 
     def _rows_in(
         self, head: DeltaTableHead, ranges: RangeSet | None, columns: Sequence[str] = ()
     ) -> Iterator[tuple[Add, pa.Table]]:
         """Yield the files with possible rows of `ranges`, each with all rows of the file; default: all files."""
+        store = self._tables.store(head.table)
         for add in live_files(head):
             if ranges is None or may_hold(add, ranges):
-                yield add, read_file(self._store, add, head.schema, columns)
+                yield add, read_file(store, add, head.schema, columns)
 
+    def main_ledgers(self) -> DeltaMainLedgers | None:
+        """Return the ledgers of the main table, or None if the table does not exist."""
+        head = self._tables.open(self._name)
+        return None if head is None else DeltaMainLedgers(head, self._files)
 
-log = logging.getLogger(__name__)
-
-
-class DeltaRejectingSink(sink.RejectingSink):
-    """`tables.rejects.sink.RejectingSink` on Delta tables.
-
-    :param inner: the sink of the table whose ledger decides.
-    :param table: the location of the main table.
-    :param records: the columns of rejected records.
-    """
-
-    def __init__(
-        self, inner: Sink, tables: DeltaTableAccess, table: str, consumer_group: str, records: pa.Schema
-    ) -> None:
-        super().__init__(inner, DeltaRejectTable(tables, table, consumer_group, records), table, consumer_group)
-        self._tables = tables
-
-    @cached_property
-    def _files(self) -> Any:
-        return self._tables.store(self._name)
-
-    def _settlement(self) -> RejectSettlement:
-        # A missing reject table has nothing to settle.
-        head = self._tables.open(self._name) if self._rejects.exists else None
-        return RejectSettlement.by(self._rejects.pending, None if head is None else DeltaMainLedgers(head, self._files))
-
-    def _new_path(self) -> str:
+    def new_path(self, folder: str) -> str:
+        """Return a new path for records, below a folder of the main table's data."""
         name = f"{uuid.uuid4().hex}-rejected.arrows"
-        return f"{self._folder.strip('/')}/{name}" if self._folder else name
+        return f"{folder.strip('/')}/{name}" if folder else name
 
-    def _store(self, path: str, records: pa.Table) -> None:
-        obstore.put(self._files, path, write_stream(records), mode="create")
+    def store(self, path: str, records: bytes) -> None:
+        """Store records for the committing process."""
+        obstore.put(self._files, path, records, mode="create")
 
-    def _read_handed(self, path: str) -> pa.Table:
-        return read_stream(bytes(obstore.get(self._files, path).bytes()))
+    def read(self, path: str) -> bytes:
+        """Return records stored by another worker."""
+        return bytes(obstore.get(self._files, path).bytes())
 
-    def _take_handed(self, path: str) -> pa.Table:
-        records = self._read_handed(path)
-        for left in self._delete_handed([path]):
-            log.warning("Rejected records that were read could not be deleted: %s", left)
-        return records
+    def take(self, path: str, inner: Sink) -> tuple[bytes, Sequence[str]]:
+        """Read and delete records stored by a process of this run; return also the paths possibly left."""
+        return self.read(path), self.delete([path])
 
-    def _is_there(self, path: str) -> bool:
+    def is_there(self, path: str) -> bool:
+        """Return whether stored records exist."""
         try:
             obstore.head(self._files, path)
         except FileNotFoundError:
             return False
         return True
 
-    def _delete_handed(self, paths: Sequence[str]) -> Sequence[str]:
+    def delete(self, paths: Sequence[str]) -> Sequence[str]:
+        """Delete stored records; return the paths possibly left. Never raises."""
         return delete_files(self._files, [{"path": path} for path in paths])
+
+
+def rejecting_sink(
+    inner: Sink, tables: DeltaTableAccess, table: str, consumer_group: str, records: pa.Schema
+) -> RejectingSink:
+    """Return the sink of a Delta table with its reject table; see `iceberg.reject_table.rejecting_sink`."""
+    access = DeltaRejects(tables, table, consumer_group, records)
+    return RejectingSink(inner, access, table, consumer_group)

@@ -6,17 +6,13 @@ The compare-and-set is Delta's own, one file for each version. Read `committing`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSystem, PyFileSystem
 
-from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, UnaccountedRows, no_rows
+from airflow_lakestream.core.landing.unaccounted import no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
@@ -43,10 +39,8 @@ from airflow_lakestream.delta.committing import (
 )
 from airflow_lakestream.delta.files import (
     Add,
-    as_columns,
     delete_files,
     delete_unreferenced,
-    path_of,
     proof_of,
     unwritable,
     without_committed,
@@ -57,14 +51,12 @@ from airflow_lakestream.delta.protocol import check_writable
 from airflow_lakestream.delta.storage import DeltaStorage, DeltaTableAccess, check_place
 from airflow_lakestream.delta.takeout import (
     Finder,
-    adds_of,
-    bounds_of,
+    look_for_rows,
     not_replaced_since,
     ranges_landed,
     replaced_files,
 )
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, replaced_ranges
 from airflow_lakestream.tables.retention import REMOVED, RETENTION, RowRetention
@@ -73,7 +65,6 @@ from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema
 from airflow_lakestream.tables.sink import TableSink
 from airflow_lakestream.tables.transformed import refuse_replacing
-from airflow_lakestream.tables.unaccounted import CandidateFile, find, keeps_positions
 
 
 def table_state(storage: DeltaStorage, table: str, group: str) -> TableState:
@@ -84,60 +75,6 @@ def table_state(storage: DeltaStorage, table: str, group: str) -> TableState:
     ledger_store.check_not_taken_away(head, group, storage.store(table))
     others = ledger_store.other_ledgers(head, group)
     return TableState(ledger_store.read_ledger(head, group), others, look_for_rows=partial(look_for_rows, head))
-
-
-def look_for_rows(head: DeltaTableHead, asked: ForeignRowQuery) -> UnaccountedRows:
-    """Return the unaccounted rows in the table at this version, with deletion vectors applied.
-
-    Raises FileUnreadable. The result is empty for a table whose rows keep no positions.
-    """
-    if head.delta is None or not keeps_positions(head.schema):
-        return UnaccountedRows()
-    masks = _masks(head)
-    files = PyFileSystem(DeltaStorageHandler.from_table(head.delta._table))
-    return find(head.table, (_to_judge(head, files, add, masks) for add in adds_of(head)), asked)
-
-
-def _masks(head: DeltaTableHead) -> dict[str, Sequence[bool]]:
-    """Return masks of the live rows by path, for the files with deleted rows."""
-    assert head.delta is not None, "the table is really there"
-    vectors = pa.table(head.delta.deletion_vectors()).to_pylist()
-    # delta-rs gives the whole location of a file; an action has the path below the table's folder.
-    table = head.delta.table_uri.rstrip("/") + "/"
-    return {unquote(one["filepath"].removeprefix(table)): one["selection_vector"] for one in vectors}
-
-
-def _to_judge(head: DeltaTableHead, files: FileSystem, add: Add, masks: dict[str, Sequence[bool]]) -> CandidateFile:
-    """Return a file as the core judges it for a replace: bounds of positions, and a reader of its rows."""
-    mask = masks.get(path_of(add))
-    topic, partition, offset = (bounds_of(add, name) for name in COORDINATES)
-    of_partition = [name for name in COORDINATES if add["partitionValues"].get(name) is not None]
-    # A partition column has a value in each row of the file.
-    nulls = [0 if name in of_partition else add["stats"]["nullCount"].get(name) for name in COORDINATES]
-    rows = add["stats"]["numRecords"]
-    return CandidateFile(
-        path=add["path"],
-        rows=rows or 0,
-        topic=topic,
-        partition=partition,
-        offset=offset,
-        is_whole=mask is None and rows is not None and nulls == [0, 0, 0],
-        read=partial(_rows, head, files, add, mask),
-    )
-
-
-def _rows(head: DeltaTableHead, files: FileSystem, add: Add, mask: Sequence[bool] | None) -> Iterator[pa.Table]:
-    # Its footer and three columns, not the whole file.
-    with files.open_input_file(path_of(add)) as source, pq.ParquetFile(source) as file:
-        names = [name for name in COORDINATES if name in file.schema_arrow.names]
-        if mask is None:
-            for batch in file.iter_batches(columns=names):
-                yield as_columns(pa.Table.from_batches([batch]), add, head.schema, COORDINATES)
-            return
-        rows = as_columns(file.read(names), add, head.schema, COORDINATES)
-    # Rows behind the end of a deletion vector are live.
-    left = [*mask, *([True] * (len(rows) - len(mask)))]
-    yield rows.filter(pa.array(left, pa.bool_()))
 
 
 _KNOWN_PROPERTIES = (
@@ -208,11 +145,12 @@ class DeltaSink(TableSink[Add]):
         self._first_version: int | None = None
 
     @cached_property
-    def _store(self) -> Any:
+    def store(self) -> Any:
+        """The store of the table's folder."""
         # Opened when needed: a missing folder would be made.
         return self._tables.store(self._name)
 
-    def load(self, run_id: str) -> TableState:
+    def _load(self, run_id: str) -> TableState:
         """Load the table again, and check the table against the design. Raises InvalidArgument for a contradiction.
 
         A table or a location that can't be landed in is refused: raises PlaceNotWritable, DamagedLog, UnfitTable,
@@ -231,7 +169,7 @@ class DeltaSink(TableSink[Add]):
         check_writable(head)
         if MIRROR not in self._design.notes:
             refuse_mirror(self._name, head.properties, "landed into, or replaced, by records")
-        ledger_store.check_not_taken_away(head, self._group, self._store)
+        ledger_store.check_not_taken_away(head, self._group, self.store)
         self._change = change = self.change_of(head)
         check_layout(head.schema, head.partitions, self._name, self._design.partition_by)
         if not isinstance(self._tables, handover.DeltaOutline):
@@ -239,7 +177,7 @@ class DeltaSink(TableSink[Add]):
         return TableState(
             ledger=ledger_store.read_ledger(head, self._group),
             other_ledgers=ledger_store.other_ledgers(head, self._group),
-            landed_by_run=ledger_store.landings_of_run(head, self._store, self._group, run_id),
+            landed_by_run=ledger_store.landings_of_run(head, self.store, self._group, run_id),
             schema=self._decoded(change),
             keeps_removed=REMOVED in head.properties,
             # A mirror accepts repeated events: the newest event of a key wins.
@@ -252,29 +190,50 @@ class DeltaSink(TableSink[Add]):
             self._found(rows.schema)
         super().write(rows, identity)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the table existed at the last look or commit."""
+        return self._head is not None
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties at the last look or commit; empty without a table."""
+        return {} if self._head is None else self._head.properties
+
+    @property
+    def head(self) -> DeltaTableHead | None:
+        """The table at the last look or commit, or None if it was missing."""
+        return self._head
+
     def commit(self, landing: Landing) -> int:
         """Commit the buffered rows and the landing as a version; see `core.ports.Sink`."""
-        files = DeltaFileChange(new=self._files)
-        return self._drive(self._new_commit(landing, lambda _: files))
+        return self.checked(landing, partial(self._append, landing))
+
+    def _append(self, landing: Landing) -> int:
+        files = DeltaFileChange(new=self.files)
+        return self.drive(self.commit_of(landing, lambda _: files))
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the rows of ranges by the buffered rows, in a single version; see `core.ports.Sink`."""
+        return self.checked(landing, partial(self._replace, landing), is_replace=True)
+
+    def _replace(self, landing: Landing) -> tuple[int, Landing]:
         _, ranges = replaced_ranges(landing)
         if self._head is None:
             raise RangesNotLanded(self._name, ranges)
         refuse_replacing(self._name, self._head.properties, self._group)
         check_columns(self._design.metadata.names, self._name)
-        files, written, made = self._files, list[Add](), landing
-        finder = Finder(ranges, files, partial(self._write_noting, written), self._passed_over)
+        files, written, made = self.files, list[Add](), landing
+        finder = Finder(ranges, files, partial(self.write_noting, written), self._passed_over)
 
         def stage(head: DeltaTableHead | None) -> DeltaFileChange:
             nonlocal made
             assert head is not None, "the files fit no missing table"
-            takeout, made = replaced_files(self._store, head, finder, landing, self._group)
+            takeout, made = replaced_files(self.store, head, finder, landing, self._group)
             return DeltaFileChange(takeout.out, [*takeout.remainders, *files], made)
 
-        checks = (not_replaced_since(self._store, self._first_version or 0, self._landed), files_fit, ranges_landed)
-        version = self._drive(self._new_commit(landing, stage, written, checks=checks))
+        checks = (not_replaced_since(self.store, self._first_version or 0, self._landed), files_fit, ranges_landed)
+        version = self.drive(self.commit_of(landing, stage, written, checks=checks))
         self._landed.add(landing.landing_id)
         return version, made
 
@@ -284,7 +243,7 @@ class DeltaSink(TableSink[Add]):
         Buffered rows are written first. Raises RowsNotWritable.
         """
         self._buffer.flush()
-        return handover.outline(self._tables, self._name, self.target(), self._columns)
+        return handover.outline(self._tables, self._name, self.target(), self.columns)
 
     def staging_outline(self, columns: pa.Schema) -> handover.DeltaOutline:
         """Return the outline of a staging table in this table's folder."""
@@ -294,30 +253,32 @@ class DeltaSink(TableSink[Add]):
         """Return the reason why handed files do not fit the table at the last `load`, or None."""
         if self._change is None:
             return "the table is not there (any more)"
-        return handover.misfit(self.target(), self._store, files)
+        return handover.misfit(self.target(), self.store, files)
 
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
         """Return a landing's changes of the table's schema, in words; empty once the log has lost the version."""
-        return ledger_store.schema_changes(self._store, snapshot_id)
+        return ledger_store.schema_changes(self.store, snapshot_id)
 
-    def _new_commit(
+    def commit_of(
         self,
         landing: Landing,
         stage: Callable[[DeltaTableHead | None], DeltaFileChange],
         written: Sequence[Add] = (),
         *,
         checks: tuple[DeltaCheck, ...] = (),
+        target: DeltaTarget | None = None,
     ) -> DeltaCommit:
-        """Return a commit of files for the target.
+        """Return a commit of files.
 
         :param checks: checks instead of those of an append.
+        :param target: a target other than that of the next commit.
         """
         ledger = ledger_allows_overlap if self._allow_group_overlap else ledger_allows
         checks = checks or (files_fit, ledger)
-        target, notes = self.target(), self._design.notes
+        target, notes = target or self.target(), self._design.notes
         return DeltaCommit(self._name, self._group, landing, target, stage, checks, notes, written=written)
 
-    def _drive(self, commit: DeltaCommit) -> int:
+    def drive(self, commit: DeltaCommit) -> int:
         """Commit, then delete the files written in vain; after an error, nothing that may have been applied."""
         committer = DeltaCommitter(self._tables, commit)
         try:
@@ -327,21 +288,19 @@ class DeltaSink(TableSink[Add]):
             if committer.may_be_applied():
                 self.leave_in_place()
             elif commit.written:
-                delete_files(self._store, without_committed(commit.written, ()))
+                delete_files(self.store, without_committed(commit.written, ()))
             raise
         self.leave_in_place()
         look_after(self._tables, self._name, version)
         # The next rows are written for the table after this commit.
         self._head = self._tables.open(self._name)
         self._change = SchemaChange.none(self._planned(None).metadata)
-        delete_files(self._store, without_committed(commit.written, committer.committed))
+        delete_files(self.store, without_committed(commit.written, committer.committed))
         return version
 
     @property
-    def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
-        if self._head is None:
-            return {}, ()
-        return self._head.properties, {field.name for field in self._head.schema if not field.nullable}
+    def _required(self) -> Collection[str]:
+        return {} if self._head is None else {field.name for field in self._head.schema if not field.nullable}
 
     def _take_columns(self) -> None:
         """Set the columns of the next commit: of a new table, or of the existing table with a schema change."""
@@ -352,7 +311,7 @@ class DeltaSink(TableSink[Add]):
 
     def target(self) -> DeltaTarget:
         """Return the target of the next commit: the table at the last look, with the columns after the commit."""
-        columns = self._columns
+        columns = self.columns
         wanted = delta_fields(columns)
         if self._head is None:
             partitions = check_partitions(columns, self._design.partition_by)
@@ -362,9 +321,9 @@ class DeltaSink(TableSink[Add]):
         return DeltaTarget(self._head, fields, self._head.partitions, self._planned(None).texts)
 
     @property
-    def _columns(self) -> pa.Schema:
+    def columns(self) -> pa.Schema:
         """All columns, including the columns added by the next commit."""
-        return arrow_schema(self._planned(None).schema)
+        return arrow_schema(self.schema)
 
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
         # The first rows are not needed: `write` has set the columns of a new table.
@@ -373,19 +332,20 @@ class DeltaSink(TableSink[Add]):
 
     def _layout(self) -> tuple[pa.Schema, Sequence[str], Sequence[tuple[str, bool, bool]]]:
         """Return the columns of files, the partition columns, and the order of rows."""
-        columns = self._columns
+        columns = self.columns
         return columns, self.target().partitions, check_order(columns, self._design.sort_order)
 
     def _writing(self, rows: pa.Table) -> Callable[[], list[Add]]:
-        write = partial(write_files, self._store, *self._layout(), folder=self._folder)
+        write = partial(write_files, self.store, *self._layout(), folder=self._folder)
         return partial(write, rows, self._prefix, self._numbers)
 
-    def _write_files(self, rows: pa.Table) -> list[Add]:
+    def write_files(self, rows: pa.Table) -> list[Add]:
+        """Write rows as files for the target table, and return the files, which only the caller owns."""
         return self._writing(rows)()
 
-    def _write_noting(self, written: list[Add], rows: pa.Table) -> list[Add]:
+    def write_noting(self, written: list[Add], rows: pa.Table) -> list[Add]:
         """Write rows as files of an attempt, noted in `written` for the clean-up."""
-        files = self._write_files(rows)
+        files = self.write_files(rows)
         written += files
         return files
 
@@ -400,10 +360,10 @@ class DeltaSink(TableSink[Add]):
         return found
 
     def _delete(self, files: Sequence[Add]) -> Sequence[str]:
-        return delete_files(self._store, files)
+        return delete_files(self.store, files)
 
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
-        return delete_unreferenced(self._store, self._tables.open(self._name), folder)
+        return delete_unreferenced(self.store, self._tables.open(self._name), folder)
 
     def _found(self, rows: pa.Schema | None) -> None:
         """Set the columns of a new table; without a schema in the design, the columns of the first rows.
@@ -412,7 +372,7 @@ class DeltaSink(TableSink[Add]):
         """
         self._change = SchemaChange.nowhere(whole_schema(self._design, rows))
         # Refuses names and types unknown to Delta.
-        delta_fields(self._columns)
+        delta_fields(self.columns)
         # A mirror's schema may have only some of its columns.
         if self.takes_records:
             self._prove(*proof_of(*self._layout()))

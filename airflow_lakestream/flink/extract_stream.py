@@ -268,26 +268,28 @@ class ExtractStream(FlinkStream):
             log.warning("%s", e)
             self._land_all()
 
-    def _land_rest(self, publication: PublicationJob) -> bool:
+    def land_rest(self, publication: PublicationJob) -> bool:
+        """Publish the rest of earlier jobs; the extract lands doubtful rows. See `FlinkStream.land_rest`."""
         if self._is_behind:
             # The branch has nothing that main lacks.
             self._is_behind = False
             return False
         try:
-            landed = super()._land_rest(publication)
+            landed = super().land_rest(publication)
         except RowsOnMain as e:
             # A driver was killed after the extract's landing.
             log.warning("The branch begins again at main's head. %s", e)
             return False
-        # `_land` has found doubtful rows, and the call above has logged the error.
+        # `land` has found doubtful rows, and the call above has logged the error.
         if self._is_behind:
             self._land_all()
             self._is_behind = False
         return landed
 
-    def _land(self, publication: PublicationJob) -> None:
+    def land(self, publication: PublicationJob) -> None:
+        """Publish, and let the extract fill the holes. Raises RestartAfterExtract if Flink's rows are doubtful."""
         try:
-            super()._land(publication)
+            super().land(publication)
         except (RecordDoubted, RowsDiffer) as e:
             self._is_behind = True
             raise RestartAfterExtract(str(e)) from e

@@ -97,7 +97,7 @@ class FlinkStream(JobStream):
         publication = self._publication(note.finished if note is not None and note.finished else None)
         self._check_table()
         has_branch = self._has_branch()
-        has_unfit_rows = has_branch and not self._land_rest(publication)
+        has_unfit_rows = has_branch and not self.land_rest(publication)
         starts = begin(publication) if has_branch and not has_unfit_rows else {}
         state = self.jobs.state_for(starts) if starts else ""
         if not state:
@@ -109,7 +109,7 @@ class FlinkStream(JobStream):
         table = load_table(self._catalog, self.config.table)
         self.jobs.begin_line(starts, ledger_store.newest_sequence(table.metadata))
 
-    def _land_rest(self, publication: PublicationJob) -> bool:
+    def land_rest(self, publication: PublicationJob) -> bool:
         """Publish the rest of earlier jobs; return False if the branch has rows unfit for main.
 
         Rows of records that were read in another way are unfit, too. Checks that fail are raised, unless the program
@@ -120,7 +120,7 @@ class FlinkStream(JobStream):
             log.warning("The branch has records that were read as %s. They are read again.", read)
             return False
         try:
-            self._land(publication)
+            self.land(publication)
         except PositionsUnknown as e:
             log.warning("%s", e)
         except ChecksFailed as e:
@@ -232,7 +232,7 @@ class FlinkStream(JobStream):
 
         :param savepoint: location of the savepoint by which the job was stopped.
         """
-        self._land(self._publication(savepoint))
+        self.land(self._publication(savepoint))
 
     def _publish(self) -> None:
         """Publish; log errors that a later publication may mend.
@@ -242,7 +242,7 @@ class FlinkStream(JobStream):
         """
         self.lease.check()
         try:
-            self._land(self._publication(None))
+            self.land(self._publication(None))
         except LakestreamError as e:
             if isinstance(e, Terminal | JobSpoilt):
                 raise
@@ -253,7 +253,8 @@ class FlinkStream(JobStream):
         finally:
             self._published_at = time.monotonic()
 
-    def _land(self, publication: PublicationJob) -> None:
+    def land(self, publication: PublicationJob) -> None:
+        """Publish, and report the landing. Raises the errors of `publish`, and JobSpoilt if columns have moved."""
         started = time.monotonic()
         try:
             report = publish(publication)

@@ -1,13 +1,11 @@
-"""Reject table of an Iceberg table, and the sink of both tables; see `tables.rejects.book`."""
+"""Reject table of an Iceberg table, and the sink of both tables; see `tables.rejects.sink`."""
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Self
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -26,20 +24,16 @@ from airflow_lakestream.iceberg.commit.commit import RequestPart, TableCommit, p
 from airflow_lakestream.iceberg.replace.takeout import live_files, may_hold, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import data_folder, delete_files, write_data_files
-from airflow_lakestream.tables.rejects import settlement as decided
-from airflow_lakestream.tables.rejects import sink
-from airflow_lakestream.tables.rejects.book import RejectTableSink
 from airflow_lakestream.tables.rejects.settlement import (
     REJECTED_AT,
     PendingLanding,
+    RejectSettlement,
     design_of,
     pending_of,
     rejects_of,
     with_place,
 )
-from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
-
-log = logging.getLogger(__name__)
+from airflow_lakestream.tables.rejects.sink import RejectingSink
 
 
 def pending_in(table: Table | None) -> list[PendingLanding]:
@@ -47,13 +41,9 @@ def pending_in(table: Table | None) -> list[PendingLanding]:
     return [] if table is None else pending_of(table.metadata.properties)
 
 
-class IcebergSettlement(decided.RejectSettlement):
-    """An Iceberg table's decision on the pending landings."""
-
-    @classmethod
-    def of(cls, pending: Iterable[PendingLanding], main: Table | None) -> Self:
-        """Return the decision of the main table; if `main` is None (no table), all landings are open."""
-        return cls.by(pending, None if main is None else _IcebergMainLedgers(main))
+def settlement_of(pending: Iterable[PendingLanding], main: Table | None) -> RejectSettlement:
+    """Return the decision of the main table on pending landings; if `main` is None (no table), all are open."""
+    return RejectSettlement.by(pending, None if main is None else _IcebergMainLedgers(main))
 
 
 class _IcebergMainLedgers:
@@ -105,7 +95,7 @@ def counting_rows(
     :param ranges: only at these offsets.
     :param columns: the columns to read in addition to `PLACE`; default: all.
     """
-    settlement = IcebergSettlement.of(pending_in(rejects), main)
+    settlement = settlement_of(pending_in(rejects), main)
     ledger = ledger_store.read_ledger(main, consumer_group)
     for identity, entry in ledger.topics.items():
         if topic in (None, identity.topic):
@@ -122,7 +112,7 @@ def newest_counting_rows(
     :param columns: the columns to read in addition to `PLACE`.
     :param most_bytes: limit of the bytes of all files; a file that would exceed the limit is left out.
     """
-    settlement = IcebergSettlement.of(pending_in(rejects), main)
+    settlement = settlement_of(pending_in(rejects), main)
     topics = ledger_store.read_ledger(main, consumer_group).topics
     rejected_at = rejects.metadata.schema().find_field(REJECTED_AT).field_id
     bytes_left = most_bytes
@@ -141,28 +131,29 @@ def newest_of(file: DataFile, column: int) -> int:
     return 0 if bound is None else int.from_bytes(bound, "little", signed=True)
 
 
-class IcebergRejectTable(IcebergSink, RejectTableSink):
-    """Reject table of a table, written for a consumer group."""
+class IcebergRejects:
+    """`tables.rejects.sink.RejectAccess` to Iceberg tables.
 
-    takes_records = False
+    :param table: the main table's name.
+    :param records: the columns of rejected records.
+    """
 
     def __init__(self, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> None:
-        super().__init__(catalog, rejects_of(table), consumer_group, design_of(records), allow_group_overlap=True)
+        self._catalog, self._name = catalog, table
+        design = design_of(records)
+        self.sink = IcebergSink(catalog, rejects_of(table), consumer_group, design, allow_group_overlap=True)
+        self.sink.takes_records = False
 
-    @property
-    def _properties(self) -> Mapping[str, str] | None:
-        return None if self._table is None else self._table.metadata.properties
+    def rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """Yield all rows of each file of the reject table with possible rows of `ranges`."""
+        assert self.sink.loaded is not None, "the caller has checked that the table exists"
+        return rows_in(self.sink.loaded, ranges, columns)
 
-    def _rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        assert self._table is not None, "the caller has checked that the table exists"
-        return rows_in(self._table, ranges, columns)
-
-    def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: decided.RejectSettlement) -> None:
-        """Commit rejected records with a note of their landing; remove stale rows, and notes of settled landings."""
+    def note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
+        """Commit rejected records with the note of their landing, and remove stale rows and notes of settled landings."""
         notes = partial(with_notes, added=pending, settled=settlement.settled)
-        if self._table is None:
-            files = self._files
-            self._drive(self._attempt(landing, notes), landing, files)
+        if self.sink.loaded is None:
+            self.sink.commit(landing, notes)
             return
         written: list[DataFile] = []
 
@@ -178,7 +169,52 @@ class IcebergRejectTable(IcebergSink, RejectTableSink):
                 new += files_of_rest
             return FileRewrite(old, new)
 
-        self._rewrite(landing, without_stale_rows, written, notes)
+        self.sink.rewrite(landing, without_stale_rows, written, notes)
+
+    def main_ledgers(self) -> _IcebergMainLedgers | None:
+        """Return the ledgers of the main table, or None if the table does not exist."""
+        try:
+            return _IcebergMainLedgers(self._main())
+        except NoSuchTableError:
+            return None
+
+    def _main(self) -> Table:
+        return self._catalog.load_table(self._name)
+
+    def new_path(self, folder: str) -> str:
+        """Return a new path for records, below a folder of the main table's data."""
+        return f"{data_folder(self._main().metadata, folder)}/{uuid.uuid4().hex}-rejected.arrows"
+
+    def store(self, path: str, records: bytes) -> None:
+        """Store records for the committing process."""
+        with self._main().io.new_output(path).create() as stream:
+            stream.write(records)
+
+    def read(self, path: str) -> bytes:
+        """Return records stored by another worker."""
+        return _read(self._main().io, path)
+
+    def take(self, path: str, inner: Sink) -> tuple[bytes, Sequence[str]]:
+        """Read and delete records stored by a process of this run; return also the paths possibly left."""
+        # The commit may have to create the table first: until then only the inner sink knows it.
+        io = inner.outline().io
+        return _read(io, path), delete_files(io, [path])
+
+    def is_there(self, path: str) -> bool:
+        """Return whether stored records exist."""
+        return self._main().io.new_input(path).exists()
+
+    def delete(self, paths: Sequence[str]) -> Sequence[str]:
+        """Delete stored records; return the paths possibly left. Never raises."""
+        try:
+            return delete_files(self._main().io, paths)
+        except NoSuchTableError:
+            return paths
+
+
+def _read(io: FileIO, path: str) -> bytes:
+    with io.new_input(path).open() as stream:
+        return stream.read()
 
 
 def with_notes(commit: TableCommit, added: Sequence[PendingLanding], settled: Sequence[PendingLanding]) -> TableCommit:
@@ -195,57 +231,12 @@ def with_notes(commit: TableCommit, added: Sequence[PendingLanding], settled: Se
     return replace(commit, additions=(*commit.additions, notes))
 
 
-class IcebergRejectingSink(sink.RejectingSink):
-    """`tables.rejects.sink.RejectingSink` on Iceberg tables.
+def rejecting_sink(inner: Sink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> RejectingSink:
+    """Return the sink of an Iceberg table with its reject table.
 
     :param inner: the sink of the table whose ledger decides.
     :param table: that table's name.
     :param records: the columns of rejected records.
     """
-
-    def __init__(self, inner: Sink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> None:
-        super().__init__(inner, IcebergRejectTable(catalog, table, consumer_group, records), table, consumer_group)
-        self._catalog = catalog
-
-    def _settlement(self) -> IcebergSettlement:
-        pending = self._rejects.pending
-        try:
-            # A missing reject table has nothing to settle.
-            return IcebergSettlement.of(pending, self._main() if self._rejects.exists else None)
-        except NoSuchTableError:
-            return IcebergSettlement.of(pending, None)
-
-    def _main(self) -> Table:
-        return self._catalog.load_table(self._name)
-
-    def _take_handed(self, path: str) -> pa.Table:
-        # The commit may have to create the table first: until then only the inner sink knows it.
-        io = self.inner.outline().io
-        records = _read_records(io, path)
-        for left in delete_files(io, [path]):
-            log.warning("Rejected records that were read could not be deleted: %s", left)
-        return records
-
-    def _new_path(self) -> str:
-        return f"{data_folder(self._main().metadata, self._folder)}/{uuid.uuid4().hex}-rejected.arrows"
-
-    def _store(self, path: str, records: pa.Table) -> None:
-        with self._main().io.new_output(path).create() as stream:
-            stream.write(write_stream(records))
-
-    def _read_handed(self, path: str) -> pa.Table:
-        return _read_records(self._main().io, path)
-
-    def _is_there(self, path: str) -> bool:
-        return self._main().io.new_input(path).exists()
-
-    def _delete_handed(self, paths: Sequence[str]) -> Sequence[str]:
-        try:
-            return delete_files(self._main().io, paths)
-        except NoSuchTableError:
-            return paths
-
-
-def _read_records(io: FileIO, path: str) -> pa.Table:
-    with io.new_input(path).open() as stream:
-        return read_stream(stream.read())
+    access = IcebergRejects(catalog, table, consumer_group, records)
+    return RejectingSink(inner, access, table, consumer_group)

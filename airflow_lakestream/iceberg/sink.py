@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import WAREHOUSE_LOCATION, Catalog
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
-from pyiceberg.expressions import BooleanExpression
-from pyiceberg.expressions.parser import parse
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry
-from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
-from airflow_lakestream.core import codec
-from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, UnaccountedRows, no_rows
+from airflow_lakestream.core.landing.unaccounted import no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.ports import HeadMoved, RangesNotLanded, TableState, Trial
+from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import MIRROR, refuse_mirror
 from airflow_lakestream.iceberg import fitness, ledger_store
@@ -37,12 +33,11 @@ from airflow_lakestream.iceberg.commit.commit import (
     ledger_allows,
     ledger_allows_overlap,
 )
-from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
-from airflow_lakestream.iceberg.commit.guard import CommitGuard
+from airflow_lakestream.iceberg.commit.committing import commit_files
 from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
-from airflow_lakestream.iceberg.replace.replace import CountCompletion, FirstLook, ReplaceStage, replacing
-from airflow_lakestream.iceberg.replace.takeout import Finder, bounds_of, read_rows
+from airflow_lakestream.iceberg.replace.replace import CountCompletion, FirstLook, replaced_files, replacing
+from airflow_lakestream.iceberg.replace.takeout import Finder, look_for_rows
 from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import (
     data_folder,
@@ -52,7 +47,6 @@ from airflow_lakestream.iceberg.write.files import (
     write_data_files,
 )
 from airflow_lakestream.iceberg.write.trial import proof_of, unwritable
-from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, completed, replaced_ranges
 from airflow_lakestream.tables.retention import REMOVED
@@ -60,7 +54,6 @@ from airflow_lakestream.tables.schema.change import SchemaChange, change_for, ch
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema
 from airflow_lakestream.tables.sink import TableSink
 from airflow_lakestream.tables.transformed import refuse_replacing
-from airflow_lakestream.tables.unaccounted import CandidateFile, FileUnreadable, find, keeps_positions
 
 
 def table_state(catalog: Catalog, table: str, group: str) -> TableState:
@@ -71,59 +64,6 @@ def table_state(catalog: Catalog, table: str, group: str) -> TableState:
         return TableState(Ledger(group), exists=False)
     others = {g: ledger_store.read_ledger(loaded, g) for g in ledger_store.groups(loaded) if g != group}
     return TableState(ledger_store.read_ledger(loaded, group), others, look_for_rows=partial(look_for_rows, loaded))
-
-
-def look_for_rows(table: Table, asked: ForeignRowQuery) -> UnaccountedRows:
-    """Return the unaccounted rows in the table's head: position deletes are applied, equality deletes are not.
-
-    Raises FileUnreadable, and HeadMoved if another writer has removed the files meanwhile. The result is empty for a
-    table whose rows keep no positions.
-    """
-    snapshot = table.current_snapshot()
-    if snapshot is None or not keeps_positions(table.schema().as_arrow()):
-        return UnaccountedRows()
-    name = ledger_store.name_of(table)
-    try:
-        return _look(table, snapshot, asked)
-    except (FileNotFoundError, FileUnreadable) as e:
-        if ledger_store.head_of(table.catalog.load_table(table.name()).metadata) != snapshot.snapshot_id:
-            raise HeadMoved(name) from e
-        raise e if isinstance(e, FileUnreadable) else FileUnreadable(name, str(e.filename or e), e) from e
-
-
-def _look(table: Table, snapshot: Snapshot, asked: ForeignRowQuery) -> UnaccountedRows:
-    planner = ManifestGroupPlanner(table.metadata, table.io, row_filter=_is_of(asked.topic))
-    # PyIceberg plans no scan of a table that has equality deletes, which it can't apply.
-    tasks = planner.plan_files(snapshot.manifests(table.io), manifest_entry_filter=_is_no_equality_delete)
-    return find(ledger_store.name_of(table), (_to_judge(table, task, asked.topic) for task in tasks), asked)
-
-
-def _is_of(topic: str) -> BooleanExpression:
-    # Kafka's names of topics have no quotes.
-    return parse(f"{TOPIC} == '{topic}'")
-
-
-def _is_no_equality_delete(entry: ManifestEntry) -> bool:
-    return entry.data_file.content != DataFileContent.EQUALITY_DELETES
-
-
-def _to_judge(table: Table, task: FileScanTask, topic: str) -> CandidateFile:
-    file, schema = task.file, table.schema()
-    ids = [schema.find_field(name).field_id for name in COORDINATES]
-    nulls = file.null_value_counts or {}
-    return CandidateFile(
-        path=file.file_path,
-        rows=file.record_count,
-        topic=bounds_of(schema, file, TOPIC),
-        partition=bounds_of(schema, file, PARTITION),
-        offset=bounds_of(schema, file, OFFSET),
-        is_whole=not task.delete_files and all(nulls.get(of) == 0 for of in ids),
-        read=partial(_rows, table, task, topic),
-    )
-
-
-def _rows(table: Table, task: FileScanTask, topic: str) -> Iterable[pa.Table]:
-    return read_rows(table.metadata, table.io, task, columns=COORDINATES, where=_is_of(topic))
 
 
 log = logging.getLogger(__name__)
@@ -144,9 +84,12 @@ class IcebergSink(TableSink[DataFile]):
         *,
         allow_group_overlap: bool = False,
         parts: int = 1,
+        check_part: Callable[[Table], None] | None = None,
     ) -> None:
         super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._catalog = catalog
+        # Refuses a table by its part in a fan-out.
+        self._check_part = check_part or self._refuse_part
         self._table: Table | None = None
         # The table as loaded before, which the next `load` takes.
         self._loaded: Table | None = None
@@ -158,7 +101,7 @@ class IcebergSink(TableSink[DataFile]):
         # The topic whose name selected the table; None if the user named the table.
         self.named_by: NamingTopic | None = None
 
-    def load(self, run_id: str) -> TableState:
+    def _load(self, run_id: str) -> TableState:
         """Load the table again, and check the table against the design. Raises InvalidArgument for a contradiction.
 
         A catalog or a table that can't be landed in is refused: raises the errors of `fitness`, NotIceberg,
@@ -194,22 +137,56 @@ class IcebergSink(TableSink[DataFile]):
         )
 
     @property
+    def has_adopted_files(self) -> bool:
+        """Whether the next commit has files of another worker."""
+        return bool(self._adopted)
+
+    @property
     def loaded(self) -> Table | None:
         """The table at the last `load`, or None if it was missing."""
         return self._table
 
-    def commit(self, landing: Landing) -> int:
-        """Commit the buffered rows and the landing as a snapshot; see `core.ports.Sink`."""
-        files = self._files
-        return self._drive(self._attempt(landing), landing, files)
+    @property
+    def is_there(self) -> bool:
+        """Whether the table existed at the last look or commit."""
+        return self._table is not None
 
-    def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`."""
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties at the last look or commit; empty without a table."""
+        return {} if self._table is None else self._table.metadata.properties
+
+    def commit(self, landing: Landing, *builders: CommitBuilder) -> int:
+        """Commit the buffered rows and the landing as a snapshot; see `core.ports.Sink`.
+
+        :param builders: builders of this commit, after those of the sink.
+        """
+        return self.checked(landing, partial(self._append, landing, *builders))
+
+    def _append(self, landing: Landing, *builders: CommitBuilder) -> int:
+        files = self.files
+        commit = self.commit_of(landing, *builders)
+        return self._drive(commit, files)
+
+    def commit_alone(self, commit: TableCommit) -> None:
+        """Commit without the buffered rows, which stay buffered; this creates a missing table."""
+        commit_files(self._attempt(commit), ())
+        if self._table is None:
+            self._staged, self._table = None, self._catalog.load_table(self._name)
+            self._change = SchemaChange.none(self._table.metadata)
+
+    def replace(self, landing: Landing, finder: Callable[..., Finder] = Finder) -> tuple[int, Landing]:
+        """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`.
+
+        :param finder: makes the search for the rows to remove.
+        """
+        return self.checked(landing, partial(self._replace, landing, finder), is_replace=True)
+
+    def _replace(self, landing: Landing, finder: Callable[..., Finder]) -> tuple[int, Landing]:
         _, ranges = replaced_ranges(landing)
-        if self._table is not None:
-            refuse_replacing(self._name, self._table.metadata.properties, self._group)
-        snapshot_id, stage = self.exchange_rows(landing, ranges, replacing)
-        return snapshot_id, stage.landing_of(snapshot_id)
+        refuse_replacing(self._name, self.properties, self._group)
+        snapshot_id, made = self.exchange_rows(landing, ranges, replacing, finder)
+        return snapshot_id, made.landing or landing
 
     def exchange_rows(
         self,
@@ -218,8 +195,8 @@ class IcebergSink(TableSink[DataFile]):
         build: Callable[..., TableCommit],
         finder: Callable[..., Finder] = Finder,
         complete: CountCompletion = completed,
-    ) -> tuple[int, ReplaceStage]:
-        """Commit the buffered rows in place of rows of ranges, in a single snapshot; return its id, and the stage.
+    ) -> tuple[int, FileRewrite]:
+        """Commit the buffered rows in place of rows of ranges, in a single snapshot; return its id, and its files.
 
         Raises RangesNotLanded without a table. After any error nothing is changed.
 
@@ -229,11 +206,18 @@ class IcebergSink(TableSink[DataFile]):
         if self._table is None:
             raise RangesNotLanded(self._name, ranges)
         check_columns(self._design.metadata.names, self._name)
-        files = self._files
-        guard = self._guard(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
-        stage = ReplaceStage(landing, self.finder(finder, ranges, files), complete)
-        attempt = CommitAttempt(self._catalog, self._name, guard, {}, stage, stage.unneeded)
-        return self._drive(attempt, landing, files), stage
+        files, written = self.files, list[DataFile]()
+
+        def write(rows: pa.Table) -> list[DataFile]:
+            new = self.write_files(rows)
+            written.extend(new)
+            return new
+
+        found = finder(ranges, files, write, self._passed_over)
+        commit = self.commit_of(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
+        stage = RewriteStage(partial(replaced_files, commit=commit, finder=found, complete=complete), written)
+        snapshot_id = self._drive(commit, files, stage)
+        return snapshot_id, stage.made[snapshot_id]
 
     def outline(self) -> handover.IcebergOutline:
         """Return the outline of the table, existing or staged, for writing in another process; can be pickled.
@@ -241,7 +225,7 @@ class IcebergSink(TableSink[DataFile]):
         Writing of the buffered rows begins before. Raises RowsNotWritable for rows of earlier writes.
         """
         self._buffer.write_out()
-        target = self._target(None)
+        target = self.target()
         # The memory for reading the first records is better left to the remote readers.
         pa.default_memory_pool().release_unused()
         return handover.IcebergOutline(self._name, target.metadata, target.io)
@@ -255,7 +239,7 @@ class IcebergSink(TableSink[DataFile]):
             # The table is staged only for the location of its files: its own columns are not known yet.
             place = TableDesign(pa.schema([]), properties=self._design.properties)
             self._staged = NewTable.stage(self._catalog, self._name, to_schema(columns), place)
-        return handover.staging_outline(self._target(None), columns)
+        return handover.staging_outline(self.target(), columns)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Return the reason why handed files do not fit the table at the last `load`, or None."""
@@ -295,7 +279,7 @@ class IcebergSink(TableSink[DataFile]):
     def _check_design(self, table: Table) -> SchemaChange:
         fitness.check_table(table)
         design = self._design
-        self.check_part(table)
+        self._check_part(table)
         if MIRROR not in design.notes:
             refuse_mirror(self._name, table.metadata.properties, "landed into, or replaced, by records")
         change = change_for(design, table.metadata, self._name)
@@ -303,18 +287,16 @@ class IcebergSink(TableSink[DataFile]):
         self._announce(change.texts)
         return change
 
-    def check_part(self, table: Table) -> None:
+    def _refuse_part(self, table: Table) -> None:
         """Refuse a fan-out's home, and a table of a fan-out of this group. Raises LandedByFanOut."""
         note = note_on(table.metadata.properties)
         if note and (BOOKS in table.metadata.properties or landed_by_fan_out(table, self._group)):
             raise LandedByFanOut(self._name, self._group, note)
 
     @property
-    def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
-        if self._table is None:
-            return {}, ()
-        fields = self._table.schema().fields
-        return self._table.metadata.properties, {field.name for field in fields if field.required}
+    def _required(self) -> Collection[str]:
+        fields = () if self._table is None else self._table.schema().fields
+        return {field.name for field in fields if field.required}
 
     def _take_columns(self) -> None:
         if self._table is not None:
@@ -323,9 +305,9 @@ class IcebergSink(TableSink[DataFile]):
         if self._staged is not None:
             self._staged.drop_namespace_if_made()
         self._staged = self._change = None
-        self._target(None)
+        self.target()
 
-    def _target(self, rows: pa.Table | None) -> Table:
+    def target(self, rows: pa.Table | None = None) -> Table:
         """Return the table to write for: the existing table, or the staged table of the first commit.
 
         The first call for a missing table stages it, which makes its namespace if needed. Raises the errors of
@@ -345,26 +327,26 @@ class IcebergSink(TableSink[DataFile]):
         return self._change.target(table)
 
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
-        self._target(rows)
+        self.target(rows)
         assert self._change is not None, "there is one for each target"
         return self._change
 
     def _writing(self, rows: pa.Table) -> Callable[[], list[DataFile]]:
-        target = self._target(rows)
+        target = self.target(rows)
         write = partial(write_data_files, folder=self._folder)
         return partial(write, target.metadata, target.io, rows, self._prefix, self._numbers)
 
     def _trial(self) -> Trial:
-        return partial(unwritable, self._target(None).metadata)
+        return partial(unwritable, self.target().metadata)
 
     def _encode(self, files: Sequence[DataFile]) -> Mapping[str, Any]:
-        return handover.encode_files(self._target(None).metadata, files)
+        return handover.encode_files(self.target().metadata, files)
 
     def _decode(self, handed: Mapping[str, Any]) -> Sequence[DataFile]:
         return handover.decode_files(handed)
 
     def _delete(self, files: Sequence[DataFile]) -> Sequence[str]:
-        return delete_files(self._io(), [file.file_path for file in files])
+        return delete_files(self.io, [file.file_path for file in files])
 
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
         try:
@@ -379,7 +361,7 @@ class IcebergSink(TableSink[DataFile]):
         except NoSuchTableError:
             return 0, 0
 
-    def _rewrite(
+    def rewrite(
         self,
         landing: Landing,
         rewrite: Callable[[Table], FileRewrite],
@@ -387,53 +369,43 @@ class IcebergSink(TableSink[DataFile]):
         *builders: CommitBuilder,
     ) -> int:
         """Commit a landing with removed files and return the snapshot's id; see `RewriteStage`."""
-        files = self._files
-        guard = self._guard(landing, partial(dataclasses.replace, for_one_head=True), *builders)
+        files = self.files
+        commit = self.commit_of(landing, partial(dataclasses.replace, for_one_head=True), *builders)
         stage = RewriteStage(rewrite, written)
-        attempt = CommitAttempt(self._catalog, self._name, guard, self.summary(landing), stage, stage.unneeded)
-        snapshot_id = self._drive(attempt, landing, files)
+        snapshot_id = self._drive(commit, files, stage)
         self._committed_paths = stage.new_in(snapshot_id)
         return snapshot_id
 
-    def _attempt(self, landing: Landing, *builders: CommitBuilder) -> CommitAttempt:
-        guard, summary = self._guard(landing, *builders), self.summary(landing)
-        assert self._table is not None or self._staged is not None
-        new = self._staged if self._table is None else None
-        return CommitAttempt(self._catalog, self._name, guard, summary, new=new)
-
-    def summary(self, landing: Landing) -> Mapping[str, str]:
-        """Return the entries of the snapshot's summary for a landing."""
-        return codec.encode_summary(self._group, landing)
-
-    def finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
-        """Return the search for rows removed by a replace."""
-        return make(ranges, files, self._write_files, self._passed_over)
-
-    def _write_files(self, rows: pa.Table) -> list[DataFile]:
-        target = self._target(None)
+    def write_files(self, rows: pa.Table) -> list[DataFile]:
+        """Write rows as files for the target table, and return the files, which only the caller owns."""
+        target = self.target()
         return write_data_files(target.metadata, target.io, rows, self._prefix, self._numbers)
 
-    def _guard(self, landing: Landing, *builders: CommitBuilder) -> CommitGuard:
-        """Return a landing's guard for the target table; the builders of the sink come first."""
+    def commit_of(self, landing: Landing, *builders: CommitBuilder) -> TableCommit:
+        """Return a landing's commit for the target table; the builders of the sink come first."""
         commit = TableCommit(self._group, landing, self._planned(None), self._ledger_check, notes=self._design.notes)
         for build in (*self.builders, *builders):
             commit = build(commit)
-        return CommitGuard(self._catalog, commit)
+        return commit
 
     @property
     def _ledger_check(self) -> Check:
         return ledger_allows_overlap if self._allow_group_overlap else ledger_allows
 
-    def _drive(self, attempt: CommitAttempt, landing: Landing, files: Sequence[DataFile]) -> int:
-        committer = IcebergCommitter(self._catalog, self._name, self._group, landing, attempt)
+    def _attempt(self, commit: TableCommit, stage: RewriteStage | None = None) -> CommitAttempt:
+        new = self._staged if self._table is None else None
+        return CommitAttempt(self._catalog, self._name, commit, stage, new)
+
+    def _drive(self, commit: TableCommit, files: Sequence[DataFile], stage: RewriteStage | None = None) -> int:
+        attempt = self._attempt(commit, stage)
         try:
-            snapshot_id = committer.commit(files)
+            snapshot_id = commit_files(attempt, files)
         except BaseException:
             # This may be a refusal or an interrupt: if the commit may have been applied, its files must stay.
-            if committer.may_be_applied:
+            if attempt.may_be_applied:
                 self.leave_in_place()
             raise
-        self._landed.add(landing.landing_id)
+        self._landed.add(commit.landing.landing_id)
         self.leave_in_place()
         # The next rows are written for the table after this commit, which may have created it.
         self._table = self._catalog.load_table(self._name)
@@ -445,5 +417,7 @@ class IcebergSink(TableSink[DataFile]):
         super().leave_in_place()
         self._staged = None
 
-    def _io(self) -> FileIO:
-        return self._target(None).io
+    @property
+    def io(self) -> FileIO:
+        """The access to the table's files."""
+        return self.target().io

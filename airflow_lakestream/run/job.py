@@ -21,9 +21,10 @@ from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.iceberg.fan_out.admission import FanOut
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
-from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
+from airflow_lakestream.iceberg.reject_table import rejecting_sink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
+from airflow_lakestream.tables.rejects.sink import RejectingSink
 
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaTableAccess
@@ -91,7 +92,7 @@ def build_job(
 
 
 def _router(fan_out: FanOut, sink: Sink) -> RecordRouter:
-    assert isinstance(sink, IcebergRejectingSink), "the only sink for Iceberg"
+    assert isinstance(sink, RejectingSink), "the only sink for Iceberg"
     assert isinstance(sink.inner, FanOutSink), "the only sink for tables that records choose"
     return RecordRouter(fan_out.template, sink.inner.refusals)
 
@@ -102,7 +103,7 @@ def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None, parts: in
     if fan_out is not None:
         catalog = cast(Catalog, opened)
         home = FanOutSink(catalog, fan_out, group, config.design, allow_group_overlap=overlap)
-        return IcebergRejectingSink(home, catalog, fan_out.home, group, RECORD_SCHEMA)
+        return rejecting_sink(home, catalog, fan_out.home, group, RECORD_SCHEMA)
     if isinstance(config, MirrorConfig):
         inner = lake.part("mirror")(opened, table, group, config.mirror, allow_group_overlap=overlap)
     else:

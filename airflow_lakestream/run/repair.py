@@ -47,7 +47,7 @@ from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.values.outcome import pick
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
-from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
+from airflow_lakestream.iceberg.reject_table import rejecting_sink
 from airflow_lakestream.iceberg.replace.repair import RepairChange, RowsOutsideLog, repair
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.upkeep import narrow_bounds
@@ -55,6 +55,7 @@ from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.settlement import rejects_of
+from airflow_lakestream.tables.rejects.sink import RejectingSink
 from airflow_lakestream.tables.takeout import shortly
 from airflow_lakestream.tables.transformed import refuse_without_spark
 
@@ -236,7 +237,7 @@ class _RepairTry:
             sink.discard()
             raise
 
-    def _open(self) -> tuple[IcebergRejectingSink, TableState]:
+    def _open(self) -> tuple[RejectingSink, TableState]:
         """Load the table for the repair's sink, and refuse a table whose rows the repair can't make.
 
         The table is loaded before the audit: then the sink notices all later replaces by another writer. Raises
@@ -257,7 +258,7 @@ class _RepairTry:
         design = TableDesign(metadata=metadata_schema(names))
         name, group = self.audit.table, self.audit.consumer_group
         inner = IcebergSink(self.catalog, name, group, design)
-        sink = IcebergRejectingSink(inner, self.catalog, name, group, RECORD_SCHEMA)
+        sink = rejecting_sink(inner, self.catalog, name, group, RECORD_SCHEMA)
         return sink, sink.load(self.id)
 
     def _refuse_losses(self, damage: TableDamage) -> None:
@@ -270,7 +271,7 @@ class _RepairTry:
             if files := [one.path for one in damage.lost if one.nulls != 0]:
                 raise FilesLost(self.audit.table, files)
 
-    def _set_right(self, damage: TableDamage, sink: IcebergRejectingSink, table: TableState) -> RepairResult:
+    def _set_right(self, damage: TableDamage, sink: RejectingSink, table: TableState) -> RepairResult:
         changes = {one.identity: self._read_again(one, sink, table) for one in damage.topics}
         left = [*damage.left]
         left += [
@@ -301,7 +302,7 @@ class _RepairTry:
             removed=(*(text for c in changes.values() for text in c.removed), *(one.text for one in damage.lost)),
         )
 
-    def _read_again(self, damage: TopicDamage, sink: IcebergRejectingSink, table: TableState) -> _EntryChange:
+    def _read_again(self, damage: TopicDamage, sink: RejectingSink, table: TableState) -> _EntryChange:
         """Read a topic's damaged ranges into the sink; return the change of the ledger entry.
 
         Ranges that are only doubled and have left Kafka keep their rows, once each. Raises MissingNoMore if missing

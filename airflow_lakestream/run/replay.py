@@ -26,7 +26,7 @@ from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, Topi
 from airflow_lakestream.core.ledger import REPLAY, Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.names import METADATA_NAMES
 from airflow_lakestream.core.policies import OnError, is_given
-from airflow_lakestream.core.ports import RecordChunk, RejectStore, ReplacedMeanwhile, Sink, TableState, TimeBoundary
+from airflow_lakestream.core.ports import RecordChunk, RejectStore, ReplacedMeanwhile, Sink, TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import PART_FIELDS, metadata_schema
@@ -361,20 +361,12 @@ class _ReplaySink(WrappedSink):
         self.filled |= {name for name, column in pairs if column.null_count < len(column)}
         self.inner.write(rows, identity)
 
-    def load(self, run_id: str) -> TableState:
-        """Load the table's present state."""
-        return self.inner.load(run_id)
-
     def reject(self, records: pa.Table) -> None:
         """Store records that are bad again."""
         if self._keeps_reasons:
             records = _with_reasons(records, self._records.reasons)
         self._rejected.append(records)
         cast(RejectStore, self.inner).reject(records)
-
-    def commit(self, landing: Landing) -> int:
-        """Commit the rows; a replay lands no new offsets, so there are none."""
-        return self.inner.commit(landing)
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the records; see `core.ports.Sink`. Raises _NothingChanges."""

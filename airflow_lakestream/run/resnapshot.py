@@ -22,7 +22,7 @@ from airflow_lakestream.cdc.design import MirrorDesign, strategy_noted
 from airflow_lakestream.cdc.events.whole_snapshot import DebeziumSnapshot, SnapshotSearch, origin_of_topic
 from airflow_lakestream.cdc.merge.memory import SUFFIX
 from airflow_lakestream.cdc.rows import RowStrategy
-from airflow_lakestream.cdc.swap.exchange import CannotSwap, MirrorSwapSink
+from airflow_lakestream.cdc.swap import CannotSwap, MirrorSwap
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import CommittedLanding, ConflictCount, LandingJob, Stopped
@@ -185,7 +185,7 @@ class ResnapshotTables:
 
     def __init__(self, lake: Lake, table: str) -> None:
         self._lake, self.table, self.staging = lake, table, f"{table.rstrip('/')}{ANEW}"
-        self._swap = lake_of(table).part("swap")
+        self._format = lake_of(table).part("swap")
 
     def design(self) -> MirrorDesign:
         """Return the mirror's design. Raises InvalidArgument if the table is not a mirror."""
@@ -197,26 +197,26 @@ class ResnapshotTables:
 
     def staging_id(self) -> str | None:
         """Return the id of the staging table, or None if missing."""
-        table_id: str | None = self._swap.aside_id(self._lake, self.staging)
+        table_id: str | None = self._format.aside_id(self._lake, self.staging)
         return table_id
 
     def drop_staging(self) -> None:
         """Drop the staging table."""
         # The table itself last: its presence shows that an earlier run is not finished.
-        self._swap.drop(self._lake, f"{self.staging}{SUFFIX}", self.staging)
+        self._format.drop(self._lake, f"{self.staging}{SUFFIX}", self.staging)
 
-    def sink(self, consumer_group: str, rows: RowStrategy) -> MirrorSwapSink:
-        """Return the sink to replace the mirror's rows by the rows of the staging table.
+    def swap(self, consumer_group: str, rows: RowStrategy) -> MirrorSwap:
+        """Return the swap to replace the mirror's rows by the rows of the staging table.
 
         :param rows: the rows of a key.
         """
         # The key is taken from the table.
         design = MirrorDesign(TableDesign(metadata=pa.schema([])), rows=rows)
-        sink: MirrorSwapSink = self._swap.swap_sink(self._lake, self.table, consumer_group, design, self.staging)
-        return sink
+        swap: MirrorSwap = self._format.mirror_swap(self._lake, self.table, consumer_group, design, self.staging)
+        return swap
 
     def _design(self, table: str) -> MirrorDesign:
-        properties: Mapping[str, str] | None = self._swap.properties_of(self._lake, table)
+        properties: Mapping[str, str] | None = self._format.properties_of(self._lake, table)
         if properties is None:
             raise InvalidArgument("table", lake_of(table).missing_text(self._lake, table))
         note = properties.get(MIRROR)
@@ -324,10 +324,10 @@ class MirrorResnapshot:
         if self.start_over:
             tables.drop_staging()
         begun = tables.staging_id()
-        sink = tables.sink(self.consumer_group, design.rows)
-        state = sink.load(_run_of(begun or "none"))
+        swap = tables.swap(self.consumer_group, design.rows)
+        state = swap.mirror.load(_run_of(begun or "none"))
         if begun is not None and state.landed_by_run:
-            sink.remember(tables.staging_key())
+            swap.table.remember(tables.staging_key())
             self.report(f"{self.table}: an earlier run has replaced the rows; its staging table is dropped.")
             tables.drop_staging()
             return ResnapshotResult(self.table, state.landed_by_run[-1][0], None, None)
@@ -397,10 +397,10 @@ class MirrorResnapshot:
             except DataLoss as e:
                 raise AsideTooOld(tables.staging, e) from e
             run_id = _run_of(str(tables.staging_id()))
-            sink = tables.sink(self.consumer_group, held.rows)
-            landing, reach = self._landing(run_id, sink.load(run_id).ledger, job)
+            swap = tables.swap(self.consumer_group, held.rows)
+            landing, reach = self._landing(run_id, swap.mirror.load(run_id).ledger, job)
             try:
-                snapshot_id = sink.exchange(landing, key, reach)
+                snapshot_id = swap.exchange(landing, key, reach)
             except Conflict as e:
                 conflicts.add(e)
                 continue
@@ -409,8 +409,9 @@ class MirrorResnapshot:
                 raise
             self.report(f"{self.table}: all rows are replaced; the staging table is dropped.")
             tables.drop_staging()
-            assert sink.swap is not None, "it was committed"
-            return ResnapshotResult(self.table, snapshot_id, sink.swap.rows_before, sink.swap.rows)
+            rows = swap.table.swap
+            assert rows is not None, "it was committed"
+            return ResnapshotResult(self.table, snapshot_id, rows.rows_before, rows.rows)
 
     def _landing(self, run_id: str, ledger: Ledger, job: LandingJob) -> tuple[Landing, RangeSet]:
         """Return the landing of the offsets missing in the mirror's ledger, and all offsets of the new rows.

@@ -226,7 +226,7 @@ class SparkReaders:
         return ColumnDecisions(job, plan) if self.config.table_design.grows else RoundDecisions(job, plan)
 
     def _work(self, job: LandingJob, plan: Plan, decoders: RowDecoderFactory) -> ExecutorTask:
-        identity, target = plan.state.identity, self._target(job)
+        identity, target = plan.state.identity, self.target(job)
         assert target is not None, "the caller has checked that executors can write"
         one = self.config.of_topic(identity.topic)
         design = one.design
@@ -248,11 +248,11 @@ class SparkReaders:
             passes_over=job.replaces,
         )
 
-    def _target(self, job: LandingJob) -> Any:
+    def target(self, job: LandingJob) -> Any:
         """Return the outline of the executors' table."""
         return job.sink.outline()
 
-    def _take(self, job: LandingJob, piece: SharePiece) -> None:
+    def take(self, job: LandingJob, piece: SharePiece) -> None:
         """Take over an executor's files."""
         job.sink.take_over(piece.files)
 
@@ -274,7 +274,7 @@ class SparkReaders:
         for answer in done:
             # Taken over, the files are deleted with all that the landing does not commit.
             if answer.piece is not None:
-                self._take(job, answer.piece)
+                self.take(job, answer.piece)
         for failed in answers:
             if isinstance(failed, ChildFailure):
                 raise failed.error

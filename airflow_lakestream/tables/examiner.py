@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from airflow_lakestream.core.checks import AGAIN, ChecksFailed, RowChecker, StagedRows
-from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
@@ -82,3 +83,9 @@ class LandingExaminer:
 def brings_any(landing: Landing) -> bool:
     """Return whether a landing has read records or added rows; else it changes the ledger only, and needs no checks."""
     return bool(landing.counts.read or landing.rows)
+
+
+def beginning_of(landing: Landing) -> Landing:
+    """Return a landing of the group's first offsets alone, for a landing that may fail its checks."""
+    topics = {one: TopicEntry(origin=entry.origin, epochs=entry.epochs) for one, entry in landing.topics.items()}
+    return Landing(uuid.uuid4().hex, f"{landing.run_id}/begin", topics, engine=landing.engine)

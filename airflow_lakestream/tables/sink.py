@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +61,19 @@ def _intervals(offsets: pa.Array) -> list[list[int]]:
 log = logging.getLogger(__name__)
 
 
+Done = TypeVar("Done")
+
+
+class CommitChecks(Protocol):
+    """Checks of the rows of a sink's landings."""
+
+    def check_columns(self, design: TableDesign, change: SchemaChange | None) -> None:
+        """Refuse checks unfit for the table's columns; see `tables.examiner.LandingExaminer.check_columns`."""
+
+    def commit(self, landing: Landing, publish: Callable[[], Done], *, is_replace: bool) -> Done:
+        """Check the rows of a landing, and commit the landing by `publish`. Raises ChecksFailed."""
+
+
 class TableSink(ABC, Generic[File]):
     """Base of a `core.ports.Sink`. The subclass of a format loads the table, and writes and commits files.
 
@@ -74,6 +87,7 @@ class TableSink(ABC, Generic[File]):
     takes_records = True
     # True if rows may have more columns than the rows before, even if the design does not grow.
     takes_any = False
+    checks: CommitChecks | None = None
 
     def __init__(
         self,
@@ -176,15 +190,28 @@ class TableSink(ABC, Generic[File]):
         :param payload: the columns of the result, without the metadata columns.
         :param made_by: the function.
         """
-        properties, required = self._held
-        before = transformed(properties, self._group)
+        before = transformed(self.properties, self._group)
         if before is not None and (before.function, before.fingerprint) != (made_by.function, made_by.fingerprint):
             log.info("%s: its rows are made by %s from now on, before by %s", self._name, made_by, before)
         # Spark knows nullability only roughly: the writer checks each value of a required column.
-        fields = [field.model_copy(update={"required": field.name in required}) for field in payload.fields]
+        fields = [field.model_copy(update={"required": field.name in self._required}) for field in payload.fields]
         notes = {**self._design.notes, **made_by.noted(self._group, before)}
         self._design = replace(self._design, schema=Schema(*fields), metadata=metadata, notes=notes)
         self._take_columns()
+
+    @property
+    def design(self) -> TableDesign:
+        """The requirements on the table."""
+        return self._design
+
+    @property
+    def schema(self) -> Schema:
+        """All columns, including the columns added by the next commit."""
+        return self._planned(None).schema
+
+    def take_design(self, design: TableDesign, change: SchemaChange | None = None) -> None:
+        """Use this design from now on; `change`: the next commit makes this change of the schema."""
+        self._design, self._change = design, self._change if change is None else change
 
     @contextmanager
     def or_discard(self) -> Iterator[None]:
@@ -196,7 +223,7 @@ class TableSink(ABC, Generic[File]):
             raise
 
     @property
-    def _files(self) -> list[File]:
+    def files(self) -> list[File]:
         """All files of the next commit, adopted files included.
 
         Buffered rows are written first. Raises RowsNotWritable.
@@ -239,9 +266,23 @@ class TableSink(ABC, Generic[File]):
     def staging_outline(self, columns: pa.Schema) -> Any:
         """Return the outline of a staging table, with files in this table's folders."""
 
-    @abstractmethod
     def load(self, run_id: str) -> TableState:
-        """Load the table, and check the table against the design; see `core.ports.Sink`."""
+        """Load the table, and check the table against the design; see `core.ports.Sink`.
+
+        Raises InvalidArgument also for checks unfit for the columns, if the columns are known before the records.
+        """
+        state = self._load(run_id)
+        if self.checks is not None:
+            self.checks.check_columns(self._design, self._change if state.exists else None)
+        return state
+
+    def checked(self, landing: Landing, publish: Callable[[], Done], *, is_replace: bool = False) -> Done:
+        """Commit a landing by `publish`, within the checks if the sink has any."""
+        return publish() if self.checks is None else self.checks.commit(landing, publish, is_replace=is_replace)
+
+    @abstractmethod
+    def _load(self, run_id: str) -> TableState:
+        """Load the table, and check the table against the design."""
 
     @abstractmethod
     def commit(self, landing: Landing) -> int:
@@ -257,8 +298,18 @@ class TableSink(ABC, Generic[File]):
 
     @property
     @abstractmethod
-    def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
-        """Properties and names of required columns of the table at the last look; empty without a table."""
+    def is_there(self) -> bool:
+        """Whether the table existed at the last look or commit."""
+
+    @property
+    @abstractmethod
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties at the last look or commit; empty without a table."""
+
+    @property
+    @abstractmethod
+    def _required(self) -> Collection[str]:
+        """Names of required columns of the table at the last look; empty without a table."""
 
     @abstractmethod
     def _take_columns(self) -> None:
@@ -305,60 +356,20 @@ class TableSink(ABC, Generic[File]):
         """Delete the uncommitted files below a folder; return the numbers of deleted and of remaining files."""
 
 
+def _passed_on(name: str) -> Any:
+    """Return a method of `WrappedSink` that calls the method of the inner sink; see `core.ports.Sink`."""
+    return lambda self, *given: getattr(self.inner, name)(*given)
+
+
 class WrappedSink:
-    """Base of a wrapping `core.ports.Sink`: passes calls on. The subclass implements loading and commits."""
+    """Base of a wrapping `core.ports.Sink`: passes on the calls that the subclass does not take."""
 
     def __init__(self, inner: Sink) -> None:
         self.inner = inner
 
-    def write(self, rows: Any, identity: TopicIdentity) -> None:
-        """Buffer rows for the next commit."""
-        self.inner.write(rows, identity)
-
-    def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
-        """Note the offsets of records without a row."""
-        self.inner.pass_over(identity, partition, offsets)
-
-    def discard(self) -> None:
-        """Discard all rows since the last commit; never raises."""
-        self.inner.discard()
-
-    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
-        """Return the schema changes of a landing, in words."""
-        return self.inner.schema_changes(snapshot_id)
-
-    def check_shared(self) -> None:
-        """Raise NotShared if only a single worker can write the table."""
-        self.inner.check_shared()
-
-    def outline(self) -> Any:
-        """Return the outline of the table, for writing files in another process."""
-        return self.inner.outline()
-
-    def take_over(self, files: Mapping[str, Any]) -> None:
-        """Add files staged by a process of this run to the next commit."""
-        self.inner.take_over(files)
-
-    def sweep(self, folder: str) -> None:
-        """Delete the uncommitted files below this folder of the table's data; never raises."""
-        self.inner.sweep(folder)
-
-    def write_below(self, folder: str) -> None:
-        """Write later files below this folder of the table's data."""
-        self.inner.write_below(folder)
-
-    def hand_over(self) -> Mapping[str, Any]:
-        """Write all buffered rows, and return the staged files for `adopt`."""
-        return self.inner.hand_over()
-
-    def let_go(self) -> None:
-        """Give up ownership of the files handed over: `discard` no longer deletes the files."""
-        self.inner.let_go()
-
-    def misfit(self, files: Mapping[str, Any]) -> str | None:
-        """Return the reason against the use of handed files, or None."""
-        return self.inner.misfit(files)
-
-    def adopt(self, files: Mapping[str, Any]) -> None:
-        """Add files staged by another worker to the next commit; `discard` does not delete the files."""
-        self.inner.adopt(files)
+    load, commit, replace = map(_passed_on, ("load", "commit", "replace"))
+    write, pass_over, discard = map(_passed_on, ("write", "pass_over", "discard"))
+    outline, take_over, sweep = map(_passed_on, ("outline", "take_over", "sweep"))
+    check_shared, write_below, hand_over = map(_passed_on, ("check_shared", "write_below", "hand_over"))
+    let_go, misfit, adopt = map(_passed_on, ("let_go", "misfit", "adopt"))
+    schema_changes = _passed_on("schema_changes")

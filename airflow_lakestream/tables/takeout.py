@@ -125,7 +125,6 @@ class TakeoutFinder(Generic[Live, File]):
     rowless: Sequence[tuple[PartitionKey, pa.Array]] = ()
     _hits: dict[Hashable, FileHits[Live]] = field(default_factory=dict)
     _kept: dict[Hashable, list[File]] = field(default_factory=dict)
-    _written: list[File] = field(default_factory=list)
     _read_again: Offsets | None = None
 
     def find(self, head: HeadFiles[Live, File], landed: int) -> TakeoutFiles[Live, File]:
@@ -138,9 +137,9 @@ class TakeoutFinder(Generic[Live, File]):
             positions.
         """
         check_columns(head.columns, head.name)
-        files = self._live_files(head)
-        self._check_rows_identifiable(head, files, landed)
-        candidates = {head.key(file): file for file in files if self._may_hold(head, file)}
+        files = self.live_files(head)
+        self.check_rows_identifiable(head, files, landed)
+        candidates = {head.key(file): file for file in files if self.may_hold(head, file)}
         self._look_into(head, {key: file for key, file in candidates.items() if key not in self._hits})
         hits = {key: self._hits[key] for key in candidates if self._hits[key].count}
         self._check_all_read_again(head, hits.values())
@@ -155,26 +154,20 @@ class TakeoutFinder(Generic[Live, File]):
         out = [found.file for found in hits.values()]
         return TakeoutFiles(out, remainders, sum(found.count * times[key] for key, found in hits.items()))
 
-    def unneeded(self, keep: TakeoutFiles[Live, File] | None) -> list[File]:
-        """Return the written files of remaining rows for deletion, except the files of `keep`, and forget the files.
-
-        :param keep: the committed takeout; None if no takeout was committed.
-        """
-        kept = {id(file) for file in keep.remainders} if keep is not None else set()
-        written, self._written = self._written, []
-        return [file for file in written if id(file) not in kept]
-
-    def _live_files(self, head: HeadFiles[Live, File]) -> Sequence[Live]:
+    def live_files(self, head: HeadFiles[Live, File]) -> Sequence[Live]:
+        """Return the live files of a head."""
         return head.live()
 
-    def _may_hold(self, head: HeadFiles[Live, File], file: Live) -> bool:
+    def may_hold(self, head: HeadFiles[Live, File], file: Live) -> bool:
+        """Return by a file's statistics whether the file may have rows to remove."""
         return head.may_hold(file, self.ranges)
 
-    def _additional(self, rows: pa.Table) -> pa.ChunkedArray | None:
+    def additional_rows(self, rows: pa.Table) -> pa.ChunkedArray | None:
         """Return a mask of the rows to remove in addition to the hits, or None."""
         return None
 
-    def _check_rows_identifiable(self, head: HeadFiles[Live, File], files: Sequence[Live], landed: int) -> None:
+    def check_rows_identifiable(self, head: HeadFiles[Live, File], files: Sequence[Live], landed: int) -> None:
+        """Refuse rows without a position that may be landed rows. Raises CannotReplace."""
         known, lacking = head.rows_with_coordinates(files)
         # NULL is not a hit. Only a row that no landing wrote may have NULL, or its record would be in the table twice.
         if lacking and known < landed:
@@ -186,7 +179,7 @@ class TakeoutFinder(Generic[Live, File]):
 
     def _look_into(self, head: HeadFiles[Live, File], files: Mapping[Hashable, Live]) -> None:
         def look(file: Live) -> FileHits[Live]:
-            return look_into(head, file, self.ranges, self._additional)
+            return look_into(head, file, self.ranges, self.additional_rows)
 
         with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-look") as pool:
             self._hits.update(zip(files, pool.map(look, files.values()), strict=True))
@@ -198,10 +191,11 @@ class TakeoutFinder(Generic[Live, File]):
             if any(part.count < part.rows for part in parts):
                 raise AssertionError(f"{head.name}: rows to put in are not of {self.ranges}")
             self._read_again = joined(parts, self.rowless)
-        if gone := self._not_read_again(joined(hits), self._read_again):
+        if gone := self.ranges_not_read_again(joined(hits), self._read_again):
             raise NotReadAgain(head.name, gone)
 
-    def _not_read_again(self, hits: Offsets, read_again: Offsets) -> RangeSet:
+    def ranges_not_read_again(self, hits: Offsets, read_again: Offsets) -> RangeSet:
+        """Return the offsets of hits that were not read again."""
         return missing_in(hits, read_again)
 
     def _write_remainder(self, head: HeadFiles[Live, File], file: Live) -> list[File]:
@@ -209,18 +203,17 @@ class TakeoutFinder(Generic[Live, File]):
         rows: list[pa.Table] = []
         for batch in head.rows(file):
             out = is_hit(batch, self.ranges)
-            additional = self._additional(batch)
+            additional = self.additional_rows(batch)
             rows.append(batch.filter(pc.invert(out if additional is None else pc.or_(out, additional))))
             if sum(part.nbytes for part in rows) >= REMAINDER_BYTES:
-                files += self._write(rows)
+                files += self.write_parts(rows)
                 rows = []
-        return files + self._write(rows)
+        return files + self.write_parts(rows)
 
-    def _write(self, parts: Sequence[pa.Table]) -> list[File]:
+    def write_parts(self, parts: Sequence[pa.Table]) -> list[File]:
+        """Write remaining rows as files; no file without rows."""
         rows = pa.concat_tables(parts, promote_options="permissive") if parts else None
-        files = self.write(rows) if rows is not None and rows.num_rows else []
-        self._written += files
-        return files
+        return self.write(rows) if rows is not None and rows.num_rows else []
 
 
 def look_into(

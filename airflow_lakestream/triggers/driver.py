@@ -112,25 +112,25 @@ class DriverTrigger(BaseTrigger):
             await log_in_thread(
                 log, logging.WARNING, "Ignored arguments of a newer version: %s", ", ".join(self._ignored)
             )
-        watch = await asyncio.to_thread(self._watch)
+        watch = await asyncio.to_thread(self.open_watch)
         while True:
             look = await asyncio.to_thread(watch.look)
             for batch in look.batches:
                 await log_in_thread(log, logging.INFO, "%s", batch)
             if look.batches:
                 # In a thread: Airflow's metrics may resolve their server's name and read files.
-                await asyncio.to_thread(measure_batches, look.batches, self._tags(look))
+                await asyncio.to_thread(measure_batches, look.batches, self.tags(look))
             if look.decision.action is not SupervisorAction.WAIT or self.wants_worker(look):
                 break
             await asyncio.sleep(self.poll_interval)
         if look.decision.action is SupervisorAction.RESTART:
             await log_in_thread(log, logging.WARNING, "The driver %s. It is restarted.", look.decision.reason)
             await asyncio.sleep(max(0.0, look.decision.at - time.time()))
-        yield TriggerEvent(self._event(look))  # type: ignore[no-untyped-call]  # Airflow has no types here
+        yield TriggerEvent(self.event(look))  # type: ignore[no-untyped-call]  # Airflow has no types here
 
     async def on_kill(self) -> None:
         """Stop the driver: somebody cleared or marked the task. Airflow 3.3 and newer call this."""
-        result = await asyncio.to_thread(self._stop)
+        result = await asyncio.to_thread(self.stop)
         await log_in_thread(log, logging.INFO, "The task was cleared or marked: %s", result)
         await asyncio.to_thread(self._relink)
 
@@ -142,7 +142,8 @@ class DriverTrigger(BaseTrigger):
         """Ask the backend for the driver's job; UNKNOWN if the triggerer can't ask."""
         return BackendState.UNKNOWN
 
-    def _watch(self) -> DriverWatch:
+    def open_watch(self) -> DriverWatch:
+        """Return the watch of the driver."""
         history = SupervisionHistory.parse(self.history)
         return DriverWatch(
             self.checkpoint_location,
@@ -159,7 +160,8 @@ class DriverTrigger(BaseTrigger):
             **{name: value for name, value in self.limits.items() if name in asdict(SupervisionLimits())}
         )
 
-    def _stop(self) -> str:
+    def stop(self) -> str:
+        """Stop the driver; return the result in words."""
         properties = store_properties(self.storage_conn_id)
         within = self._limits().stop_timeout
         action = OnKill(self.on_kill_action)
@@ -174,13 +176,15 @@ class DriverTrigger(BaseTrigger):
         for key, url in self.links_afterwards.items():
             XCom.set(key=key, value=url, dag_id=ti.dag_id, task_id=ti.task_id, run_id=ti.run_id, map_index=ti.map_index)
 
-    def _tags(self, look: DriverLook) -> dict[str, str]:
+    def tags(self, look: DriverLook) -> dict[str, str]:
+        """Return the tags of the measurements of a look."""
         known = dict(look.lease.inputs) if look.lease is not None else {}
         stream = {**known, "consumer_group": known.get("group")}
         # Airflow sets the trigger's task.
         return tags_of(getattr(self, "task_instance", None), stream, engine=self.engine)
 
-    def _event(self, look: DriverLook) -> dict[str, Any]:
+    def event(self, look: DriverLook) -> dict[str, Any]:
+        """Return the values of the event to fire after a look."""
         decision = look.decision
         return {
             "action": decision.action.value,

@@ -27,8 +27,9 @@ class FlinkStreamTrigger(DriverTrigger):
         path, arguments = super().serialize()
         return path, {**arguments, "flink_conn_id": self.flink_conn_id}
 
-    def _stop(self) -> str:
-        result = super()._stop()
+    def stop(self) -> str:
+        """Stop the driver, and cancel the job of a killed driver; return the result in words."""
+        result = super().stop()
         if self.on_kill_action != OnKill.KILL:
             return result
         # Modules that import PyIceberg are not imported at the top: the triggerer loads all triggers.

@@ -48,7 +48,8 @@ class KafkaConnectTrigger(DriverTrigger):
         assert self._watched is not None, "it has looked"
         return self._watched.is_due(float(self.connect["publish_interval"]))
 
-    def _watch(self) -> Any:
+    def open_watch(self) -> Any:
+        """Return the watch of the connector."""
         connect, limits = self.connect, self._limits()
         kafka = KafkaHook(connect["kafka_conn_id"]) if connect["kafka_conn_id"] else None
         spec = ConnectorSpec(
@@ -72,16 +73,19 @@ class KafkaConnectTrigger(DriverTrigger):
         )
         return self._watched
 
-    def _stop(self) -> str:
+    def stop(self) -> str:
+        """Stop the connector; return the result in words."""
         client = KafkaConnectHook(self.connect["connect_conn_id"]).open_client()
         return stop_connector(client, self.connect["connector"], OnKillConnector(self.on_kill_action))
 
-    def _tags(self, look: DriverLook) -> dict[str, str]:
+    def tags(self, look: DriverLook) -> dict[str, str]:
+        """Return the tags of the measurements of a look."""
         # Airflow sets the trigger's task.
         stream = {name: self.connect.get(name) for name in ("topic", "table", "consumer_group")}
         return tags_of(getattr(self, "task_instance", None), stream, engine=self.engine)
 
-    def _event(self, look: DriverLook) -> dict[str, Any]:
+    def event(self, look: DriverLook) -> dict[str, Any]:
+        """Return the values of the event to fire after a look, with the newest memory."""
         assert self._watched is not None, "it has looked"
         memory = self._watched.memory.to_dict()
-        return {**super()._event(look), "handed_on": {**self.handed_on, "memory": memory}}
+        return {**super().event(look), "handed_on": {**self.handed_on, "memory": memory}}

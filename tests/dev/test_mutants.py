@@ -15,11 +15,12 @@ from airflow_lakestream.core.landing.modes import IntervalMode, PlanningLook
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg import ledger_store, reject_table, sink
+from airflow_lakestream.iceberg import ledger_store, sink
 from airflow_lakestream.iceberg.commit import guard
 from airflow_lakestream.iceberg.replace import takeout as files_of
 from airflow_lakestream.tables import coordinates, takeout
 from airflow_lakestream.tables.rejects import settlement
+from airflow_lakestream.tables.rejects import sink as rejecting
 from tests.support.fault_oracle import Violation
 from tests.support.fault_play import Playground, playground
 
@@ -95,30 +96,30 @@ def failed_means_not_applied(patch: Patch) -> None:
 
 def rejects_committed_last(patch: Patch) -> None:
     """Rejected records are written down once the table has committed: whoever dies in between has lost them."""
-    write_down = reject_table.IcebergRejectingSink.write_down
+    write_down = rejecting.RejectingSink.write_down
 
-    def commit(self: reject_table.IcebergRejectingSink, landing: Landing) -> int:
+    def commit(self: rejecting.RejectingSink, landing: Landing) -> int:
         snapshot_id = self.inner.commit(landing)
         write_down(self, landing)
         return snapshot_id
 
-    patch.setattr(reject_table.IcebergRejectingSink, "commit", commit)
+    patch.setattr(rejecting.RejectingSink, "commit", commit)
 
 
 def superseded_rejects_stay(patch: Patch) -> None:
     """Nobody notes that a landing brings offsets anew that were rejected before."""
-    patch.setattr(reject_table.IcebergRejectTable, "count", lambda *_: (0, 0))
+    patch.setattr(rejecting.RejectTable, "count", lambda *_: (0, 0))
 
 
 def rejects_of_dead_landings_count(patch: Patch) -> None:
     """A rejected record counts once its offset is landed, by whichever landing."""
-    patch.setattr(reject_table.IcebergSettlement, "of", classmethod(lambda cls, *_: cls()))
+    patch.setattr(settlement.RejectSettlement, "by", classmethod(lambda cls, *_: cls()))
 
 
 def rejects_of_open_landings_are_removed(patch: Patch) -> None:
     """A landing whose outcome nobody knows yet is taken for dead, and does not ask before it commits."""
     patch.setattr(settlement, "_can_not_land", lambda *_: True)
-    patch.setattr(reject_table.IcebergRejectingSink, "_check_noted", lambda *_: None)
+    patch.setattr(rejecting.RejectingSink, "_check_noted", lambda *_: None)
 
 
 MUTANTS: list[Callable[[Patch], None]] = [

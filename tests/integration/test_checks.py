@@ -10,7 +10,7 @@ from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.core.checks import ChecksFailed
-from airflow_lakestream.iceberg.checked import branch as branches
+from airflow_lakestream.iceberg import checked as branches
 from airflow_lakestream.spark.maintenance.work import own_session
 from tests.support.broker import Producing, Topics
 from tests.support.lake import GROUP, TABLE, Lake, assert_landed_once, events

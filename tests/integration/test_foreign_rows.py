@@ -19,7 +19,7 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
 from airflow_lakestream.core.landing.unaccounted import RowBounds, RowsUnaccounted
 from airflow_lakestream.core.sharing.parallel import plan_shares
-from airflow_lakestream.iceberg import sink
+from airflow_lakestream.iceberg.replace import takeout
 from airflow_lakestream.run.topics import land_run
 from dev.services.kafka import Kafka
 from tests.integration.test_start_offsets import commit
@@ -263,13 +263,13 @@ def test_what_equality_deletes_took_counts_as_there(lake: Lake, name: str) -> No
 
 def test_files_that_statistics_judge_are_not_opened(lake: Lake, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = sink.read_rows
+    real = takeout.read_rows
 
     def watched(metadata: Any, io: Any, task: Any, **more: Any) -> Any:
         opened.append(task.file.file_path)
         return real(metadata, io, task, **more)
 
-    monkeypatch.setattr(sink, "read_rows", watched)
+    monkeypatch.setattr(takeout, "read_rows", watched)
     fill(lake, written(name, {0: 30}))
     fill(lake, written("t", {0: 30}))
     lake.land(name, mode="ranges", ranges=[[0, 30, 40]])

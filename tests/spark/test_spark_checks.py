@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.driver.lease import read_lease
-from airflow_lakestream.iceberg.checked import branch as branches
+from airflow_lakestream.iceberg import checked as branches
 from tests.support import frames, hostile_checks, streams
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import EACH_FORMAT

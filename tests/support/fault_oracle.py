@@ -16,7 +16,7 @@ from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.ranges import RangeSet, coalesce
 from airflow_lakestream.iceberg.ledger_store import read_ledger
-from airflow_lakestream.iceberg.reject_table import IcebergSettlement, counting_rows, pending_in
+from airflow_lakestream.iceberg.reject_table import counting_rows, pending_in, settlement_of
 from tests.support.fault_log import READABLE, Entry, Kind, Shape, TopicLog
 from tests.support.fault_run import Run
 from tests.support.lake import assert_files_are_whole
@@ -266,7 +266,7 @@ class Oracle:
         table, rejects = self._table(), self._world.rejects()
         if table is None or rejects is None:
             return
-        settlement = IcebergSettlement.of(pending_in(rejects), table)
+        settlement = settlement_of(pending_in(rejects), table)
         rows = rejects.scan().to_arrow()
         rows = rows.filter(pc.invert(settlement.undecided(rows))).to_pylist()
         places = [(row["_kafka_topic"], row["_kafka_partition"], row["_kafka_offset"]) for row in rows]

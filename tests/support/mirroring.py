@@ -18,12 +18,11 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
+from airflow_lakestream.cdc import delta, iceberg
 from airflow_lakestream.cdc.columns import DELETED, KEY_NAMES, LEAVES_OUT, UNAVAILABLE
-from airflow_lakestream.cdc.delta import DeltaMirrorSink
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import with_log_positions
 from airflow_lakestream.cdc.events.notes import with_notes
-from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads, MergeWork
 from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.config.mirror import MirrorConfig
@@ -224,7 +223,7 @@ class HandMirror:
         return sink
 
     def _sink(self, design: MirrorDesign) -> Any:
-        return MirrorSink(self.catalog, TABLE, "g", design)
+        return iceberg.mirror_sink(self.catalog, TABLE, "g", design)
 
     def land(self, events: Sequence[Event], sink: Any = None) -> int:
         """Land events in one commit."""
@@ -293,7 +292,7 @@ class HandDeltaMirror(HandMirror):
         self.place = str(folder / "orders")
 
     def _sink(self, design: MirrorDesign) -> Any:
-        return DeltaMirrorSink(DeltaStorage(), self.place, "g", design)
+        return delta.mirror_sink(DeltaStorage(), self.place, "g", design)
 
     def executor(self, outline: Any) -> Any:
         """Return the sink that an executor writes events with."""

@@ -29,11 +29,11 @@ from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.delta import committing as delta_commits
-from airflow_lakestream.delta.reject_table import DeltaRejectingSink as RejectingDeltaSink
+from airflow_lakestream.delta.reject_table import rejecting_sink as rejecting_delta_sink
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.commit import committing as iceberg_commits
-from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
+from airflow_lakestream.iceberg.reject_table import rejecting_sink
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
@@ -227,7 +227,7 @@ class IcebergTable(FormatTable):
     def sink(self, design: TableDesign, group: str = GROUP, *, overlap: bool = False, rejects: bool = False) -> Any:
         catalog, self._next = self._next or self.catalog(), None
         inner = IcebergSink(catalog, TABLE, group, design, allow_group_overlap=overlap)
-        return IcebergRejectingSink(inner, self.catalog(), TABLE, group, RECORD_SCHEMA) if rejects else inner
+        return rejecting_sink(inner, self.catalog(), TABLE, group, RECORD_SCHEMA) if rejects else inner
 
     def through(self, catalog: Any) -> IcebergTable:
         """Let the run that begins next have this catalog."""
@@ -306,7 +306,7 @@ class DeltaTableInFolder(FormatTable):
     def sink(self, design: TableDesign, group: str = GROUP, *, overlap: bool = False, rejects: bool = False) -> Any:
         tables, name = DeltaStorage(), str(self.place)
         inner = DeltaSink(tables, name, group, design, allow_group_overlap=overlap)
-        return RejectingDeltaSink(inner, tables, name, group, RECORD_SCHEMA) if rejects else inner
+        return rejecting_delta_sink(inner, tables, name, group, RECORD_SCHEMA) if rejects else inner
 
     def elsewhere(self, target: Any) -> Run:
         return Run(DeltaSink(target, str(self.place), GROUP, self.design()), metadata_schema(COORDINATES).names)

@@ -20,9 +20,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, RowBounds, UnaccountedRows
 from airflow_lakestream.core.ports import HeadMoved
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.delta.sink import look_for_rows
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.iceberg.sink import look_for_rows as look_for_rows_of_iceberg
+from airflow_lakestream.delta.takeout import look_for_rows
+from airflow_lakestream.iceberg.replace.takeout import look_for_rows as look_for_rows_of_iceberg
 from airflow_lakestream.tables.unaccounted import CandidateFile, FileUnreadable, find
 
 SCHEMA = pa.schema([("_kafka_topic", pa.string()), ("_kafka_partition", pa.int32()), ("_kafka_offset", pa.int64())])

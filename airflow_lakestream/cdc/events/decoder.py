@@ -153,26 +153,30 @@ class EventPayload(PayloadFormats):
         """Return the finder of columns in the records' schemas."""
         return RecordSchemas(self.format, self.finder, self.names.table)
 
-    def _value_columns(self, first: RawBatch) -> pa.Schema:
+    def value_columns(self, first: RawBatch) -> pa.Schema:
+        """Return the columns of events for the columns of the records' rows."""
         row = self.record_schemas().row(first)
         if ValueEnvelope.CONNECT in self.row.envelopes and row:
             return self._of_row(row)
         # Take the records' columns: the registry's newest schema may have more, and bare JSON has no schema.
-        return grown(super()._value_columns(first), self._of_row(row))
+        return grown(super().value_columns(first), self._of_row(row))
 
-    def _unwrapped(self, columns: pa.Schema) -> pa.Schema:
+    def row_columns(self, columns: pa.Schema) -> pa.Schema:
+        """Return the columns of events for the row in the columns of values."""
         return self._of_row(row_of(columns))
 
     def _of_row(self, row: Sequence[pa.Field]) -> pa.Schema:
         return event_columns(pa.schema(self.names.columns(row)))
 
     @property
-    def _unavailable(self) -> UnavailablePolicy:
+    def unavailable(self) -> UnavailablePolicy:
+        """Policy for values left out of events."""
         # The merge recognizes the default placeholder.
         return UnavailablePolicy(ValuePlaceholder(self.unavailable_placeholder), None)
 
     @property
-    def _naming(self) -> EventNaming:
+    def naming(self) -> EventNaming:
+        """Names of the columns of a row, and of the columns for parts of the event."""
         return self.names.naming
 
     def documents(self, schema: pa.Schema, unknown_fields: str) -> ColumnDecoder:

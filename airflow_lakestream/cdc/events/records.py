@@ -127,7 +127,7 @@ class RecordPayload(PayloadFormats):
         """
         first = without_bare(first, self.named_sides, self.format)
         first = pick(first, np.flatnonzero(first.values.is_valid().to_numpy(zero_copy_only=False)))
-        own = self.with_nested(pa.Table.from_batches([], self._value_columns(first))).schema
+        own = self.with_nested(pa.Table.from_batches([], self.value_columns(first))).schema
         return grown(own, self.key_columns(first, [name for name in self.key if name not in own.names]))
 
     def key_columns(self, first: RawBatch, names: Sequence[str]) -> pa.Schema:
@@ -214,9 +214,10 @@ class RecordPayload(PayloadFormats):
         """Return the columns for fields of records' schemas. Raises MirrorStopped for a reserved name."""
         return pa.schema([one.with_nullable(True) for one in self.names.columns(fields, there)])
 
-    def _value_columns(self, first: RawBatch) -> pa.Schema:
+    def value_columns(self, first: RawBatch) -> pa.Schema:
+        """Return the columns of a statement, or of the records' rows."""
         if self.statement is not None:
             return self.statement.columns
-        columns, schemas = super()._value_columns(first), self.record_schemas()
+        columns, schemas = super().value_columns(first), self.record_schemas()
         # The registry's newest schema may have more columns than the records, and other types than older records.
         return columns if schemas is None else grown(self.of_schemas(schemas.row(first), ()), columns)

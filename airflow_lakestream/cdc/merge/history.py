@@ -26,21 +26,26 @@ from airflow_lakestream.cdc.columns import (
     VERSION,
     version_schema,
 )
+from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.presence import given_mask
 from airflow_lakestream.cdc.keys.guards import GuardCheck, GuardKind
+from airflow_lakestream.cdc.merge.audited import Conform, look_of
+from airflow_lakestream.cdc.merge.entries import MirrorEntries
 from airflow_lakestream.cdc.merge.files import RowReadTask
-from airflow_lakestream.cdc.merge.hands import MergeWork
+from airflow_lakestream.cdc.merge.hands import MergePool, MergeWork
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.judged import GuardedRowCheck
 from airflow_lakestream.cdc.merge.left_out import may_lack
 from airflow_lakestream.cdc.merge.lookup import FileChange, LookupResult, joined
 from airflow_lakestream.cdc.merge.memory import MirrorMemory, row_column
 from airflow_lakestream.cdc.merge.merge import BatchMerger, IncomingRows, MergeResult
+from airflow_lakestream.cdc.merge.newest import NewestEvents
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark, versions
 from airflow_lakestream.cdc.merge.spans import SpanFold, column_of
 from airflow_lakestream.cdc.merge.values import Borrowed, ValueMissing, as_bytes
 from airflow_lakestream.cdc.merge.versions import KnownRecords, RowVersions
 from airflow_lakestream.cdc.rows import HistoryRules, RowStrategy
+from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.decode.connect.unavailable import Mask, left_out
 from airflow_lakestream.tables.rising import Numbers
 from airflow_lakestream.tables.row_buffer import one_array
@@ -345,3 +350,23 @@ class _AbsentValues:
             lacking = mask & ~self.known.gone[: len(mask)] & rows[name].is_null().to_numpy(zero_copy_only=False)
             for at in np.flatnonzero(lacking)[:1].tolist():
                 raise ValueMissing(table, name, *(rows[one][at].as_py() for one in VERSION[2:]))
+
+
+def merger_of(
+    batch: NewestEvents,
+    table: str,
+    mirror: MirrorDesign,
+    landing: Landing,
+    entries: MirrorEntries,
+    hands: MergePool,
+    written: list[File],
+    conform: Conform,
+) -> BatchMerger:
+    """Return the merge of a batch by a mirror's design; see `BatchMerger`.
+
+    :param landing: the landing that will commit the rows, for errors of checks.
+    :param conform: returns rows with the mirror's columns, for the checks.
+    """
+    make = HistoryMerger if mirror.rows.keeps_versions else BatchMerger
+    look, mode = look_of(mirror.auditor, table, landing, conform), mirror.merge_mode
+    return make(batch, table, mirror.key or (), mirror.rows, entries, mode, hands, written, look)

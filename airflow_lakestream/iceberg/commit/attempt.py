@@ -23,6 +23,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableUpdate, _apply_table_update, _TableMetadataUpdateContext
 from pyiceberg.utils.properties import property_as_bool
 
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.iceberg.commit.commit import TableCommit
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.manifest_writers import (
     ManifestWriters,
@@ -76,8 +78,6 @@ class CommitAttempt:
     """Attempts of a commit to a table, or to a new table.
 
     :param stage: stages the snapshot with the files, for the head of an attempt.
-    :param unneeded: returns the paths of files that `stage` wrote for other tries than the one with this snapshot, if
-        any.
     :param new: the table to create with the first snapshot.
     """
 
@@ -85,17 +85,22 @@ class CommitAttempt:
         self,
         catalog: Catalog,
         name: str,
-        guard: CommitGuard,
-        summary: Mapping[str, str],
+        commit: TableCommit,
         stage: Stage | None = None,
-        unneeded: Callable[[int | None], Sequence[str]] = lambda keep: (),
         new: NewTable | None = None,
     ) -> None:
-        self._catalog, self._name, self.guard, self.summary = catalog, name, guard, dict(summary)
-        self._stage, self._unneeded, self._new = stage or append, unneeded, new
+        self._catalog, self.name, self.guard = catalog, name, CommitGuard(catalog, commit)
+        self._stage, self._new = stage or append, new
         # The producers of the snapshots of all tries.
         self.producers: list[Producer] = []
+        # Whether files may be in the table, now or later. Such files must not be deleted.
+        self.may_be_applied = False
         self._io: FileIO | None = None
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """The entries of the snapshot's summary."""
+        return self.guard.commit.whole_summary()
 
     @property
     def reached_catalog(self) -> bool:
@@ -109,10 +114,10 @@ class CommitAttempt:
         """
         if self._new is not None:
             return self._create(self._new, files)
-        current = self._catalog.load_table(self._name)
+        current = self._catalog.load_table(self.name)
         if self.producers and (landed := self.guard.landed_in(current)) is not None:
             return landed
-        self.guard.check_fit(current)
+        self.guard.commit.check_fit(current)
         table = Table(
             current.name(),
             current.metadata,
@@ -137,6 +142,10 @@ class CommitAttempt:
         new.transaction.commit_transaction()
         return self._landed(new.table)
 
+    def look(self) -> int | None:
+        """Return the snapshot of the landing in the table's present history, or None."""
+        return self.guard.landed_in(self._catalog.load_table(self.name))
+
     def _landed(self, table: Table) -> int:
         snapshot_id = self.guard.landed_in(table)
         if snapshot_id is None:
@@ -149,8 +158,8 @@ class CommitAttempt:
         :param keep: the committed snapshot, or None if no try was committed.
         """
         _clean(self.producers, keep)
-        if self._io is not None and (unneeded := self._unneeded(keep)):
-            for path in delete_files(self._io, unneeded):
+        if self._io is not None and isinstance(self._stage, RewriteStage):
+            for path in delete_files(self._io, self._stage.unneeded(keep)):
                 log.warning("An uncommitted data file could not be deleted: %s", path)
 
 
@@ -223,10 +232,16 @@ def _delete_merged(producer: Producer) -> None:
 
 @dataclass(frozen=True)
 class FileRewrite:
-    """Removed and new files of a snapshot: data files and delete files."""
+    """Removed and new files of a snapshot: data files and delete files.
+
+    :param landing: the landing, completed for the head; None for the commit's own landing.
+    :param rows_out: the number of removed rows, if they were counted.
+    """
 
     out: Sequence[DataFile]
     new: Sequence[DataFile]
+    landing: Landing | None = None
+    rows_out: int = 0
 
 
 class RewriteStage:
@@ -238,11 +253,12 @@ class RewriteStage:
 
     def __init__(self, rewrite: Callable[[Table], FileRewrite], written: Sequence[DataFile]) -> None:
         self._rewrite, self._written = rewrite, written
-        self._new: dict[int, Sequence[DataFile]] = {}
+        # The rewrites of all tries, by snapshot.
+        self.made: dict[int, FileRewrite] = {}
 
     def new_in(self, snapshot_id: int | None) -> set[str]:
         """Return the paths of files brought by a snapshot of this landing."""
-        return {file.file_path for file in self._new.get(snapshot_id, ())} if snapshot_id is not None else set()
+        return {file.file_path for file in self.made[snapshot_id].new} if snapshot_id in self.made else set()
 
     def unneeded(self, keep: int | None) -> Sequence[str]:
         """Return the paths of written files that snapshot `keep` has not brought."""
@@ -254,14 +270,16 @@ class RewriteStage:
     ) -> None:
         """Stage the rewrite for this head, with further files."""
         rewrite = self._rewrite(table)
+        if rewrite.landing is not None:
+            attempt.guard.expect(rewrite.landing)
         new, summary = [*rewrite.new, *files], attempt.summary | transaction.notes
-        # Without removed files and new delete files, a plain append is enough.
-        if not rewrite.out and all(map(is_data, new)):
+        # Without removed files and new delete files, a plain append is enough, except for a replace.
+        if not rewrite.out and rewrite.landing is None and all(map(is_data, new)):
             append_files(transaction, new, summary, attempt.producers)
-            self._new[attempt.producers[-1].snapshot_id] = rewrite.new
+            self.made[attempt.producers[-1].snapshot_id] = rewrite
             return
         with overwriting(transaction, summary, attempt.producers) as producer:
-            self._new[producer.snapshot_id] = rewrite.new
+            self.made[producer.snapshot_id] = rewrite
             for file in rewrite.out:
                 producer.delete_data_file(file)
             for file in new:

@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import SetPropertiesUpdate, TableRequirement, TableUpdate
 
+from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.ports import Conflict, StaleFiles
 from airflow_lakestream.exceptions import LakestreamError
@@ -109,6 +110,7 @@ class TableCommit:
     :param checks: further checks in the request, after `ledger`.
     :param additions: further parts of the request.
     :param notes: table properties next to the ledger's, for later readers of the table.
+    :param summary: further entries of the snapshot's summary.
     :param after: called after the commit, with the table before and the metadata now.
     :param is_landing: whether the landing goes into its group's ledger, and snapshots expire. Else the additions write
         the ledgers.
@@ -123,9 +125,29 @@ class TableCommit:
     checks: tuple[Check, ...] = ()
     additions: tuple[Addition, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
+    summary: Mapping[str, str] = field(default_factory=dict)
     after: tuple[Callable[[Table, TableMetadata], None], ...] = ()
     is_landing: bool = True
     for_one_head: bool = False
+
+    def whole_summary(self) -> dict[str, str]:
+        """Return the entries of the snapshot's summary: the landing or the id of another change, and `summary`."""
+        known = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: self.landing.landing_id}
+        return {**(codec.encode_summary(self.group, self.landing) if self.is_landing else known), **self.summary}
+
+    def check_fit(self, head: Table) -> None:
+        """Refuse a head for which no files should be staged, or for which they were not staged. Raises RefusalCarrier.
+
+        Other errors leave open whether an earlier attempt was applied.
+        """
+        for check in self.fits:
+            check(self, head)
+
+    def check_ledger(self, head: Table) -> None:
+        """Refuse a landing forbidden by the ledger at a head, or by another check. Raises RefusalCarrier."""
+        for check in (self.ledger, *self.checks):
+            if check is not None:
+                check(self, head)
 
 
 def with_fit(commit: TableCommit, check: Check) -> TableCommit:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
 from pyiceberg.manifest import DataFile
 
-from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
 from airflow_lakestream.iceberg.commit.commit import RefusalCarrier
 from airflow_lakestream.tables.tries import tries
@@ -47,73 +44,59 @@ class CommitRefused(LakestreamError, Transient):
         )
 
 
-class IcebergCommitter:
-    """Commit of a landing, with retries."""
+def commit_files(attempt: CommitAttempt, files: Sequence[DataFile]) -> int:
+    """Commit a landing, as often as needed, and return the snapshot id.
 
-    def __init__(
-        self, catalog: Catalog, table: str, consumer_group: str, landing: Landing, attempt: CommitAttempt
-    ) -> None:
-        self._catalog, self._table, self._group = catalog, table, consumer_group
-        self._landing, self._attempt = landing, attempt
-        # Whether files may be in the table, now or later. Such files must not be deleted.
-        self.may_be_applied = False
-
-    def commit(self, files: Sequence[DataFile]) -> int:
-        """Commit the landing by the attempt, as often as needed, and return the snapshot id.
-
-        An unclear outcome is looked up in the table. Sets `may_be_applied`: whether the files must stay. Raises the
-        landing's refusal, CommitOutcomeUnknown and CommitRefused, and the catalog's error if no request was sent.
-        """
-        unknown: BaseException | None = None
-        for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
-            try:
-                snapshot_id = self._attempt.commit(files)
-            except RefusalCarrier as refused:
-                self._attempt.clean_up(keep=None)
-                raise refused.error from None
-            except (CommitFailedException, ValidationException) as e:
-                log.info("Commit to %s not applied (%s), trying again.", self._table, e)
-            except Exception as e:
-                # A catalog's client may raise any error: raised if nothing was sent; else the outcome is looked up.
-                if not self._attempt.reached_catalog:
-                    self._attempt.clean_up(keep=None)
-                    raise
-                log.warning("Commit to %s: the catalog did not report whether it was applied: %r", self._table, e)
-                unknown = e
-            except BaseException:
-                self.may_be_applied = self._attempt.reached_catalog
-                if not self.may_be_applied:
-                    self._attempt.clean_up(keep=None)
-                raise
-            else:
-                return self._applied(snapshot_id)
-        return self._give_up(len(files), unknown)
-
-    def _applied(self, snapshot_id: int) -> int:
-        self.may_be_applied = True
-        self._attempt.clean_up(keep=snapshot_id)
-        return snapshot_id
-
-    def _give_up(self, files: int, unknown: BaseException | None) -> int:
-        """End after the last try: return the snapshot's id if a try was applied after all, else raise the error."""
-        if unknown is None:
-            self._attempt.clean_up(keep=None)
-            raise CommitRefused(self._table)
-        self.may_be_applied = True
-        # The last try, too, may have been applied with its answer lost.
-        snapshot_id, outcome = self._look_once_more()
-        if snapshot_id is not None:
-            return self._applied(snapshot_id)
-        raise CommitOutcomeUnknown(self._table, files, unknown, outcome) from unknown
-
-    def _look_once_more(self) -> tuple[int | None, str]:
-        """Look for the landing in the table; return its snapshot or None, and the result in words."""
+    An unclear outcome is looked up in the table. Sets `may_be_applied` of the attempt: whether the files must stay.
+    Raises the landing's refusal, CommitOutcomeUnknown and CommitRefused, and the catalog's error if no request was
+    sent.
+    """
+    unknown: BaseException | None = None
+    for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
         try:
-            table = self._catalog.load_table(self._table)
-            snapshot_id = ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)
-        except NoSuchTableError:
-            return None, "The table is not there so far."
-        except Exception as e:  # noqa: BLE001  # the error that led here is the one to raise
-            log.info("%s can't be asked either: %r", self._table, e)
-            return None, "The table can't be read either."
-        return snapshot_id, "The table is there, so far without it."
+            snapshot_id = attempt.commit(files)
+        except RefusalCarrier as refused:
+            attempt.clean_up(keep=None)
+            raise refused.error from None
+        except (CommitFailedException, ValidationException) as e:
+            log.info("Commit to %s not applied (%s), trying again.", attempt.name, e)
+        except Exception as e:
+            # A catalog's client may raise any error: raised if nothing was sent; else the outcome is looked up.
+            if not attempt.reached_catalog:
+                attempt.clean_up(keep=None)
+                raise
+            log.warning("Commit to %s: the catalog did not report whether it was applied: %r", attempt.name, e)
+            unknown = e
+        except BaseException:
+            attempt.may_be_applied = attempt.reached_catalog
+            if not attempt.may_be_applied:
+                attempt.clean_up(keep=None)
+            raise
+        else:
+            return _applied(attempt, snapshot_id)
+    return _give_up(attempt, len(files), unknown)
+
+
+def _applied(attempt: CommitAttempt, snapshot_id: int) -> int:
+    attempt.may_be_applied = True
+    attempt.clean_up(keep=snapshot_id)
+    return snapshot_id
+
+
+def _give_up(attempt: CommitAttempt, files: int, unknown: BaseException | None) -> int:
+    """End after the last try: return the snapshot's id if a try was applied after all, else raise the error."""
+    if unknown is None:
+        attempt.clean_up(keep=None)
+        raise CommitRefused(attempt.name)
+    attempt.may_be_applied = True
+    # The last try, too, may have been applied with its answer lost.
+    try:
+        snapshot_id, outcome = attempt.look(), "The table is there, so far without it."
+    except NoSuchTableError:
+        snapshot_id, outcome = None, "The table is not there so far."
+    except Exception as e:  # noqa: BLE001  # the error that led here is the one to raise
+        log.info("%s can't be asked either: %r", attempt.name, e)
+        snapshot_id, outcome = None, "The table can't be read either."
+    if snapshot_id is not None:
+        return _applied(attempt, snapshot_id)
+    raise CommitOutcomeUnknown(attempt.name, files, unknown, outcome) from unknown

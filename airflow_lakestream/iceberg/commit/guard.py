@@ -104,7 +104,7 @@ class CommitGuard:
         current = self._catalog.load_table(table.name())
         if self.landed_in(current) is not None:
             return response_of(current)
-        self.check_fit(current)
+        self.commit.check_fit(current)
         if ledger_store.facts_of(current.metadata).head_id != _base_of(requirements):
             raise self._not_applied("main moved since the commit was prepared")
         snapshot = _only(AddSnapshotUpdate, updates).snapshot
@@ -148,19 +148,9 @@ class CommitGuard:
             return ledger_store.live_snapshot_of(table, landing_id)
         return ledger_store.snapshot_of_landing(table, group, landing_id)
 
-    def check_fit(self, current: Table) -> None:
-        """Refuse a head for which no files should be staged, or for which they were not staged. Raises RefusalCarrier.
-
-        Other errors leave open whether an earlier attempt was applied.
-        """
-        for check in self.commit.fits:
-            check(self.commit, current)
-
     def check_ledger(self, current: Table) -> None:
         """Refuse a landing forbidden by the ledger at the table's head, or by another check. Raises RefusalCarrier."""
-        for check in (self.commit.ledger, *self.commit.checks):
-            if check is not None:
-                check(self.commit, current)
+        self.commit.check_ledger(current)
 
     def _check_precondition(self) -> None:
         try:

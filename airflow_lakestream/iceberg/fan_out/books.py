@@ -119,7 +119,7 @@ def fingerprint_of(run_id: str) -> str | None:
     return found and found[1]
 
 
-def stamped(commit: TableCommit, stamp: Stamp, look: Callable[[Table], None]) -> TableCommit:
+def stamped(commit: TableCommit, stamp: Stamp, look: Callable[[Table], None] | None = None) -> TableCommit:
     """Return the commit with properties that are computed from those at the head: each change of them moves main.
 
     :param look: checks the head, if the table exists; raises a LakestreamError to refuse it, as `stamp` does.
@@ -127,7 +127,7 @@ def stamped(commit: TableCommit, stamp: Stamp, look: Callable[[Table], None]) ->
 
     def properties(head: Table | None, _: int) -> RequestPart:
         try:
-            if head is not None:
+            if head is not None and look is not None:
                 look(head)
             return property_part(stamp({} if head is None else head.metadata.properties))
         except LakestreamError as e:

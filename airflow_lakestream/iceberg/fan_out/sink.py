@@ -37,7 +37,7 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.fan_out.admission import LOOKS, FanOut, RouteAdmission, known_tables
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, HomeNotes, NotItsOwn, Properties, Superseded
 from airflow_lakestream.iceberg.fan_out.share import ROUTES, FanOutOutline, by_route
-from airflow_lakestream.iceberg.fan_out.tables import FanOutTarget, HomeSink, TargetSink
+from airflow_lakestream.iceberg.fan_out.tables import FanOutTarget, HomeTable, TargetTable
 from airflow_lakestream.tables.coordinates import Offsets
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -90,8 +90,8 @@ class FanOutSink:
         self._fingerprint: str | None = None
         self._rows: dict[str, Counter[str]] = {}
         self._payload: Schema | None = None
-        # The sinks of the loaded tables, kept when the run plans again.
-        self._opened: dict[str, TargetSink] = {}
+        # The loaded tables, kept when the run plans again.
+        self._opened: dict[str, TargetTable] = {}
         self._is_alone = False
         self._outline: FanOutOutline | None = None
         # Decoders, in threads of their own, ask for admission while rows are written and committed.
@@ -180,7 +180,6 @@ class FanOutSink:
             target.land(landing, after, fingerprint, self._offsets_of(identity))
         # Settled if no target has offsets that the home lacks after this commit.
         settled = not any(target.landed - after.landed for target in self._targets.values())
-        self._home.rows = rows
 
         def landed(properties: Properties) -> Properties:
             """Return the property with the home's notes after the landing. Raises Superseded."""
@@ -189,8 +188,7 @@ class FanOutSink:
                 raise Superseded(self._fan_out.home)
             return {BOOKS: replace(books, settled=books.settled or settled).encode()}
 
-        self._home.change = landed
-        snapshot_id = self._home.commit(landing)
+        snapshot_id = self._home.commit(landing, landed, rows)
         self._ledger = self._ledger.add(landing)
         self._rows[landing.landing_id] = rows
         self._read.clear()
@@ -241,10 +239,10 @@ class FanOutSink:
         """Return the outline of all admitted tables, for executors."""
         with self._lock:
             if self._outline is None:
-                tables = {route: self._look_at(name)[0] for route, name in self._admission.admitted.items()}
+                tables = {route: self._look_at(name)[0].sink for route, name in self._admission.admitted.items()}
                 self._outline = FanOutOutline(
                     self._fan_out,
-                    self._home.outline().without_history(),
+                    self._home.sink.outline().without_history(),
                     self._home.columns(self._design.schema)[1],
                     {route: sink.outline().without_history() for route, sink in tables.items()},
                     dict(self._refused),
@@ -260,7 +258,7 @@ class FanOutSink:
 
     def sweep(self, folder: str) -> None:
         """Delete the uncommitted files below this folder of each table's data; never raises."""
-        sinks = (self._home, *self._opened.values())
+        sinks = (self._home.sink, *(table.sink for table in self._opened.values()))
         for _ in ExecutorFactory.get_or_create().map(lambda sink: sink.sweep(folder), sinks):
             pass
 
@@ -283,24 +281,24 @@ class FanOutSink:
         for target in self._targets.values():
             target.discard()
         # Further tables may have been staged for executors.
-        for sink, _ in self._sinks.values():
-            sink.discard()
-        self._home.discard()
+        for table, _ in self._looked_at.values():
+            table.sink.discard()
+        self._home.sink.discard()
         self._read.clear()
         self._new.clear()
 
-    def _begin(self, run_id: str | None) -> HomeSink:
-        # A new load forgets all tables, except the sinks in `_opened`.
+    def _begin(self, run_id: str | None) -> HomeTable:
+        # A new load forgets all tables, except those in `_opened`.
         self._run_id = run_id or ""
         self._payload = self._design.schema
         # A home has no rows to lay out.
         bare = replace(self._design, partition_by=None, sort_order=None)
-        overlap = self._allow_group_overlap
-        self._home = HomeSink(self._catalog, self._fan_out.home, self._group, bare, allow_group_overlap=overlap)
+        overlaps = self._allow_group_overlap
+        self._home = HomeTable(self._catalog, self._fan_out.home, self._group, bare, overlaps=overlaps)
         self._ledger = Ledger(self._group)
         self._targets: dict[str, FanOutTarget] = {}
         self._new: dict[str, str] = {}
-        self._sinks: dict[str, tuple[TargetSink, TableState]] = {}
+        self._looked_at: dict[str, tuple[TargetTable, TableState]] = {}
         self._admission = RouteAdmission(self._fan_out, self._written_down, self._is_there, self._names, self._lock)
         self._read: list[pa.Table] = []
         self._refused: dict[str, str] = {}
@@ -315,22 +313,19 @@ class FanOutSink:
             self._home.take_schema(payload)
             self._payload = payload
 
-    def _new_sink(self, name: str) -> TargetSink:
-        design = replace(self._design, schema=self._payload)
-        overlap = self._allow_group_overlap
-        sink = TargetSink(self._catalog, name, self._group, design, allow_group_overlap=overlap)
-        sink.home, sink.fingerprint = self._fan_out.home, self._own_fingerprint()
-        sink.known = name in self._written_down()
-        return sink
+    def _new_table(self, name: str) -> TargetTable:
+        design, is_known = replace(self._design, schema=self._payload), name in self._written_down()
+        given = self._catalog, name, self._group, design, self._fan_out.home, self._own_fingerprint()
+        return TargetTable(*given, is_known=is_known, overlaps=self._allow_group_overlap)
 
-    def _look_at(self, name: str) -> tuple[TargetSink, TableState]:
-        if (found := self._sinks.get(name)) is None:
-            sink = self._new_sink(name)
-            found = sink, sink.load(self._run_id)
-            self._opened[name] = sink
+    def _look_at(self, name: str) -> tuple[TargetTable, TableState]:
+        if (found := self._looked_at.get(name)) is None:
+            table = self._new_table(name)
+            found = table, table.load(self._run_id)
+            self._opened[name] = table
             # A missing table that must not be made is looked up again: a person may make it meanwhile.
             if found[1].exists or self._fan_out.new_tables is NewTables.CREATE:
-                self._sinks[name] = found
+                self._looked_at[name] = found
         return found
 
     def _is_there(self, name: str) -> bool:
@@ -346,7 +341,7 @@ class FanOutSink:
     def _open(self, name: str, identity: TopicIdentity) -> FanOutTarget:
         if name not in self._targets:
             opened = self._look_at(name)
-            self._targets[name] = FanOutTarget(name, partial(self._new_sink, name), opened, identity, self._run_id)
+            self._targets[name] = FanOutTarget(name, partial(self._new_table, name), opened, identity, self._run_id)
         return self._targets[name]
 
     def _target_of(self, route: str, rows: pa.Table, identity: TopicIdentity) -> FanOutTarget:
@@ -382,7 +377,6 @@ class FanOutSink:
         books = self._home.books
         if not self._new and (books is None or books.fingerprint == fingerprint):
             return
-        self._home.rows = Counter()
         known, new = self._fingerprint, dict(self._new)
 
         def claimed(properties: Properties) -> Properties:
@@ -398,8 +392,7 @@ class FanOutSink:
                 raise TablesChanged(self._fan_out.home)
             return {BOOKS: after.with_tables(new).encode()}
 
-        self._home.change = claimed
-        self._home.commit(Landing(uuid.uuid4().hex, "fan-out tables", {}))
+        self._home.commit(Landing(uuid.uuid4().hex, "fan-out tables", {}), claimed, {})
         self._fingerprint = fingerprint
         self._new.clear()
         log.info("%s has written down %s tables.", self._fan_out.home, len(self._written_down()))
@@ -422,7 +415,7 @@ class FanOutSink:
                 # It was dropped, and another table was made: no run of this home can write there.
                 log.info("%s leaves a table alone that is not its own any more: %s", self._fan_out.home, e)
                 continue
-            member = target.sink.member
+            member = target.table.member
             # No run of this home has written to it yet, and from now on only runs of this configuration can.
             is_new = member is None and name not in known
             if member != fingerprint and not is_new:

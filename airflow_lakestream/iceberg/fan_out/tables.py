@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import BadRequestError, ForbiddenError
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
@@ -47,6 +47,7 @@ from airflow_lakestream.iceberg.fitness import NotIceberg, UnreadableTable
 from airflow_lakestream.iceberg.replace.takeout import Finder
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.coordinates import Offsets, is_within
+from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import payload_schema
 
 log = logging.getLogger(__name__)
@@ -63,43 +64,17 @@ class TableTakenMeanwhile(Conflict):
         super().__init__(f"{table} {reason} since this run looked at it.")
 
 
-class _PropertiesSink(IcebergSink, ABC):
-    """Sink with table properties in each commit, and further entries in the snapshot's summary."""
+class HomeTable:
+    """Home of a fan-out: the ledger covers the whole fan-out, the columns are common to all targets."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.builders = [partial(stamped, stamp=self._stamp, look=self._look)]
-
-    @abstractmethod
-    def _stamp(self, properties: Properties) -> Properties:
-        """Return the properties for the next commit; raises a LakestreamError to refuse the commit."""
-
-    def check_part(self, table: Table) -> None:
-        """Accept the table: this is the fan-out."""
-
-    def _look(self, table: Table) -> None:
-        """Check the head of a commit; raises a LakestreamError to refuse the head."""
-
-    @property
-    def properties(self) -> Properties:
-        """The table's properties at the last look or commit; empty without a table."""
-        return {} if self._table is None else self._table.metadata.properties
-
-
-class HomeSink(_PropertiesSink):
-    """Home of a fan-out: the ledger covers the whole fan-out, the columns are common to all targets.
-
-    `change` returns the properties to set in the next commit, and may refuse the commit. `rows` are the rows by
-    table of the landing, for the summary of the home's snapshot.
-    """
-
-    change: Stamp
-    rows: Counter[str] = Counter()
+    def __init__(self, catalog: Catalog, name: str, group: str, design: TableDesign, *, overlaps: bool) -> None:
+        self._name, self._design = name, design
+        self.sink = IcebergSink(catalog, name, group, design, allow_group_overlap=overlaps, check_part=lambda _: None)
 
     def load(self, run_id: str) -> TableState:
         """Load the table again; see `IcebergSink.load`. Raises InvalidArgument if the table is not a home."""
-        state = super().load(run_id)
-        if state.exists and BOOKS not in self.properties:
+        state = self.sink.load(run_id)
+        if state.exists and BOOKS not in self.sink.properties:
             raise InvalidArgument(
                 "home_table",
                 f"{self._name} is there and is not the home of a fan-out.",
@@ -110,60 +85,77 @@ class HomeSink(_PropertiesSink):
     @property
     def books(self) -> HomeNotes | None:
         """The notes of the home at the last look or commit, or None if the table is missing."""
-        return HomeNotes.of(self.properties)
+        return HomeNotes.of(self.sink.properties)
 
     def take_schema(self, schema: Schema) -> None:
         """Set the columns of this payload, for a missing home."""
-        self._design = replace(self._design, schema=schema)
+        self.sink.take_design(replace(self._design, schema=schema))
 
     def columns(self, given: Schema | None) -> tuple[Schema, pa.Schema]:
         """Return the payload's columns in every target, and the columns for decoding rows."""
-        design = self._target(None).schema()
+        design = self.sink.target().schema()
         names = self._design.metadata.names
         payload = Schema(*(f for f in design.fields if f.name not in names and not f.name.startswith("_kafka_")))
         return payload, payload_schema(design, names, given)
 
     def rows_of(self, snapshot_id: int) -> Counter[str]:
         """Return the rows by table in a landing of the home; empty once the snapshot has expired."""
-        snapshot = None if self._table is None else self._table.metadata.snapshot_by_id(snapshot_id)
+        snapshot = None if self.sink.loaded is None else self.sink.loaded.metadata.snapshot_by_id(snapshot_id)
         return Counter(json.loads(ledger_store.summary_of(snapshot).get(ROWS, "{}")) if snapshot else {})
 
-    def _stamp(self, properties: Properties) -> Properties:
-        return self.change(properties)
+    def commit(self, landing: Landing, change: Stamp, rows: Mapping[str, int]) -> int:
+        """Commit the landing with changed notes.
 
-    def summary(self, landing: Landing) -> Mapping[str, str]:
-        """Return the entries of the snapshot's summary, with the rows of each table."""
-        rows = {ROWS: json.dumps(dict(sorted(self.rows.items())), separators=(",", ":"))} if self.rows else {}
-        return {**super().summary(landing), **rows}
+        :param change: returns the properties to set, and may refuse the commit.
+        :param rows: the landing's rows by table, for the summary of the snapshot.
+        """
+        noted = {ROWS: json.dumps(dict(sorted(rows.items())), separators=(",", ":"))} if rows else {}
+        return self.sink.commit(landing, partial(stamped, stamp=change), partial(replace, summary=noted))
 
 
-class TargetSink(_PropertiesSink):
+class TargetTable:
     """Target of a fan-out. Commits are refused once another configuration has fenced the table.
 
-    `known`: the home has noted it, so it may hold records of a run that died. `fences`: the next commit is the fence.
-    `read` are the offsets that a replace may remove: all offsets that were read again, even if their rows go to another
-    table now.
+    `fences`: the next commit is the fence.
+
+    :param home: the name of the home.
+    :param fingerprint: the fingerprint of this run's configuration.
+    :param is_known: whether the home has noted the table, so that it may hold records of a run that died.
+    :param overlaps: whether offsets of another group may be landed here, too.
     """
 
-    home = ""
-    fingerprint = ""
-    known = False
-    fences = False
-    read: Offsets | None = None
+    def __init__(
+        self,
+        catalog: Catalog,
+        name: str,
+        group: str,
+        design: TableDesign,
+        home: str,
+        fingerprint: str,
+        *,
+        is_known: bool,
+        overlaps: bool,
+    ) -> None:
+        self._catalog, self._name, self._group, self.home, self.fingerprint = catalog, name, group, home, fingerprint
+        self._is_known, self.overlaps, self.fences = is_known, overlaps, False
+        refuse = self._refuse_owned
+        self.sink = IcebergSink(catalog, name, group, design, allow_group_overlap=overlaps, check_part=refuse)
+        taken = partial(self._refuse_owned, refusal=TableTakenMeanwhile)
+        self.sink.builders = [partial(stamped, stamp=self._stamp, look=taken)]
 
     def load(self, run_id: str) -> TableState:
         """Load the table again; see `IcebergSink.load`. Raises NotItsOwn for a table not made by this fan-out."""
         try:
-            state = super().load(run_id)
+            state = self.sink.load(run_id)
         except _OF_ONE_TABLE as e:
-            if self.known:
+            if self._is_known:
                 raise
             raise NotItsOwn(self._name, f"the catalog does not give out ({e or type(e).__name__})") from e
         except NotItsOwn:
             raise
         except LakestreamError as e:
             # The fan-out's own tables may hold records already: their errors are for people to correct.
-            if self._table is None or self.member is not None or not isinstance(e, Terminal):
+            if self.sink.loaded is None or self.member is not None or not isinstance(e, Terminal):
                 raise
             raise NotItsOwn(self._name, f"does not fit: {e}") from e
         if not state.exists and self._is_view():
@@ -171,14 +163,9 @@ class TargetSink(_PropertiesSink):
         return state
 
     @property
-    def takes_overlap(self) -> bool:
-        """Whether offsets of another group may be landed here, too."""
-        return self._allow_group_overlap
-
-    @property
     def member(self) -> str | None:
         """The fingerprint of the configuration with the right to write the table, or None before the first."""
-        return self.properties.get(MEMBER + self.home)
+        return self.sink.properties.get(MEMBER + self.home)
 
     def landed_by(self, topic: str) -> Mapping[str | None, RangeSet]:
         """Return the landed ranges by fingerprint of the configuration, as far back as the metadata goes.
@@ -186,26 +173,31 @@ class TargetSink(_PropertiesSink):
         The key None is for landings outside of fan-outs.
         """
         found: dict[str | None, RangeSet] = {}
-        for landing in () if self._table is None else landings_of(self._table, self._group):
+        for landing in () if self.sink.loaded is None else landings_of(self.sink.loaded, self._group):
             key = fingerprint_of(landing.run_id)
             for identity, entry in landing.topics.items():
                 if identity.topic == topic:
                     found[key] = found.get(key, RangeSet()) | entry.landed | entry.replaced
         return found
 
-    def check_part(self, table: Table) -> None:
-        """Refuse a table outside of this fan-out and of further fan-outs of the group. Raises NotItsOwn."""
-        if (owner := self._owner(table)) is not None:
-            raise NotItsOwn(self._name, owner)
+    def replace(self, landing: Landing, read: Offsets) -> None:
+        """Replace rows; see `IcebergSink.replace`.
 
-    def _look(self, table: Table) -> None:
-        if (owner := self._owner(table)) is not None:
-            raise TableTakenMeanwhile(self._name, owner)
+        :param read: the offsets that the replace may remove: all offsets that were read again, even if their rows go to
+            another table now.
+        """
 
-    def _owner(self, table: Table) -> str | None:
+        def finder(ranges: RangeSet, files: Sequence[DataFile], write: Callable[..., Any], _: object) -> Finder:
+            return Finder(ranges, files, write, _read_again=read)
+
+        self.sink.replace(landing, finder)
+
+    def _refuse_owned(self, table: Table, refusal: Callable[[str, str], LakestreamError] = NotItsOwn) -> None:
+        """Refuse a table outside of this fan-out and of further fan-outs of the group. Raises `refusal`."""
         if MEMBER + self.home in table.metadata.properties or landed_by_fan_out(table, self._group):
-            return None
-        return owner_of(table)
+            return
+        if (owner := owner_of(table)) is not None:
+            raise refusal(self._name, owner)
 
     def _is_view(self) -> bool:
         try:
@@ -219,10 +211,6 @@ class TargetSink(_PropertiesSink):
         if not self.fences and properties.get(key, self.fingerprint) != self.fingerprint:
             raise Fenced(self._name)
         return {key: self.fingerprint}
-
-    def finder(self, make: Callable[..., Finder], ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
-        """Return the search for rows removed by a replace, by the offsets that the fan-out has read."""
-        return make(ranges, files, self._write_files, _read_again=self.read)
 
 
 class LandedOutside(LakestreamError, Terminal):
@@ -250,23 +238,24 @@ class FanOutTarget:
     Rows of offsets that the table holds already are set aside: a dead or another run landed these in this table, and
     died before the commit of the home, or has not reached it yet.
 
-    :param open_sink: returns a sink of the table that is not loaded yet.
-    :param opened: a loaded sink, and the state that it loaded.
+    :param open_table: returns the table, not loaded yet.
+    :param opened: the loaded table, and the state that it loaded.
     """
 
     def __init__(
         self,
         name: str,
-        open_sink: Callable[[], TargetSink],
-        opened: tuple[TargetSink, TableState],
+        open_table: Callable[[], TargetTable],
+        opened: tuple[TargetTable, TableState],
         identity: TopicIdentity,
         run_id: str,
     ) -> None:
         self.name = name
-        self._open_sink = open_sink
+        self._open_table = open_table
         self._identity = identity
         self._run_id = run_id
-        self.sink, state = opened
+        self.table, state = opened
+        self._sink = self.table.sink
         check_identity(state.ledger, identity, name)
         self.exists = state.exists
         self._state = state
@@ -292,14 +281,14 @@ class FanOutTarget:
             rows = rows.filter(pc.invert(held))
         if rows.num_rows:
             self._fresh += rows.num_rows
-            self.sink.write(rows.drop_columns(list(ROUTE_COLUMNS)), self._identity)
+            self._sink.write(rows.drop_columns(list(ROUTE_COLUMNS)), self._identity)
 
     def take_over(self, files: Mapping[str, Any]) -> None:
         """Add files of fresh rows, written by a process of this run, to the next commit."""
         count = sum(file["record_count"] for file in files["files"])
         self.rows += count
         self._fresh += count
-        self.sink.take_over(files)
+        self._sink.take_over(files)
 
     def land(self, landing: Landing, after: TopicEntry, fingerprint: str, read: Callable[[], Offsets]) -> None:
         """Commit the landing's part for this table, and forget the buffered rows.
@@ -315,10 +304,10 @@ class FanOutTarget:
         ranges = landing.topics[self._identity].landed
         self._refuse_foreign_landings(ranges)
         if there := self._entry.landed & ranges:
-            landed_by = self.sink.landed_by(self._identity.topic)
+            landed_by = self.table.landed_by(self._identity.topic)
             if redo := there - landed_by.get(fingerprint, RangeSet()):
-                if self.sink.member is None or redo & landed_by.get(None, RangeSet()):
-                    raise LandedOutside(self.name, redo, self._group, self.sink.home)
+                if self.table.member is None or redo & landed_by.get(None, RangeSet()):
+                    raise LandedOutside(self.name, redo, self._group, self.table.home)
                 self._do_again(redo, landing, fingerprint, read())
         if self._fresh:
             held = self._entry.held
@@ -330,7 +319,7 @@ class FanOutTarget:
                 origin=after.origin,
                 epochs=after.epochs,
             )
-            self.sink.commit(self._landing(landing, "", fingerprint, change))
+            self._sink.commit(self._landing(landing, "", fingerprint, change))
             self._entry += change
             self.exists = True
         self._aside, self._fresh, self.rows = [], 0, 0
@@ -353,30 +342,29 @@ class FanOutTarget:
 
         The target must not be used afterwards: the state that it loaded has changed.
         """
-        sink = self._open_sink()
-        sink.load(self._run_id)
-        sink.fences = True
+        table = self._open_table()
+        table.load(self._run_id)
+        table.fences = True
         name = f"fence {fingerprint} {self._run_id}"
-        sink.commit(Landing(f"{name} {self.name}", stamped_run_id(name, fingerprint), {}))
+        table.sink.commit(Landing(f"{name} {self.name}", stamped_run_id(name, fingerprint), {}))
 
     def discard(self) -> None:
         """Delete all uncommitted files; never raises."""
-        self.sink.discard()
+        self._sink.discard()
 
     def _do_again(self, ranges: RangeSet, landing: Landing, fingerprint: str, read: Offsets) -> None:
         """Replace rows that a dead run landed under an earlier configuration."""
         log.info("%s: half landed under another configuration, done again: %s", self.name, ranges)
-        sink = self._open_sink()
-        sink.load(self._run_id)
-        # The replace may remove all offsets read again, even if their rows go to another table now.
-        sink.read = read
+        table = self._open_table()
+        table.load(self._run_id)
+        sink = table.sink
         rows = [self._within(aside, ranges) for aside in self._aside]
         count = sum(part.num_rows for part in rows)
         change = TopicEntry(replaced=ranges, counts=Counts(read=count, written=count))
         try:
             for part in rows:
                 sink.write(part.drop_columns(list(ROUTE_COLUMNS)), self._identity)
-            sink.replace(self._landing(landing, "/again", fingerprint, change))
+            table.replace(self._landing(landing, "/again", fingerprint, change), read)
         except ReplacedMeanwhile as e:
             sink.discard()
             raise ReplacedByAnother(self.name) from e
@@ -398,5 +386,5 @@ class FanOutTarget:
     def _refuse_foreign_landings(self, ranges: RangeSet) -> None:
         for other, ledger in self._state.other_ledgers.items():
             taken = ranges & ledger.entry(self._identity).landed
-            if taken and not self.sink.takes_overlap:
+            if taken and not self.table.overlaps:
                 raise LandedByAnotherGroup(taken, self._group, other, self.name)

@@ -5,8 +5,9 @@ With checks, the rows are checked in place: the engine's branch keeps rows that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,6 @@ from pyiceberg.table.update import AssertRefSnapshotId, SetSnapshotRefUpdate
 
 from airflow_lakestream.core.checks import RowChecker
 from airflow_lakestream.core.ledger import Landing, PublicationMarker, TopicIdentity, union
-from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.publishing.branch import (
     BranchFile,
     BranchSnapshot,
@@ -45,7 +45,7 @@ from airflow_lakestream.core.publishing.refusals import (
 )
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.checked.branch import IcebergExaminer, drop_superseded
+from airflow_lakestream.iceberg.checked import IcebergExaminer, drop_superseded
 from airflow_lakestream.iceberg.replace.takeout import read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.bounds import too_narrow, without_bounds
@@ -53,6 +53,8 @@ from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.examiner import brings_any
 from airflow_lakestream.tables.guards import check_columns
+
+Done = TypeVar("Done")
 
 # The files are in the head's manifests, so none is missed if a snapshot between has expired. New files are found by
 # their sequence numbers: these rise along a branch, even if snapshots expire.
@@ -288,39 +290,15 @@ class PublishingSink(IcebergSink):
     :param auditor: checks the rows before they become visible; None: no checks.
     """
 
-    _branch = ""
+    # The branch of the last look.
+    branch = ""
 
     def __init__(
         self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, auditor: RowChecker | None = None
     ) -> None:
         super().__init__(catalog, table, consumer_group, design)
-        self._examiner = None if auditor is None else IcebergExaminer(auditor, catalog, table, consumer_group)
-
-    def load(self, run_id: str) -> TableState:
-        """Load the table again, and refuse checks unfit for the columns. Raises InvalidArgument."""
-        state = super().load(run_id)
-        if self._examiner is not None:
-            self._examiner.check_columns(self._design, self._change)
-        return state
-
-    def commit(self, landing: Landing) -> int:
-        """Commit the branch's files and the landing as a snapshot, once the rows have passed the checks.
-
-        Raises ChecksFailed, and BranchFileGone if a file to check is gone; the branch is unchanged then. After the
-        commit, branches of earlier checks of the same offsets are dropped.
-        """
-        if self._examiner is None:
-            return super().commit(landing)
-        if brings_any(landing):
-            written = self._examiner.written(landing, self._planned(None).schema, self._io(), self._files)
-            try:
-                self._examiner.examine(landing, written, self._branch, CHECKED_AGAIN)
-            except FileNotFoundError as e:
-                raise BranchFileGone(self._name, self._branch, str(e.filename or e)) from e
-        snapshot_id = super().commit(landing)
-        # The branches of an extract's checks, or of Spark's.
-        drop_superseded(self._catalog, self._name, self._group, None, landing.touched, self._table)
-        return snapshot_id
+        if auditor is not None:
+            self.checks = PublicationChecks(auditor, self, catalog, table, consumer_group)
 
     def new_snapshots(
         self, branch: str, marker: PublicationMarker | None, positions: EnginePositions
@@ -329,7 +307,7 @@ class PublishingSink(IcebergSink):
 
         The branch becomes the branch of later calls. Raises the errors of `publishing.branch.new_snapshots`.
         """
-        self._branch = branch
+        self.branch = branch
         return None if self._table is None else new_snapshots(self._table, branch, marker, positions)
 
     def positions_of(self, file: BranchFile, identity: TopicIdentity) -> FileRows:
@@ -359,7 +337,7 @@ class PublishingSink(IcebergSink):
         table = self._there()
         for one in files:
             file: DataFile = one.file
-            fits = self._examiner is None or self._has_names_of(table, one)
+            fits = self.checks is None or self._has_names_of(table, one)
             if fits and file.spec_id == table.metadata.default_spec_id:
                 self._adopted.append(self._with_right_bounds(table, one))
                 continue
@@ -386,14 +364,14 @@ class PublishingSink(IcebergSink):
         try:
             yield from read_rows(table.metadata, table.io, FileScanTask(file.file), columns=columns)
         except FileNotFoundError as e:
-            raise BranchFileGone(self._name, self._branch, file.path) from e
+            raise BranchFileGone(self._name, self.branch, file.path) from e
 
     def _with_right_bounds(self, table: Table, file: BranchFile) -> DataFile:
         # An engine may have taken the bounds from the files' footers alone, where long values have none.
         try:
             columns = too_narrow(table.io, file.file, table.name_mapping())
         except FileNotFoundError as e:
-            raise BranchFileGone(self._name, self._branch, file.path) from e
+            raise BranchFileGone(self._name, self.branch, file.path) from e
         return without_bounds(file.file, columns) if columns else file.file
 
     def _check_columns_of(self, file: BranchFile) -> None:
@@ -401,7 +379,7 @@ class PublishingSink(IcebergSink):
         ids = index_by_name(self._there().schema())
         moved = [name for number, name in self._columns_of(file).items() if ids.get(name, number) != number]
         if moved:
-            raise ColumnsMoved(self._name, self._branch, file.path, moved)
+            raise ColumnsMoved(self._name, self.branch, file.path, moved)
 
     def _columns_of(self, file: BranchFile) -> dict[int, str]:
         """Return the columns of a file by id, nested columns included. Raises BranchFileGone."""
@@ -411,10 +389,36 @@ class PublishingSink(IcebergSink):
             with table.io.new_input(file.path).open() as stream:
                 found = form.make_fragment(stream).physical_schema
         except FileNotFoundError as e:
-            raise BranchFileGone(self._name, self._branch, file.path) from e
+            raise BranchFileGone(self._name, self.branch, file.path) from e
         return index_name_by_id(pyarrow_to_schema(found, table.name_mapping(), downcast_ns_timestamp_to_us=True))
 
     def _has_names_of(self, table: Table, file: BranchFile) -> bool:
         """Return whether a file has the table's columns under the present names, readable by DuckDB."""
         is_read = file.file.file_format is FileFormat.PARQUET
         return is_read and self._columns_of(file) == index_name_by_id(table.schema())
+
+
+class PublicationChecks(IcebergExaminer):
+    """`tables.sink.CommitChecks` of a branch's files: rows that fail stay on the branch."""
+
+    def __init__(self, auditor: RowChecker, sink: PublishingSink, catalog: Catalog, table: str, group: str) -> None:
+        super().__init__(auditor, catalog, table, group)
+        self._sink = sink
+
+    def commit(self, landing: Landing, publish: Callable[[], Done], *, is_replace: bool) -> Done:
+        """Commit the branch's files and the landing, once the rows have passed the checks.
+
+        Raises ChecksFailed, and BranchFileGone if a file to check is gone; the branch is unchanged then. After the
+        commit, branches of earlier checks of the same offsets are dropped.
+        """
+        sink = self._sink
+        if brings_any(landing):
+            written = self.written(landing, sink.schema, sink.io, sink.files)
+            try:
+                self.examine(landing, written, sink.branch, CHECKED_AGAIN)
+            except FileNotFoundError as e:
+                raise BranchFileGone(self._name, sink.branch, str(e.filename or e)) from e
+        done = publish()
+        # The branches of an extract's checks, or of Spark's.
+        drop_superseded(self._catalog, self._name, self._group, None, landing.touched, sink.loaded)
+        return done

@@ -24,7 +24,6 @@ from airflow_lakestream.core.ports import CannotReplace, Conflict, LedgerConflic
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, TableCommit
-from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
 from airflow_lakestream.iceberg.replace.replace import FirstLook, not_replaced_since
 from airflow_lakestream.iceberg.replace.takeout import (
     FileKey,
@@ -38,6 +37,7 @@ from airflow_lakestream.iceberg.replace.takeout import (
 )
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, Offsets, is_hit, missing_in
+from airflow_lakestream.tables.rejects.sink import RejectingSink
 from airflow_lakestream.tables.takeout import shortly
 
 
@@ -135,7 +135,7 @@ class RepairOutcome:
     rows_out: int
 
 
-def repair(sink: IcebergRejectingSink, change: RepairChange) -> RepairOutcome:
+def repair(sink: RejectingSink, change: RepairChange) -> RepairOutcome:
     """Commit the buffered rows, with the kept rows of the table, in a single snapshot.
 
     Rejected records are written before; those that were replaced are removed afterwards.
@@ -148,9 +148,9 @@ def repair(sink: IcebergRejectingSink, change: RepairChange) -> RepairOutcome:
     ranges = union(entry.replaced | entry.landed for entry in landing.topics.values())
     finder = partial(RepairFinder, kept=change.kept, has_missing=change.has_missing, odd=change.odd, lost=change.lost)
     # The ledger counted each record once, however many rows there were: the counts stay.
-    snapshot_id, stage = sink.inner.exchange_rows(landing, ranges, repairing, finder, lambda landing, *_: landing)
+    snapshot_id, made = sink.inner.exchange_rows(landing, ranges, repairing, finder, lambda landing, *_: landing)
     sink.settle()
-    return RepairOutcome(snapshot_id, stage.rows_out(snapshot_id))
+    return RepairOutcome(snapshot_id, made.rows_out)
 
 
 def repairing(commit: TableCommit, first: FirstLook, own: Collection[str]) -> TableCommit:
@@ -219,19 +219,23 @@ class RepairFinder(Finder):
             self._kept.clear()
             self._odd_now = odd
 
-    def _live_files(self, head: Any) -> list[FileScanTask]:
+    def live_files(self, head: Any) -> list[FileScanTask]:
+        """Return the live files, except the lost ones."""
         return [task for task in head.live() if task.file.file_path not in self.lost]
 
-    def _may_hold(self, head: Any, file: FileScanTask) -> bool:
+    def may_hold(self, head: Any, file: FileScanTask) -> bool:
+        """Return whether a file may have rows to remove, odd rows included."""
         schema = head.table.schema()
-        return super()._may_hold(head, file) or any(one.may_be_in(schema, file.file) for one in self._odd_now)
+        return super().may_hold(head, file) or any(one.may_be_in(schema, file.file) for one in self._odd_now)
 
-    def _additional(self, rows: pa.Table) -> pa.ChunkedArray | None:
+    def additional_rows(self, rows: pa.Table) -> pa.ChunkedArray | None:
+        """Return a mask of the odd rows."""
         if not self._odd_now:
             return None
         return reduce(pc.or_, [one.holds(rows) for one in self._odd_now])
 
-    def _check_rows_identifiable(self, head: Any, files: Sequence[FileScanTask], landed: int) -> None:
+    def check_rows_identifiable(self, head: Any, files: Sequence[FileScanTask], landed: int) -> None:
+        """Refuse missing positions if records are missing, too. Raises CannotReplace."""
         # Doubled rows make up for missing rows in any count; so each row must have its position.
         if not self.has_missing:
             return
@@ -243,13 +247,14 @@ class RepairFinder(Finder):
                 "those rows, move them to another table, or fill in their values."
             )
 
-    def _not_read_again(self, hits: Offsets, read_again: Offsets) -> RangeSet:
+    def ranges_not_read_again(self, hits: Offsets, read_again: Offsets) -> RangeSet:
+        """Return the offsets of hits that were neither read again nor kept."""
         return missing_in(hits, read_again) - self.kept
 
     def _one_of_each(self, head: IcebergFiles) -> list[DataFile]:
         """Write one row for each kept offset. Raises DoublesDiffer if the rows of an offset differ."""
         table = head.table
-        tasks = [task for task in self._live_files(head) if head.may_hold(task, self.kept)]
+        tasks = [task for task in self.live_files(head) if head.may_hold(task, self.kept)]
         key = frozenset(map(head.key, tasks))
         # The same files with the same deletes give the same rows at each head.
         if key not in self._ones:
@@ -262,7 +267,7 @@ class RepairFinder(Finder):
             for rows in self._rows_to_keep(table, tasks):
                 ones = rows.filter(pc.invert(_repeats(rows)))
                 found += ones.num_rows
-                files += self._write([ones])
+                files += self.write_parts([ones])
             # The audit found a row at each offset of the kept ranges.
             if found != self.kept.width:
                 raise ChangedMeanwhile(name, self.kept, "lost rows")

@@ -7,23 +7,21 @@ stale; the guard stops it, and the sink's loop makes the attempt again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger, union
 from airflow_lakestream.core.lineage import LedgerReading
 from airflow_lakestream.core.ports import CannotReplace, Conflict, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction, overwriting
+from airflow_lakestream.iceberg.commit.attempt import FileRewrite
 from airflow_lakestream.iceberg.commit.commit import Check, RefusalCarrier, TableCommit
-from airflow_lakestream.iceberg.replace.takeout import Finder, IcebergFiles, Takeout
+from airflow_lakestream.iceberg.replace.takeout import Finder, IcebergFiles
 from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, rows_landed
 from airflow_lakestream.tables.retention import REMOVED
 
@@ -111,47 +109,19 @@ def ranges_landed(commit: TableCommit, head: Table) -> None:
 CountCompletion: TypeAlias = Callable[[Landing, int, Ledger], Landing]
 
 
-class ReplaceStage:
-    """Stage of a replacing landing.
+def replaced_files(
+    table: Table, commit: TableCommit, finder: Finder, complete: CountCompletion = completed
+) -> FileRewrite:
+    """Return the removal of rows at a head, and write the remaining rows of removed files. Raises RefusalCarrier.
 
     :param complete: returns the landing with the count of removed rows, for the group's ledger.
     """
-
-    def __init__(self, landing: Landing, finder: Finder, complete: CountCompletion = completed) -> None:
-        self._landing, self._finder, self._complete = landing, finder, complete
-        self._made: dict[int, tuple[Landing, Takeout]] = {}
-
-    def landing_of(self, snapshot_id: int) -> Landing:
-        """Return the landing as committed in a snapshot."""
-        return self._made[snapshot_id][0]
-
-    def rows_out(self, snapshot_id: int) -> int:
-        """Return the number of rows removed in a snapshot."""
-        return self._made[snapshot_id][1].rows
-
-    def unneeded(self, keep: int | None) -> Sequence[str]:
-        """Return the paths of written remainders that snapshot `keep` does not have."""
-        takeout = self._made[keep][1] if keep is not None else None
-        return [file.file_path for file in self._finder.unneeded(takeout)]
-
-    def __call__(
-        self, attempt: CommitAttempt, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]
-    ) -> None:
-        """Stage the removal of rows for this head, with the rows read again."""
-        # The ledger is checked before the search: for a refused replace, no file is read.
-        attempt.guard.check_ledger(table)
-        group = attempt.guard.commit.group
-        try:
-            ledgers = ledger_store.ledgers(table, group)
-            takeout = self._finder.find(IcebergFiles(table), rows_landed(ledgers.values()))
-        except (CannotReplace, Conflict) as e:
-            raise RefusalCarrier(e) from None
-        landing = self._complete(self._landing, takeout.rows, ledgers[group])
-        attempt.guard.expect(landing)
-        summary = {**codec.encode_summary(group, landing), **transaction.notes}
-        with overwriting(transaction, summary, attempt.producers) as producer:
-            self._made[producer.snapshot_id] = (landing, takeout)
-            for task in takeout.out:
-                producer.delete_data_file(task.file)
-            for file in (*takeout.remainders, *files):
-                producer.append_data_file(file)
+    # The ledger is checked before the search: for a refused replace, no file is read.
+    commit.check_ledger(table)
+    try:
+        ledgers = ledger_store.ledgers(table, commit.group)
+        takeout = finder.find(IcebergFiles(table), rows_landed(ledgers.values()))
+    except (CannotReplace, Conflict) as e:
+        raise RefusalCarrier(e) from None
+    landing = complete(commit.landing, takeout.rows, ledgers[commit.group])
+    return FileRewrite([task.file for task in takeout.out], takeout.remainders, landing, takeout.rows)

@@ -1,31 +1,34 @@
-"""Live files of an Iceberg table, for the search by `tables.takeout`."""
+"""Live files of an Iceberg table: for the search by `tables.takeout`, and for rows that no ledger accounts for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial, wraps
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.expressions.parser import parse
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowProjectionVisitor, ArrowScan, _read_all_delete_files
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntry, ManifestEntryStatus
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import PrimitiveType
 
-from airflow_lakestream.core.ports import CannotReplace
+from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, UnaccountedRows
+from airflow_lakestream.core.ports import CannotReplace, HeadMoved
 from airflow_lakestream.core.ranges import RangeSet, overlapping
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.manifests import WholeTablePlanner
 from airflow_lakestream.iceberg.write.deletes import NONE_DELETED, deleted_positions
 from airflow_lakestream.tables import takeout
-from airflow_lakestream.tables.coordinates import COORDINATES
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
+from airflow_lakestream.tables.unaccounted import CandidateFile, FileUnreadable, find, keeps_positions
 
 # A commit that reads rows and writes them again would change their values. PyIceberg has no hook for its projection, so
 # two methods of the projection's visitor are replaced in the whole process.
@@ -245,3 +248,56 @@ class IcebergFiles(takeout.HeadFiles[FileScanTask, DataFile]):
             if known < task.file.record_count:
                 lacking.append(task.file.file_path)
         return total, lacking
+
+
+def look_for_rows(table: Table, asked: ForeignRowQuery) -> UnaccountedRows:
+    """Return the unaccounted rows in the table's head: position deletes are applied, equality deletes are not.
+
+    Raises FileUnreadable, and HeadMoved if another writer has removed the files meanwhile. The result is empty for a
+    table whose rows keep no positions.
+    """
+    snapshot = table.current_snapshot()
+    if snapshot is None or not keeps_positions(table.schema().as_arrow()):
+        return UnaccountedRows()
+    name = ledger_store.name_of(table)
+    try:
+        return _look(table, snapshot, asked)
+    except (FileNotFoundError, FileUnreadable) as e:
+        if ledger_store.head_of(table.catalog.load_table(table.name()).metadata) != snapshot.snapshot_id:
+            raise HeadMoved(name) from e
+        raise e if isinstance(e, FileUnreadable) else FileUnreadable(name, str(e.filename or e), e) from e
+
+
+def _look(table: Table, snapshot: Snapshot, asked: ForeignRowQuery) -> UnaccountedRows:
+    planner = ManifestGroupPlanner(table.metadata, table.io, row_filter=_is_of(asked.topic))
+    # PyIceberg plans no scan of a table that has equality deletes, which it can't apply.
+    tasks = planner.plan_files(snapshot.manifests(table.io), manifest_entry_filter=_is_no_equality_delete)
+    return find(ledger_store.name_of(table), (_to_judge(table, task, asked.topic) for task in tasks), asked)
+
+
+def _is_of(topic: str) -> BooleanExpression:
+    # Kafka's names of topics have no quotes.
+    return parse(f"{TOPIC} == '{topic}'")
+
+
+def _is_no_equality_delete(entry: ManifestEntry) -> bool:
+    return entry.data_file.content != DataFileContent.EQUALITY_DELETES
+
+
+def _to_judge(table: Table, task: FileScanTask, topic: str) -> CandidateFile:
+    file, schema = task.file, table.schema()
+    ids = [schema.find_field(name).field_id for name in COORDINATES]
+    nulls = file.null_value_counts or {}
+    return CandidateFile(
+        path=file.file_path,
+        rows=file.record_count,
+        topic=bounds_of(schema, file, TOPIC),
+        partition=bounds_of(schema, file, PARTITION),
+        offset=bounds_of(schema, file, OFFSET),
+        is_whole=not task.delete_files and all(nulls.get(of) == 0 for of in ids),
+        read=partial(_rows, table, task, topic),
+    )
+
+
+def _rows(table: Table, task: FileScanTask, topic: str) -> Iterable[pa.Table]:
+    return read_rows(table.metadata, table.io, task, columns=COORDINATES, where=_is_of(topic))

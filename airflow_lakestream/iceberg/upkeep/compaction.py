@@ -37,7 +37,6 @@ from airflow_lakestream.iceberg.upkeep.compaction_plan import (
     LiveFile,
     plan,
 )
-from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.files import (
     column_of,
@@ -224,14 +223,14 @@ def exchange(catalog: Catalog, name: str, sequence: int, part: Sequence[Rewritte
 
     def attempt() -> CommitAttempt:
         nonlocal done
-        table = fit_table(catalog, name)
+        table = ledger_edit.fit_table(catalog, name)
         exchanged, dangling = _still_planned(TableHead.of(table), sequence, part)
         if not exchanged and not dangling:
             raise _NothingLeft
         done = CompactionDone(tuple(exchanged), len(part) - len(exchanged), len(dangling))
         summary = {SUMMARY_COMPACTED: str(sum(len(one.group.files) for one in exchanged))}
         arrange = partial(_CompactedFiles, sequence, exchanged, dangling)
-        attempts.append(attempt_at(catalog, name, table, summary, arrange))
+        attempts.append(ledger_edit.attempt_at(catalog, table, summary, arrange))
         return attempts[-1]
 
     try:
@@ -349,7 +348,7 @@ def compact(
     :param is_over: whether the caller asked to end.
     :param report: is called after each commit.
     """
-    table = fit_table(catalog, name)
+    table = ledger_edit.fit_table(catalog, name)
     rule = rule or CompactionRule(target_bytes=target_size(table.metadata))
     plan = TableHead.of(table).plan(rule)
     done = CompactionReport(plan)

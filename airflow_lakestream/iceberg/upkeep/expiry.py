@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +23,6 @@ from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
 from airflow_lakestream.iceberg.commit.commit import RequestPart, property_part
-from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.upkeep import ledger_edit
 from airflow_lakestream.iceberg.write.files import delete_files
 
@@ -170,14 +168,7 @@ def _commit(catalog: Catalog, table: Table, rule: ExpiryRule, *, removes: bool) 
 
     def attempt() -> CommitAttempt:
         edits.append(edit := _ExpiryEdit(catalog.load_table(name), rule, removes))
-        edit_id = uuid.uuid4().hex
-        guard = CommitGuard(catalog, ledger_edit.edit_commit(edit_id, edit.before, edit.part))
-        summary = {
-            codec.SUMMARY_VERSION: str(codec.VERSION),
-            codec.SUMMARY_LANDING_ID: edit_id,
-            SUMMARY_EXPIRING: str(len(edit.expiring)),
-        }
-        return CommitAttempt(catalog, name, guard, summary)
+        return ledger_edit.edit_attempt(catalog, edit.before, edit.part, {SUMMARY_EXPIRING: str(len(edit.expiring))})
 
     ledger_edit.drive(name, attempt)
     return edits[-1]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, ValidationException
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from airflow_lakestream.core import codec, lineage
@@ -22,7 +23,7 @@ from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction, Stage, note
 from airflow_lakestream.iceberg.commit.commit import (
     Addition,
     RefusalCarrier,
@@ -32,7 +33,7 @@ from airflow_lakestream.iceberg.commit.commit import (
     head_is,
     property_part,
 )
-from airflow_lakestream.iceberg.commit.guard import CommitGuard
+from airflow_lakestream.iceberg.commit.manifest_writers import Producer
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.settlement import FORMER_NAMES, names_of
@@ -46,6 +47,10 @@ RETRY_PAUSE = 0.2
 Decide = Callable[[Table], Mapping[str, Ledger]]
 # Returns table properties to be set in the same commit.
 Properties = Callable[[Table], Mapping[str, str]]
+# Makes the producer of the snapshot, with a summary.
+Arrange = Callable[[LandingTransaction, dict[str, str]], Producer]
+NO_LEDGERS: Mapping[str, Ledger] = {}
+NO_PROPERTIES: Mapping[str, str] = {}
 
 
 class EditOvertaken(Conflict):
@@ -65,23 +70,36 @@ class EditNotDone(LakestreamError, Transient):
         )
 
 
-def edit_commit(edit_id: str, table: Table, addition: Addition) -> TableCommit:
-    """Return a commit without a landing, valid for the head of the decision only; `addition` writes the ledgers.
+def edit_attempt(
+    catalog: Catalog, table: Table, addition: Addition, summary: Mapping[str, str], stage: Stage | None = None
+) -> CommitAttempt:
+    """Return an attempt of a change without a landing, valid for the head of the decision only.
 
-    :param edit_id: the id of the change, in place of a landing's id.
     :param table: the table at the decision.
+    :param addition: writes the ledgers.
+    :param summary: further keys of the snapshot's summary.
     """
-    return TableCommit(
+    edit_id = uuid.uuid4().hex
+    commit = TableCommit(
         "",
         Landing(edit_id, edit_id, {}),
         SchemaChange.none(table.metadata),
         ledger=None,
         fits=(files_fit, head_is(ledger_store.head_of(table.metadata), EditOvertaken)),
         additions=(addition,),
+        summary=summary,
         is_landing=False,
         # PyIceberg would put the change on a head that it was not decided for.
         for_one_head=True,
     )
+    return CommitAttempt(catalog, ledger_store.name_of(table), commit, stage)
+
+
+def fit_table(catalog: Catalog, name: str) -> Table:
+    """Return the current table. Raises the errors of `fitness` for a table unfit for commits."""
+    table = fitness.load_table(catalog, name)
+    fitness.check(catalog, table)
+    return table
 
 
 def restated(ledgers: Mapping[str, Ledger], more: Mapping[str, str]) -> Addition:
@@ -107,6 +125,31 @@ def restated(ledgers: Mapping[str, Ledger], more: Mapping[str, str]) -> Addition
         return property_part(properties | dict(more))
 
     return properties
+
+
+def attempt_at(
+    catalog: Catalog,
+    table: Table,
+    summary: Mapping[str, str],
+    arrange: Arrange,
+    ledgers: Mapping[str, Ledger] = NO_LEDGERS,
+    properties: Mapping[str, str] = NO_PROPERTIES,
+) -> CommitAttempt:
+    """Return an attempt for the head of `table`, for `ledger_edit.drive`.
+
+    :param summary: further keys of the snapshot's summary.
+    :param ledgers: the changed ledgers by group; default: none changes.
+    :param properties: table properties to set in the same commit.
+    """
+
+    def stage(attempt: CommitAttempt, transaction: LandingTransaction, _: Table, __: Sequence[DataFile]) -> None:
+        producer = arrange(transaction, attempt.summary)
+        note(producer, attempt.producers)
+        with producer:
+            pass
+
+    known = encode_restated(ledgers) if ledgers else {}
+    return edit_attempt(catalog, table, restated(ledgers, properties), {**known, **summary}, stage)
 
 
 def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> int:
@@ -177,10 +220,6 @@ def forget(catalog: Catalog, name: str, group: str, identity: TopicIdentity, ran
 
 
 def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties) -> CommitAttempt:
-    table = fitness.load_table(catalog, name)
-    fitness.check(catalog, table)
+    table = fit_table(catalog, name)
     ledgers = decide(table)
-    edit_id = uuid.uuid4().hex
-    guard = CommitGuard(catalog, edit_commit(edit_id, table, restated(ledgers, properties(table))))
-    summary = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: edit_id, **encode_restated(ledgers)}
-    return CommitAttempt(catalog, name, guard, summary)
+    return edit_attempt(catalog, table, restated(ledgers, properties(table)), encode_restated(ledgers))

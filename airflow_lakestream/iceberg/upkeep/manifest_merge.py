@@ -18,7 +18,6 @@ from airflow_lakestream.iceberg.manifests import live_entries
 from airflow_lakestream.iceberg.table_properties import number
 from airflow_lakestream.iceberg.upkeep import ledger_edit
 from airflow_lakestream.iceberg.upkeep.compaction_plan import bins
-from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
 
 # Key in the summary: the number of manifests that were merged.
 SUMMARY_MANIFESTS = "lakestream.manifests-merged"
@@ -63,12 +62,12 @@ def rewrite_manifests(catalog: Catalog, name: str) -> int:
 
     def attempt() -> CommitAttempt:
         nonlocal gained
-        table = fit_table(catalog, name)
+        table = ledger_edit.fit_table(catalog, name)
         if not (merges := mergeable(table)):
             raise _NothingToMerge
         gained = saved(merges)
         summary = {SUMMARY_MANIFESTS: str(sum(map(len, merges)))}
-        return attempt_at(catalog, name, table, summary, partial(_MergedManifests, merges))
+        return ledger_edit.attempt_at(catalog, table, summary, partial(_MergedManifests, merges))
 
     try:
         ledger_edit.drive(name, attempt)

@@ -21,7 +21,6 @@ from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTran
 from airflow_lakestream.iceberg.commit.row_delta import FileExchange
 from airflow_lakestream.iceberg.manifests import live_entries, live_entries_of
 from airflow_lakestream.iceberg.upkeep import ledger_edit
-from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
 from airflow_lakestream.iceberg.write.bounds import too_narrow, without_bounds
 
 # Parallel requests to a store.
@@ -88,13 +87,13 @@ def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | Non
         return None
 
     def attempt() -> CommitAttempt:
-        table = fit_table(catalog, name)
+        table = ledger_edit.fit_table(catalog, name)
         present = _data_files(table, ledger_store.head_of(table.metadata))
         wrong = {one.path: one.ids for one in found if one.path in present}
         if not wrong:
             raise _NoFileLeft
         summary = {SUMMARY_BOUNDS: str(len(wrong))}
-        return attempt_at(catalog, name, table, summary, partial(_BoundsManifests, wrong))
+        return ledger_edit.attempt_at(catalog, table, summary, partial(_BoundsManifests, wrong))
 
     try:
         return ledger_edit.drive(name, attempt)

@@ -38,7 +38,6 @@ from airflow_lakestream.iceberg.upkeep.compaction import (
     discard,
 )
 from airflow_lakestream.iceberg.upkeep.compaction_plan import FileGroup, LiveFile
-from airflow_lakestream.iceberg.upkeep.exchange import attempt_at, fit_table
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.retention import (
     FileAge,
@@ -215,7 +214,7 @@ class _IcebergOldRowRemoval:
 
     def attempt(self) -> CommitAttempt:
         """Return the attempt for the current head. Raises _NoOldRows and RetentionRefused."""
-        table = fit_table(self.catalog, self.name)
+        table = ledger_edit.fit_table(self.catalog, self.name)
         cutoff = _cutoff(table, self.rule, self.now)
         positions = PositionReader.of(table.schema().as_arrow(), table.metadata.properties)
         reader = _IcebergOldRowReader(table, cutoff, positions, self.is_over)
@@ -235,7 +234,7 @@ class _IcebergOldRowRemoval:
         self.chosen = chosen
         arrange, summary = partial(_RemovedRows, chosen), {SUMMARY_OLD_ROWS: str(rows)}
         after = ledgers_after(ledgers, changes)
-        self.attempts.append(attempt_at(self.catalog, self.name, table, summary, arrange, after, cutoff.note()))
+        self.attempts.append(ledger_edit.attempt_at(self.catalog, table, summary, arrange, after, cutoff.note()))
         return self.attempts[-1]
 
     def _look(self, reader: _IcebergOldRowReader, files: Sequence[LiveFile]) -> list[_OldDataFile]:

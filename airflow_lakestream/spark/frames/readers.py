@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -175,6 +175,8 @@ class FrameReaders(SparkReaders):
     """
 
     function: FrameFunction = field(kw_only=True)
+    # Whether a row with the position of a record is the record's row.
+    makes_records: ClassVar[bool] = True
     # The staged files of the current landing, and the outline of their staging table.
     _staged: list[Mapping[str, Any]] = field(default_factory=list)
     _outline: Any = None
@@ -208,10 +210,11 @@ class FrameReaders(SparkReaders):
         assert isinstance(job.shared.inner, TableSink), "that is what a function's rows go to"
         return job.shared.inner
 
-    def _target(self, job: LandingJob) -> Any:
+    def target(self, job: LandingJob) -> Any:
+        """Return the outline of the staging table."""
         return self._outline
 
-    def _take(self, job: LandingJob, piece: SharePiece) -> None:
+    def take(self, job: LandingJob, piece: SharePiece) -> None:
         """Keep staged files, and hand over rejected records."""
         self._staged += piece.files["files"]
         job.shared.take_over({**piece.files, "files": []})
@@ -253,16 +256,12 @@ class FrameReaders(SparkReaders):
         """
         try:
             payload, metadata = columns_of(result, self.function.argument)
-            keeps = self._keeps(metadata)
+            keeps = self.makes_records and set(COORDINATES) <= set(metadata.names)
             made_by = TransformNote(self.function.name, self.function.fingerprint, keeps)
             self._sink(job).hold_to(payload, metadata, made_by)
         except InvalidArgument as e:
             raise TransformRefused(self.function.name, job.table, ranges, f"{e}") from e
         return metadata, keeps
-
-    def _keeps(self, metadata: pa.Schema) -> bool:
-        """Return whether a result with these metadata columns keeps the positions of records."""
-        return set(COORDINATES) <= set(metadata.names)
 
     def _frame(self) -> DataFrame:
         """Return the staged rows."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
@@ -206,6 +206,8 @@ class StreamReaders(FrameReaders):
     :param reports: the tasks' reports about the records that they decode.
     """
 
+    # A row made by a state is not a record's row, even if it looks so.
+    makes_records: ClassVar[bool] = False
     reports: Accumulator[TaskReports] = field(kw_only=True)
     # The current batch, as Spark has planned it, and whether it was run.
     _batch: DataFrame | None = None
@@ -249,10 +251,6 @@ class StreamReaders(FrameReaders):
         log.info("%s made %s rows in %s", self.function.name, rows, plan.streamed)
         made = FunctionRows(self.function.name, rows)
         return [SharePiece(plan.state.identity, plan.ranges, sums.counts, plan.epochs, {}, sums.bad, made, sums.use)]
-
-    def _keeps(self, metadata: pa.Schema) -> bool:
-        # A row made by a state is not a record's row, even if it looks so.
-        return False
 
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"

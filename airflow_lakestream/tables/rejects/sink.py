@@ -1,21 +1,188 @@
-"""Sink with a reject table: rejected records are written first, and count after the landing's commit."""
+"""Reject table of a table of any format, and the sink of both: `<table>__rejected` has rejected records with reasons.
+
+It is written before the commit of the main table, and only that commit decides on the landing: a row counts if its
+landing is in the main table's ledger. Until that is known, the landing is noted as pending in a property of the reject
+table. A later landing reads the ledger, and removes stale rows: rows of landings that were never committed, and rows of
+ranges that a later landing landed again. See `settlement`.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from airflow_lakestream.core.ledger import Counts, Landing
+from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity
 from airflow_lakestream.core.ports import RejectsCondemned, Sink, TableState
-from airflow_lakestream.tables.rejects.book import RejectTableSink
-from airflow_lakestream.tables.rejects.settlement import PendingLanding, RejectSettlement, of_topic
-from airflow_lakestream.tables.sink import WrappedSink
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.tables.coordinates import is_hit
+from airflow_lakestream.tables.rejects.settlement import (
+    PLACE,
+    MainTableLedgers,
+    PendingLanding,
+    RejectSettlement,
+    of_topic,
+    pending_of,
+    rows_of,
+)
+from airflow_lakestream.tables.sink import TableSink, WrappedSink
+
+
+class RejectAccess(Protocol):
+    """Access of a table format: to a reject table, to the main table's ledgers, and to stored rejected records."""
+
+    @property
+    def sink(self) -> TableSink[Any]:
+        """The sink of the reject table."""
+
+    def rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """Yield all rows of each file of the reject table with possible rows of `ranges`.
+
+        :param ranges: None for all files.
+        :param columns: the columns to read; default: all.
+        """
+
+    def note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> object:
+        """Commit buffered rows, notes of pending landings, and the removal of stale rows and settled notes, as one.
+
+        :param landing: gives the id of the commit; it changes no ledger.
+        """
+
+    def main_ledgers(self) -> MainTableLedgers | None:
+        """Return the ledgers of the main table, or None if the table does not exist."""
+
+    def new_path(self, folder: str) -> str:
+        """Return a new path for records, below a folder of the main table's data."""
+
+    def store(self, path: str, records: bytes) -> object:
+        """Store records for the committing process."""
+
+    def read(self, path: str) -> bytes:
+        """Return records stored by another worker."""
+
+    def take(self, path: str, inner: Sink) -> tuple[bytes, Sequence[str]]:
+        """Read and delete records stored by a process of this run; return also the paths possibly left.
+
+        :param inner: the sink of the main table, which may not exist yet.
+        """
+
+    def is_there(self, path: str) -> bool:
+        """Return whether stored records exist."""
+
+    def delete(self, paths: Sequence[str]) -> Sequence[str]:
+        """Delete stored records; return the paths possibly left. Never raises."""
+
+
+class RejectTable:
+    """Reject table of a table, written for a consumer group."""
+
+    def __init__(self, access: RejectAccess, consumer_group: str) -> None:
+        self._access, self._group = access, consumer_group
+
+    @property
+    def exists(self) -> bool:
+        """Whether the table existed at the last look."""
+        return self._access.sink.is_there
+
+    @property
+    def pending(self) -> list[PendingLanding]:
+        """The pending landings noted in the table at the last look."""
+        return pending_of(self._access.sink.properties)
+
+    def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: RejectSettlement) -> tuple[int, int]:
+        """Return the numbers of the group's rows at these offsets: of all rows, and of counting rows.
+
+        A row counts if its landing is in the main table's ledger; see `settlement`. The first number includes the
+        rows of open landings: such a landing may land, be rolled back, and have its snapshot expired before the
+        caller's landing. Then its rows can't be distinguished from rows that count. Both numbers are 0 if the reject
+        table does not exist.
+        """
+        there = counting = 0
+        for rows in self._access.rows_at(ranges, PLACE) if self.exists else ():
+            own = rows.filter(pc.and_(settlement.is_of(rows, self._group, identity), is_hit(rows, ranges)))
+            there += len(own)
+            not_counting = pc.or_(settlement.stale(own), settlement.undecided(own))
+            counting += len(own.filter(pc.invert(not_counting)))
+        return there, counting
+
+    def gone(self, identity: TopicIdentity, settlement: RejectSettlement) -> int:
+        """Return the number of a topic's rejected records, by the main table's ledger, without a row in this table.
+
+        For example, a replace that was rolled back has removed such rows. The result is 0 without a main table.
+        """
+        if settlement.main_ledgers is None:
+            return 0
+        entry = settlement.main_ledgers.ledger(self._group).entry(identity)
+        if not entry.counts.rejected:
+            return 0
+        return max(0, entry.counts.rejected - self.count(identity, entry.landed, settlement)[1])
+
+    def write_down(
+        self, records: Sequence[pa.Table], pending: Sequence[PendingLanding], run_id: str, settlement: RejectSettlement
+    ) -> None:
+        """Commit a landing's rejected records with a pending note for each topic, and settle earlier landings.
+
+        This happens before the commit of the main table. After an error the records are discarded. Raises the errors of
+        a commit.
+
+        :param records: tables of rejected records; may be empty if the reject table exists.
+        :param pending: the notes of the landing, one for each topic, all with the same landing id.
+        :param settlement: the main table's decision on earlier landings.
+        """
+        if not self.exists and not records:
+            raise AssertionError("without rejected records there is nothing to note before the table is there")
+        with self._access.sink.or_discard():
+            for part in records:
+                for one in pending:
+                    self._access.sink.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
+            self._access.note(Landing(pending[0].landing_id, run_id, {}), [*pending, *settlement.condemned], settlement)
+
+    def settle(self, settlement: RejectSettlement, pending: Sequence[PendingLanding], run_id: str) -> None:
+        """Commit the removal of stale rows, and of notes of landed and dead landings. Raises the errors of a commit.
+
+        The note of a condemned landing is written again, and forbids the landing's commit. After an error nothing stays
+        buffered.
+
+        :param settlement: the main table's decision on the pending landings.
+        :param pending: further notes to write, for the landings that `rolled_back` returns.
+        """
+        with self._access.sink.or_discard():
+            landing = Landing(f"settle-{uuid.uuid4().hex}", run_id, {})
+            self._access.note(landing, [*pending, *settlement.condemned], settlement)
+
+    def rolled_back(self, settlement: RejectSettlement) -> list[PendingLanding]:
+        """Return, as pending landings, the rolled back landings with rows in this table and without a note.
+
+        Without a note these rows would count once the snapshots of the landings have expired.
+        """
+        ids = set(settlement.rolled_back) - {one.landing_id for one in self.pending}
+        found: dict[tuple[str, str, TopicIdentity], RangeSet] = {}
+        for part in self._access.rows_at(None, PLACE) if self.exists and ids else ():
+            rows = part.filter(pc.is_in(part["landing_id"], value_set=pa.array(sorted(ids), pa.string())))
+            for row in rows.to_pylist():
+                topic, partition, offset, group, topic_id, landing_id = (row[name] for name in PLACE)
+                key = landing_id, group, TopicIdentity(topic, topic_id, "")
+                found[key] = found.get(key, RangeSet()) | RangeSet.of(topic, partition, offset, offset + 1)
+        now = time.time_ns() // 1_000_000
+        return [
+            PendingLanding(
+                *key,
+                ranges,
+                replaces=True,
+                supersedes=False,
+                at_ms=now,
+                after=settlement.marks(key[1]),
+                is_taken_back=True,
+            )
+            for key, ranges in found.items()
+        ]
+
 
 log = logging.getLogger(__name__)
 
@@ -23,21 +190,21 @@ log = logging.getLogger(__name__)
 HANDED = "rejected"
 
 
-class RejectingSink(WrappedSink, ABC):
+class RejectingSink(WrappedSink):
     """Sink of a table together with its reject table: a `core.ports.Sink` and a `core.ports.RejectStore`.
 
     Rejected records are committed to the reject table before each landing, and count only after the landing.
 
     :param inner: the sink of the main table, whose ledger decides on the rejected records.
-    :param rejects: the sink of the reject table.
+    :param access: the access of the table format.
     :param table: the main table's name.
     """
 
-    def __init__(self, inner: Sink, rejects: RejectTableSink, table: str, consumer_group: str) -> None:
+    def __init__(self, inner: Sink, access: RejectAccess, table: str, consumer_group: str) -> None:
         super().__init__(inner)
         self._name = table
         self._group = consumer_group
-        self._rejects = rejects
+        self._access, self._rejects = access, RejectTable(access, consumer_group)
         self._held: list[pa.Table] = []
         self._run_id = ""
         self._folder = ""
@@ -48,7 +215,7 @@ class RejectingSink(WrappedSink, ABC):
         """Load both tables again, remove stale rejected records, and return the main table's state."""
         self._run_id = run_id
         state = self.inner.load(run_id)
-        self._rejects.load(run_id)
+        self._access.sink.load(run_id)
         self.settle()
         return state
 
@@ -73,7 +240,7 @@ class RejectingSink(WrappedSink, ABC):
         """Discard all rows since the last commit, and delete stored rejected records still owned here; never raises."""
         self._held = []
         handed, self._handed = self._handed, []
-        for path in self._delete_handed(handed) if handed else ():
+        for path in self._access.delete(handed) if handed else ():
             log.warning("Rejected records that were not handed over could not be deleted: %s", path)
         super().discard()
 
@@ -86,7 +253,7 @@ class RejectingSink(WrappedSink, ABC):
         """
         held, self._held = self._held, []
         # Other runs may have landed these offsets since this run began, and been rolled back: their rows are there now.
-        self._rejects.load(self._run_id)
+        self._access.sink.load(self._run_id)
         settlement = self._settlement()
         topics = dict(landing.topics)
         pending: list[PendingLanding] = []
@@ -120,7 +287,7 @@ class RejectingSink(WrappedSink, ABC):
 
     def _check_noted(self, landing: Landing, keys: set[str]) -> None:
         """Raise RejectsCondemned if a note of a landing is gone or condemned."""
-        self._rejects.load(self._run_id)
+        self._access.sink.load(self._run_id)
         if keys - {one.key for one in self._rejects.pending if not one.is_condemned}:
             raise RejectsCondemned(self._name, landing.landing_id)
 
@@ -131,7 +298,7 @@ class RejectingSink(WrappedSink, ABC):
         try:
             if self._settle_once().condemned:
                 # Condemned landings are dead if the next look finds their offsets landed, too.
-                self._rejects.load(self._run_id)
+                self._access.sink.load(self._run_id)
                 self._settle_once()
         except Exception as e:  # noqa: BLE001  # what lands is not touched by it, and the next run looks again
             log.warning("Rejected records that do not count were left for the next run: %s", e)
@@ -146,9 +313,10 @@ class RejectingSink(WrappedSink, ABC):
             self._rejects.settle(settlement, rolled_back, self._run_id)
         return settlement
 
-    @abstractmethod
     def _settlement(self) -> RejectSettlement:
-        """Return the main table's decision on the pending landings."""
+        """Return the main table's decision on the pending landings; a missing reject table has nothing to settle."""
+        pending = self._rejects.pending
+        return RejectSettlement.by(pending, self._access.main_ledgers() if self._rejects.exists else None)
 
     def take_over(self, files: Mapping[str, Any]) -> None:
         """Add files staged by a process of this run, with the stored rejected records.
@@ -156,12 +324,11 @@ class RejectingSink(WrappedSink, ABC):
         The stored records are deleted after reading: from then on, only this process has the records.
         """
         if (path := files.get(HANDED)) is not None:
-            self._held.append(self._take_handed(path))
+            records, left = self._access.take(path, self.inner)
+            self._held.append(read_stream(records))
+            for one in left:
+                log.warning("Rejected records that were read could not be deleted: %s", one)
         self.inner.take_over(files)
-
-    @abstractmethod
-    def _take_handed(self, path: str) -> pa.Table:
-        """Read and delete records stored by a process of this run; the table may not exist yet."""
 
     def write_below(self, folder: str) -> None:
         """Write later files below this folder of the table's data."""
@@ -173,8 +340,8 @@ class RejectingSink(WrappedSink, ABC):
         files = dict(self.inner.hand_over())
         if self._held:
             # The path is kept before the file is written: a file that is written in part is deleted, too.
-            self._handed.append(path := self._new_path())
-            self._store(path, pa.concat_tables(self._held))
+            self._handed.append(path := self._access.new_path(self._folder))
+            self._access.store(path, write_stream(pa.concat_tables(self._held)))
             files[HANDED] = path
             self._held = []
         return files
@@ -187,35 +354,15 @@ class RejectingSink(WrappedSink, ABC):
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Return the reason against the use of handed files, also if the rejected records are gone; or None."""
         path = files.get(HANDED)
-        if path is not None and not self._is_there(path):
+        if path is not None and not self._access.is_there(path):
             return f"the records that were rejected are gone: {path}"
         return self.inner.misfit(files)
 
     def adopt(self, files: Mapping[str, Any]) -> None:
         """Add files and rejected records of another worker to the next commit; `discard` deletes neither."""
         if (path := files.get(HANDED)) is not None:
-            self._held.append(self._read_handed(path))
+            self._held.append(read_stream(self._access.read(path)))
         self.inner.adopt(files)
-
-    @abstractmethod
-    def _new_path(self) -> str:
-        """Return a new path for records, below the folder of this run."""
-
-    @abstractmethod
-    def _store(self, path: str, records: pa.Table) -> None:
-        """Store records for the committing process."""
-
-    @abstractmethod
-    def _read_handed(self, path: str) -> pa.Table:
-        """Return records stored by another worker."""
-
-    @abstractmethod
-    def _is_there(self, path: str) -> bool:
-        """Return whether stored records exist."""
-
-    @abstractmethod
-    def _delete_handed(self, paths: Sequence[str]) -> Sequence[str]:
-        """Delete stored records; return the paths possibly left. Never raises."""
 
 
 def write_stream(records: pa.Table) -> bytes:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
-from airflow_lakestream.cdc.iceberg import MirrorSink
+from airflow_lakestream.cdc.iceberg import mirror_sink
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.checks import ChecksFailed
@@ -84,7 +84,7 @@ def test_a_merge_that_is_made_again_is_checked_again(tmp_path: Path, fault: Any)
     design = replace(mirror.design, auditor=auditor_of({"checks": {"row_count": {"max": 1}}}))
     catalog: Any = FaultyCatalog(mirror.catalog, other if fault is None else fault)
     events = [upsert(1, "b", "y", 1)]
-    sink = MirrorSink(catalog, TABLE, "g", design)
+    sink = mirror_sink(catalog, TABLE, "g", design)
     sink.load("run")
     sink.write(rows_of(events, mirror.kind), IDENTITY)
     sink.commit(landing_of(events))

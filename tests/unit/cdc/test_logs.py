@@ -18,7 +18,7 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.log_state import LogState
 from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
-from airflow_lakestream.cdc.swap.exchange import is_other_log
+from airflow_lakestream.cdc.swap import is_other_log
 from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.tables.design import TableDesign
 from tests.support.keyed import Follower, Record

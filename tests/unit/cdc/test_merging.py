@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyiceberg.table.snapshots import Operation
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
-from airflow_lakestream.cdc.iceberg import MirrorSink
+from airflow_lakestream.cdc.iceberg import mirror_sink
 from airflow_lakestream.cdc.merge import merge as merging
 from airflow_lakestream.cdc.merge.head import MirrorHead
 from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
@@ -328,7 +328,7 @@ def test_another_key_or_a_table_of_records_is_refused(mirror: HandMirror, tmp_pa
         mirror.sink().load("run")
     mirror.catalog.create_table("lake.records", pa.schema([("id", pa.int64())]))
     with pytest.raises(InvalidArgument, match=r"lake\.records exists, and is not a mirror"):
-        MirrorSink(mirror.catalog, "lake.records", "g", replace(mirror.design)).load("run")
+        mirror_sink(mirror.catalog, "lake.records", "g", replace(mirror.design)).load("run")
 
 
 def test_a_batch_without_any_event_and_one_that_only_truncates(mirror: HandMirror) -> None:

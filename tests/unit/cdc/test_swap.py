@@ -9,14 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.cdc.delta import DeltaMirrorSink
+from airflow_lakestream.cdc import delta, iceberg
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.merge.memory import SUFFIX
-from airflow_lakestream.cdc.swap import delta as swap_delta
-from airflow_lakestream.cdc.swap import iceberg as swap_iceberg
-from airflow_lakestream.cdc.swap.delta import DeltaSwapSink
-from airflow_lakestream.cdc.swap.iceberg import IcebergSwapSink
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.names import ANEW
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
@@ -43,28 +38,28 @@ class Resnapshot:
         self.aside = f"{self.mirror.place if isinstance(self.mirror, HandDeltaMirror) else TABLE}{ANEW}"
         design = replace(self.mirror.design, key=key)
         aside: Any = (
-            DeltaMirrorSink(DeltaStorage(), self.aside, "g", design)
+            delta.mirror_sink(DeltaStorage(), self.aside, "g", design)
             if self.is_delta
-            else MirrorSink(self.mirror.catalog, self.aside, "g", design)
+            else iceberg.mirror_sink(self.mirror.catalog, self.aside, "g", design)
         )
         created = [Event("c", 2, ("b", "B"), 10, 2, 0, 1), Event("c", 3, ("c", "C"), 50, 4, 0, 3)]
         self.mirror.land([*created, Event("d", 3, ("c", "C"), 60, 5, 0, 4)], aside)
 
-    def sink(self) -> Any:
+    def swap(self) -> Any:
         design = MirrorDesign(TableDesign(metadata=pa.schema([])))
         if isinstance(self.mirror, HandDeltaMirror):
-            sink: Any = DeltaSwapSink(DeltaStorage(), self.mirror.place, "g", design, self.aside)
+            swap: Any = delta.mirror_swap(DeltaStorage(), self.mirror.place, "g", design, self.aside)
         else:
-            sink = IcebergSwapSink(self.mirror.catalog, TABLE, "g", design, self.aside)
-        sink.load("resnapshot")
-        return sink
+            swap = iceberg.mirror_swap(self.mirror.catalog, TABLE, "g", design, self.aside)
+        swap.mirror.load("resnapshot")
+        return swap
 
-    def exchange(self, end: int, sink: Any = None, key: tuple[str, ...] = KEY) -> None:
+    def exchange(self, end: int, swap: Any = None, key: tuple[str, ...] = KEY) -> None:
         """Replace the mirror's rows by rows that reach up to an offset."""
         reach = RangeSet.of(IDENTITY.topic, 0, 0, end)
         landed = reach - RangeSet.of(IDENTITY.topic, 0, 0, 3)
         landing = Landing("swap", "resnapshot", {IDENTITY: TopicEntry(landed=landed)})
-        (sink or self.sink()).exchange(landing, key, reach)
+        (swap or self.swap()).exchange(landing, key, reach)
 
     def rows(self) -> dict[int, Any]:
         return self.mirror.rows()
@@ -84,19 +79,19 @@ def test_a_swap_that_is_not_committed_keeps_what_the_mirror_remembers(resnapshot
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["in one run", "killed behind its commit"])
 def test_rows_deleted_while_new_ones_were_read_stay_deleted(resnapshot: Resnapshot, is_killed: bool) -> None:
-    sink = resnapshot.sink()
+    swap = resnapshot.swap()
     if is_killed:
 
         def die(*_: Any) -> None:
             raise Killed
 
-        sink.table.remember = die
+        swap.table.remember = die
         with pytest.raises(Killed):
-            resnapshot.exchange(5, sink)
+            resnapshot.exchange(5, swap)
         assert resnapshot.rows() == {2: ("b", "B")}
-        resnapshot.sink().remember(KEY)
+        resnapshot.swap().table.remember(KEY)
     else:
-        resnapshot.exchange(5, sink)
+        resnapshot.exchange(5, swap)
     resnapshot.mirror.design = replace(resnapshot.mirror.design, key=KEY)
     late = [Event("c", 3, ("c", "C"), 50, 4, 1, 0), Event("c", 4, ("d", "D"), 70, 6, 1, 1)]
     resnapshot.mirror.land(late)
@@ -112,7 +107,7 @@ def test_a_batch_that_was_begun_before_the_swap_takes_nothing_from_what_is_remem
 ) -> None:
     resnapshot = Resnapshot(tmp_path, kind, key=("id",))
     # Another binary log: the columns stay as they are.
-    for module in (swap_delta, swap_iceberg):
+    for module in (delta, iceberg):
         monkeypatch.setattr(module, "is_other_log", lambda *_: True)
     early = resnapshot.mirror.sink()
     early.load("run")

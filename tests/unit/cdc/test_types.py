@@ -18,8 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, NestedField, StringType
 
-from airflow_lakestream.cdc.delta import DeltaMirrorSink
-from airflow_lakestream.cdc.iceberg import MirrorSink
+from airflow_lakestream.cdc import delta, iceberg
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
@@ -102,9 +101,9 @@ class Mirror:
         """Land events in one commit."""
         config = self.config
         sink: Any = (
-            DeltaMirrorSink(DeltaStorage(), self.table, "g", config.mirror)
+            delta.mirror_sink(DeltaStorage(), self.table, "g", config.mirror)
             if self.is_delta
-            else MirrorSink(self.catalog, self.table, "g", config.mirror)
+            else iceberg.mirror_sink(self.catalog, self.table, "g", config.mirror)
         )
         schema = sink.load("run").schema
         batch = records(self._next, values)

@@ -10,8 +10,8 @@ from typing import Any
 
 from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.ledger import TopicEntry
+from airflow_lakestream.iceberg import checked as branches
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.checked import branch as branches
 from airflow_lakestream.run.job import ExtractConfig, build_job
 from tests.support.given_records import GROUP, TOPIC, GivenLake, GivenTopic, Record
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import LandingJob
@@ -19,7 +20,7 @@ from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces, plan_shares, read_share
-from airflow_lakestream.iceberg.checked import branch as branches
+from airflow_lakestream.iceberg import checked as branches
 from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule
 from tests.support.faults import TIMEOUT, FaultyCatalog, after, applied, before, passed
@@ -115,6 +116,20 @@ def test_a_table_that_somebody_has_made_without_rows(lake: CheckedLake, mode: di
     assert (lake.ids(), lake.landed(), len(lake.kept())) == ([], 0, 1)
     lake.land(RECORDS, checks=NO_BAD, **mode)
     assert (lake.ids(), lake.kept()) == ([1, 2, 3], [])
+
+
+def test_a_landing_that_does_not_pass_notes_no_statement(lake: CheckedLake) -> None:
+    lake.land(RECORDS[:1])
+    schema, catalog = lake.iceberg().schema(), lake.catalog()
+    catalog.drop_table(lake.name)
+    catalog.create_table(lake.name, schema)
+    statement = {"sql": "SELECT * FROM {{ input }}", "sql_input": "decoded", "schema": SCHEMA}
+    with pytest.raises(ChecksFailed):
+        lake.land(RECORDS, checks=FEW, **statement)
+    # The commit of the group's first offsets has no rows of the statement.
+    assert landed_through(lake.iceberg().properties, GROUP) is None
+    lake.land(RECORDS, checks=NO_BAD, **statement)
+    assert landed_through(lake.iceberg().properties, GROUP) == "decoded"
 
 
 def test_a_first_landing_of_ranges_makes_the_table(lake: CheckedLake) -> None:

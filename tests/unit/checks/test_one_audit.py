@@ -14,8 +14,8 @@ LOOKS, MAKES = "tables/examiner.py", "config/checks.py"
 # By engine, or part of one: where it is given an audit.
 ENGINES = {
     "extract, group and Spark": "run/job.py",
-    "mirrors in Iceberg": "cdc/iceberg.py",
-    "mirrors in Delta": "cdc/delta.py",
+    "mirrors in Iceberg": "cdc/merge/history.py",
+    "mirrors in Delta": "cdc/merge/history.py",
     "Flink": "flink/stream.py",
     "what Flink leaves out": "flink/extract_stream.py",
     "Connect": "operators/kafka_connect.py",
@@ -46,9 +46,12 @@ def test_findings_come_from_one_place_and_audits_from_another() -> None:
 def test_each_engine_is_given_that_audit() -> None:
     for engine, module in ENGINES.items():
         assert "auditor" in (ROOT / module).read_text(), engine
-    assert set(calls("LandingExaminer")) | set(calls("IcebergExaminer")) == {
+    # By it, mirrors of both formats are given theirs.
+    assert set(calls("merger_of")) == {"cdc/iceberg.py", "cdc/delta.py"}
+    examiners = ("LandingExaminer", "IcebergExaminer", "BranchChecks", "DeltaChecks", "PublicationChecks")
+    assert {place for name in examiners for place in calls(name)} == {
         "cdc/merge/audited.py",
         "delta/checked.py",
-        "iceberg/checked/sink.py",
+        "iceberg/checked.py",
         "iceberg/publishing/sink.py",
     }

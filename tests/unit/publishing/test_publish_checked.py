@@ -17,7 +17,7 @@ from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.publishing.publish import RowlessMeaning, publish
 from airflow_lakestream.core.publishing.refusals import BranchFileGone
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg.checked import branch as branches
+from airflow_lakestream.iceberg import checked as branches
 from tests.support.fault_log import Kind
 from tests.support.faults import TIMEOUT, FaultyCatalog, after, applied, before
 from tests.support.killed_process import kill, run_until_killed

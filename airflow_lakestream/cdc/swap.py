@@ -1,4 +1,4 @@
-"""New rows in place of all rows of a mirror, in any table format; see `cdc.swap.iceberg`."""
+"""New rows in place of all rows of a mirror, in any table format; see `cdc.iceberg`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_lakestream.cdc.merge.entries import MirrorEntries
 from airflow_lakestream.cdc.merge.files import PART_BYTES
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.values import with_deleted
-from airflow_lakestream.cdc.mirror import Mirror, MirrorTable
+from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.ranges import RangeSet
@@ -112,37 +112,37 @@ class RowSwap:
         return rows
 
 
-class SwapTable(MirrorTable, Protocol):
-    """The table of a mirror, with an exchange of all rows for the rows of another table."""
+class TableSwap(Protocol):
+    """Exchange of all rows of a mirror for the rows of a table aside, in a table format."""
 
     swap: RowSwap | None
 
-    def exchange(
-        self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
-    ) -> int:
-        """Commit the newly read rows; see `MirrorSwapSink.exchange`."""
+    def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
+        """Commit the newly read rows in place of all rows; return the commit's id. See `MirrorSwap.exchange`.
 
-    def remember(self, key: Sequence[str], aside_name: str) -> None:
+        With another key or another binary log the mirror gets a new id, so that earlier entries of deleted rows do not
+        count any more. Raises LedgerConflict if the mirror is ahead of the new rows, and CannotSwap.
+
+        :param held: the mirror's design until now.
+        """
+
+    def remember(self, key: Sequence[str]) -> None:
         """Add the entries next to the table aside to the mirror's own: of rows deleted while the new rows were read.
 
         :param key: the columns of the mirror's key.
         """
 
 
-class MirrorSwapSink(Mirror):
-    """Sink for the commit of rows read again into the table at `aside`.
+@dataclass(frozen=True)
+class MirrorSwap:
+    """Commit of rows that were read again, in place of all rows of a mirror.
 
-    :param design: of the mirror; its key is left out, since the key may have changed.
+    :param mirror: the mirror; its design has no key, since the key may have changed.
+    :param table: the exchange in the mirror's table format.
     """
 
-    def __init__(self, table: SwapTable, name: str, design: MirrorDesign, aside: str) -> None:
-        super().__init__(table, name, design)
-        self._swap_table, self._aside = table, aside
-
-    @property
-    def swap(self) -> RowSwap | None:
-        """The rows of the last exchange."""
-        return self._swap_table.swap
+    mirror: Mirror
+    table: TableSwap
 
     def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
         """Commit; return the commit's id. Raises Conflict if the mirror is ahead of the new rows, and CannotSwap.
@@ -151,12 +151,8 @@ class MirrorSwapSink(Mirror):
         :param key: the key of the new rows.
         :param reach: the offset ranges of the new rows.
         """
-        check_key(self.name, self.design, key)
-        return self._swap_table.exchange(self.design, landing, key, reach, self._aside)
-
-    def remember(self, key: tuple[str, ...]) -> None:
-        """Add the new rows' entries to the mirror's, after a commit by a run that may have ended before it did this."""
-        self._swap_table.remember(key, self._aside)
+        check_key(self.mirror.name, self.mirror.design, key)
+        return self.table.exchange(self.mirror.design, landing, key, reach)
 
 
 def _parts(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
