@@ -150,7 +150,7 @@ class IcebergRejects:
         return rows_in(self.sink.loaded, ranges, columns)
 
     def note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
-        """Commit rejected records with the note of their landing, and remove stale rows and notes of settled landings."""
+        """Commit rejected records with the note of their landing, and remove stale rows and settled notes."""
         notes = partial(with_notes, added=pending, settled=settlement.settled)
         if self.sink.loaded is None:
             self.sink.commit(landing, notes)
