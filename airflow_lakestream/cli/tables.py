@@ -51,7 +51,7 @@ def audit(
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="land missing or wrong rows, remove doubled ones, in one snapshot; implies --full"),
+        typer.Option("--repair", help="land missing or wrong rows, remove doubled ones, in one commit; implies --full"),
     ] = False,
     tombstones: Annotated[str | None, option_of("tombstones", "with --repair: ")] = None,
     landing: Annotated[
@@ -72,7 +72,7 @@ def audit(
     with aside():
         from airflow_lakestream.config.arguments import json_object
         from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
-        from airflow_lakestream.run.mirror_repair import can_repair, repair_of
+        from airflow_lakestream.run.mirror_repair import can_repair, check_repair, repair_of
 
         options = {**decoding, **given({"tombstones": tombstones, "on_data_loss": on_data_loss})}
         arguments: Mapping[str, Any] = json_object("--landing", landing)
@@ -80,6 +80,8 @@ def audit(
         if "{" in table:
             table, arguments = _home_of(table, topic, group, arguments)
         opened = open_lake(table, iceberg_conn, storage_conn)
+        if repair:
+            check_repair(opened, table, "--repair")
         group = group_of(opened, table, group)
         look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)
         decodes = not repair and takes_landing(opened, table)
@@ -93,7 +95,7 @@ def audit(
             work = audit_of(work, opened, {**arguments, **options, **registry})
         elif repair:
             options |= open_registry(decoding, kafka_conn)
-            work = repair_of(work, opened, options, arguments, "--repair")
+            work = repair_of(work, opened, options, arguments)
         result: AuditResult = work.run(opened)
         hints = bool(result.damages) and not (repair or as_json) and can_repair(opened, table)
     report_text(json.dumps(result.to_dict(), indent=2) if as_json else result.render())

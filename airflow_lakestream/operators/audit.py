@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.audit.result import AuditResult
     from airflow_lakestream.audit.run import Audit
     from airflow_lakestream.hooks.kafka import KafkaHook
+    from airflow_lakestream.lakes import LakeFormat
 
 log = logging.getLogger(__name__)
 
@@ -106,13 +107,13 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         with late_imports():
             from airflow_lakestream.audit.result import AuditVerdict
             from airflow_lakestream.hooks.kafka import KafkaHook
-            from airflow_lakestream.hooks.places import open_tables
 
         with airflow_errors():
             need_extras(*extras_of(self))
             repair = _is_true("repair", self.repair)
             full = _is_true("full", self.full) or repair
             lake = lake_of(self.table)
+            opened = self._opened(lake, repair=repair)
             hook = KafkaHook(self.kafka_conn_id)
             arguments: dict[str, Any] = {
                 "table": self.table,
@@ -123,13 +124,6 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
                 "where": hook.where,
                 "stop": self._stop,
             }
-            if is_given(self.table_format):
-                wanted = choose(TableFormat, "table_format", self.table_format)
-                if wanted is not lake.format:
-                    raise InvalidArgument(
-                        "table_format", f"is {wanted}, and {self.table!r} is not the name of such a table."
-                    )
-            opened = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
             look = lake.part("audit")(**arguments)
             result: AuditResult = self._work(look, opened, hook, repair=repair).run(opened)
         log.info(result.render())
@@ -141,6 +135,22 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         if result.verdict is AuditVerdict.COULD_NOT_LOOK:
             raise CouldNotLook(f"{self.table}: " + " ".join(result.blind))
         return summary
+
+    def _opened(self, lake: LakeFormat, *, repair: bool) -> Any:
+        """Open the catalog or store of the table. Raises InvalidArgument for a wrong format."""
+        with late_imports():
+            from airflow_lakestream.hooks.places import open_tables
+            from airflow_lakestream.run.mirror_repair import check_repair
+
+        if is_given(self.table_format):
+            wanted = choose(TableFormat, "table_format", self.table_format)
+            if wanted is not lake.format:
+                problem = f"is {wanted}, and {self.table!r} is not the name of such a table."
+                raise InvalidArgument("table_format", problem)
+        opened = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
+        if repair:
+            check_repair(opened, self.table, "repair")
+        return opened
 
     def _work(self, look: Audit, opened: Any, hook: KafkaHook, *, repair: bool) -> Any:
         """Return the audit of the table's kind, or the repair. Raises InvalidArgument."""
@@ -165,7 +175,7 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         more = {} if self.tombstones == Tombstones.KEEP and (by_key or decodes) else {"tombstones": self.tombstones}
         if repair:
             options = {**decoding, **more, "on_data_loss": self.on_data_loss}
-            return repair_of(look, opened, options, landing, "repair")
+            return repair_of(look, opened, options, landing)
         return audit_of(look, opened, {**decoding, **more, **landing})
 
     def on_kill(self) -> None:

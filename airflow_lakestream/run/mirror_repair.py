@@ -40,20 +40,27 @@ class MirrorFilesLost(LakestreamError, Terminal):
         )
 
 
+def check_repair(lake: Lake, table: str, argument: str) -> None:
+    """Refuse a table of a format whose tables are repaired only if they are mirrors. Raises InvalidArgument.
+
+    :param argument: the name of the argument that asks for a repair.
+    """
+    if not is_mirror(lake, table):
+        lake_of(table).require(LakeCapability.REPAIR, argument, table)
+
+
 def repair_of(
-    audit: Audit, lake: Lake, options: Mapping[str, Any], landing: Mapping[str, Any], argument: str
+    audit: Audit, lake: Lake, options: Mapping[str, Any], landing: Mapping[str, Any]
 ) -> TableRepair | MirrorRepair:
-    """Return the repair of a table's kind. Raises InvalidArgument for a table that can't be repaired.
+    """Return the repair of a table's kind. Raises InvalidArgument for a wrong argument.
 
     :param options: arguments of decoding, `tombstones` and `on_data_loss`.
     :param landing: further arguments of a mirror's landing.
-    :param argument: the name of the argument that asks for a repair.
     """
     if is_mirror(lake, audit.table):
         loss = {name: value for name, value in options.items() if name == "on_data_loss"}
         decoding = {name: value for name, value in options.items() if name not in loss}
         return MirrorRepair(audit=MirrorAudit(audit=audit, landing={**decoding, **landing}), **loss)
-    lake_of(audit.table).require(LakeCapability.REPAIR, argument, audit.table)
     return TableRepair(audit=audit, **options)
 
 

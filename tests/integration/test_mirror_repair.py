@@ -24,12 +24,13 @@ from airflow_lakestream.run.mirror_audit import ComparedRows, MirrorAudit
 from airflow_lakestream.run.mirror_repair import MirrorFilesLost, MirrorRepair
 from dev.services.kafka import Kafka
 from tests.integration.test_audit import trim
+from tests.integration.test_audit_commands import GROUP, TABLE, audit_dag
+from tests.integration.test_log_semantics import readable
 from tests.integration.test_mirror_audit import CLEAN, DAMAGE, PIPELINE, PLAIN, audit, change, value, with_values
-from tests.support.airflow_home import Connections
-from tests.support.broker import Producing, Topics
+from tests.support.airflow_home import AirflowHome, Connections
+from tests.support.broker import Producing, Topics, poll_until
 from tests.support.faults import before
 from tests.support.keyed import Source
-from tests.support.lake import GROUP
 from tests.support.mirror_lake import MirrorLake
 
 pytestmark = pytest.mark.integration
@@ -173,6 +174,33 @@ def test_keys_whose_records_have_expired_are_never_touched(
     assert (again.snapshot_id, again.left) == (None, done.left)
 
 
+def test_a_compacted_topic_still_decides_about_its_newest_records(
+    kafka: Kafka, topic: Topics, produce: Producing, tmp_path: Path
+) -> None:
+    lake = MirrorLake(tmp_path, kafka.client_config())
+    quick = {"segment_ms": 100, "min_cleanable_dirty_ratio": 0.001, "min_compaction_lag_ms": 0}
+    name = topic(1, cleanup_policy="compact", delete_retention_ms=3_600_000, **quick)
+    changes = [(key, f"v{turn}") for turn in range(5) for key in range(6)]
+    produce(name, 0, [value(*one) for one in changes], keys=[str(key) for key, _ in changes])
+    produce(name, 0, [None, value(5, "last"), value(5, "end")], keys=["4", "5", "5"])
+    lake.land(name, **PLAIN)
+    right, whole = rows_by_key(lake), lake.scan()
+
+    def compacted() -> bool:
+        # An append rolls the segment, and only closed segments are compacted.
+        produce(name, 0, [value(99, "roll")], keys=["99"])
+        return len(readable(kafka, name)) < 12
+
+    poll_until(compacted, "the topic to be compacted", 180)
+    lake.table().delete("id = 0")
+    change(lake, 1, name="wrong")
+    change(lake, 2, name="v1", _kafka_offset=8)
+    lake.append(with_values(whole.filter(pc.equal(whole["id"], 3)), {"id": 4, "_kafka_offset": 28}))
+    result = repair(lake)
+    assert (result.verdict, repaired(result).left) == (CLEAN, ()), result.render()
+    assert rows_by_key(lake) == right
+
+
 def test_a_mirror_of_events_gets_rows_and_memory_as_the_log_has_them(
     mirror_lake: MirrorLake, topic: Topics, produce: Producing, admin: AdminClient
 ) -> None:
@@ -232,6 +260,20 @@ def test_histories_and_first_records_are_refused_by_name(
     lake.land(name, **PLAIN, insert_only=True)
     with pytest.raises(InvalidArgument, match=r"repair: .* keeps the first record of each key"):
         repair(lake)
+
+
+def test_the_operator_repairs_a_table_by_key(
+    airflow: AirflowHome, connections: Connections, kafka: Kafka, topic: Topics, produce: Producing
+) -> None:
+    name = topic(1)
+    produce(name, 0, [value(key, "v") for key in range(3)], keys=["0", "1", "2"])
+    config = MirrorConfig(topic=name, table=TABLE, consumer_group=GROUP, **PLAIN)
+    land(build_job(config, kafka.client_config(), connections.catalog, run_id="r"))
+    connections.catalog.load_table(TABLE).delete("id = 2")
+    done = airflow.run(audit_dag("repair_by_key", repair=True, landing={"on_error": "reject"}))
+    assert (done.state, done.errors) == ("success", [])
+    xcom = done.task("audit").xcom
+    assert (xcom["verdict"], xcom["repaired"]["landed"]) == ("clean", [[name, 0, 2, 3]])
 
 
 def test_the_command_repairs_with_the_arguments_of_a_pipeline(

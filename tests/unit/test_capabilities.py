@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyiceberg.catalog.memory import InMemoryCatalog
 
-from airflow_lakestream.audit.run import Audit, load
+from airflow_lakestream.audit.run import load
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.exceptions import InvalidArgument
@@ -17,7 +17,7 @@ from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.hooks.places import open_lake
 from airflow_lakestream.lakes import LAKES, LakeCapability, lake_of
 from airflow_lakestream.operators.asset_partitions import AssetPartitionsOperator
-from airflow_lakestream.run.mirror_repair import repair_of
+from airflow_lakestream.run.mirror_repair import check_repair
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.triggers import landing_event
 from airflow_lakestream.triggers.landing_event import LandingEventTrigger
@@ -32,9 +32,7 @@ USES: dict[LakeCapability, Callable[[], object]] = {
     LakeCapability.STORE: lambda: open_lake(ExtractConfig(**LANDING), "iceberg_default", "store"),
     LakeCapability.FAN_OUT: lambda: ExtractConfig(**{**LANDING, "table": "hudi.{key}"}),
     LakeCapability.MERGE_ON_READ: lambda: MirrorConfig(**LANDING, key=["id"], merge_mode="merge-on-read"),
-    LakeCapability.REPAIR: lambda: repair_of(
-        Audit(table=TABLE, consumer_group="g"), InMemoryCatalog("unused"), {}, {}, "--repair"
-    ),
+    LakeCapability.REPAIR: lambda: check_repair(InMemoryCatalog("unused"), TABLE, "--repair"),
     LakeCapability.EDITS: lambda: load(InMemoryCatalog("unused"), TABLE),
     LakeCapability.MAINTAIN: lambda: MaintenanceConfig(
         catalog=CATALOG, maintenance={"tables": [TABLE], "compact": True}
