@@ -19,7 +19,7 @@ from airflow_lakestream.audit.keyed import RowFault
 from airflow_lakestream.audit.tally import OffsetTally, TallySegments
 from airflow_lakestream.cdc.merge.repair import RowRepair, is_among
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark, versions
-from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet, shown
+from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet, shown
 from airflow_lakestream.tables.row_hashes import Hashes
 
 _SHOWN = 10
@@ -35,16 +35,14 @@ class KeyRepairPlan:
     def __post_init__(self) -> None:
         rules, run = self.comparison.rules, self.comparison.execute
         run("CREATE TABLE tail (part INTEGER, until BIGINT)")
-        for _, partition in (keys := rules.landed.partitions):
-            self.comparison.sql.execute("INSERT INTO tail VALUES (?, ?)", (partition, self._unseen_until(partition)))
+        for key in rules.landed.partitions:
+            self.comparison.sql.execute("INSERT INTO tail VALUES (?, ?)", (key[1], self._unseen_until(key)))
         ((self.is_whole,),) = self.comparison.fetch("SELECT count(*) = 0 FROM hole")
-        assert len({topic for topic, _ in keys}) < 2, "rows do not show their topic"
         run(self._planning())
 
-    def _unseen_until(self, partition: int) -> int:
+    def _unseen_until(self, key: PartitionKey) -> int:
         """Return the end of the last landed offsets of a partition that Kafka shows no more; 0 without any."""
         rules = self.comparison.rules
-        (key,) = [one for one in rules.landed.partitions if one[1] == partition]
         segments = TallySegments({"seen": rules.seen.get(key, OffsetTally())})
         mask = pc.greater(segments.counts["seen"], 0)
         starts, ends = (column.filter(mask).to_numpy() for column in (segments.starts, segments.ends))
