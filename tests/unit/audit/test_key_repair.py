@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,7 +81,7 @@ def repair(table: Follower, fold: Follower, rules: KeyedRules) -> tuple[KeyedVer
         if change is not None:
             sink = table.mirror.sink()
             sink.load("repair")
-            sink.table.repair(change, sink.design, Landing("repair", "repair", {}))
+            sink.table.repair(change, sink.design, Landing(f"repair {uuid.uuid4().hex}", "repair", {}))
         return verdict, plan.left()
 
 
