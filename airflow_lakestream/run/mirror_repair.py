@@ -118,11 +118,10 @@ class MirrorRepair:
         from airflow_lakestream.audit.key_repair import KeyRepairPlan
 
         plan = KeyRepairPlan(found.comparison)
-        held, lost = found.comparison.sides["held"], ()
-        if held.lost:
-            lost = tuple(one.path for one in held.lost)
-            if self.loss_policy is OnDataLoss.FAIL and (not plan.is_whole or plan.left()):
-                raise MirrorFilesLost(self.audit.audit.table, lost[0], len(lost))
+        held = found.comparison.sides["held"]
+        lost = tuple(one.path for one in held.lost)
+        if lost and self.loss_policy is OnDataLoss.FAIL and (not plan.is_whole or plan.left()):
+            raise MirrorFilesLost(self.audit.audit.table, lost[0], len(lost))
         if (change := plan.change(found.head, lost)) is None:
             return RepairResult(left=tuple(plan.left()))
         snapshot_id = self._commit(change, found, lake)

@@ -210,6 +210,44 @@ def test_rows_of_a_cleaned_topic_are_set_right_and_a_forgotten_deletion_is_remem
     assert by_key(table.mirror) == right
 
 
+V0, V1, GONE = record(0, "v0", 5, 0), record(0, "v1", 1, 1), record(0, None, offset=1)
+KEY: dict[str, Any] = {"by_kafka_key": True}
+# Of a key's two records the second one, which of the two Kafka shows (2: none), the table's settings, and the rules.
+CASES: dict[str, tuple[Record, int, dict[str, Any], dict[str, Any], bool]] = {
+    "the first expired": (V1, 1, {}, KEY, True),
+    "the first expired, by another Kafka key": (V1, 1, {}, {}, True),
+    "the first expired, the last of the sequence": (V1, 1, VARIANTS["sequence"], {"by_sequence": True}, False),
+    "the first expired, and the second lacks a value": (
+        record(0, "v1", 1, 1, lacks="text"), 1, VARIANTS["given"], {**KEY, "keeps_absent": True}, False,
+    ),
+    "the first expired, and a deletion marks it": (GONE, 1, VARIANTS["marked"], KEY, False),
+    "the second is gone, as a record of another Kafka key": (V1, 0, {}, {}, False),
+    "the second is damaged": (V1, 0, {}, {**KEY, "lost": ranges([V1])}, False),
+    "the first expired, and another log was followed": (V1, 1, {}, {**KEY, "has_other_logs": True}, False),
+    "a deletion, and the first expired": (GONE, 1, {}, KEY, True),
+    "both expired": (V1, 2, {}, KEY, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MIRRORS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_is_repaired_exactly_if_its_records_decide(kind: str, case: str, tmp_path: Path) -> None:
+    second, shown, config, rules, is_repaired = CASES[case]
+    table, fold = (Follower(MIRRORS[kind](tmp_path / name), {**PLAIN, **config}) for name in ("table", "fold"))
+    other = record(2, "other", 1, 2)
+    records = [V0, second, other]
+    table.land(records)
+    there = [*{id(one): one for one in (records[shown], other)}.values()]
+    fold.land(there)
+    right = by_key(table.mirror)
+    made = {**right[2][0], "id": 0, "text": "made up", "_kafka_offset": 10**6}
+    overwrite(table.mirror, [*right[2], made])
+    wrong = by_key(table.mirror)
+    verdict, left = repair(table, fold, KeyedRules(landed=ranges(records), seen=tallies(there), **rules))
+    assert len(verdict.wrong) == 1
+    assert (by_key(table.mirror), len(left)) == ((right, 0) if is_repaired else (wrong, 1))
+
+
 @pytest.mark.parametrize("kind", MIRRORS)
 def test_a_row_of_an_unseen_record_stays_although_a_key_has_two(kind: str, tmp_path: Path) -> None:
     table, fold = (Follower(MIRRORS[kind](tmp_path / name), PLAIN) for name in ("table", "fold"))
