@@ -20,6 +20,7 @@ from airflow_lakestream.audit.keyed import KeyedRules, KeyedTable, KeyedVerdict,
 from airflow_lakestream.audit.tally import OffsetTally, TallySegments
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, OFFSET, PARTITION, POSITION, VERSION
 from airflow_lakestream.cdc.keys.identity import by_place
+from airflow_lakestream.cdc.merge.repair import is_among
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark, versions
 from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
 
@@ -51,8 +52,10 @@ class KeyComparison:
     def __init__(
         self, database: duckdb.DuckDBPyConnection, table: KeyedTable, fold: KeyedTable, rules: KeyedRules
     ) -> None:
-        self._sql, self._rules, self._hashes = database, rules, RowHashes()
-        self._sides = {"held": table, "fold": fold}
+        self.sql, self.rules, self._hashes = database, rules, RowHashes()
+        self.sides = {"held": table, "fold": fold}
+        # The last truncation of the fold, and the last that only the table knows.
+        self.cuts: tuple[Version | None, Version | None] = (None, None)
         self._key = table.key
         # The order of the version's columns in a log depends on where reading begins; the record's offset does not.
         left_out = (COMMIT, POSITION) if rules.is_by_log else ()
@@ -60,42 +63,44 @@ class KeyComparison:
 
     def run(self) -> KeyedVerdict:
         """Load both sides, compare them, and return the wrong rows."""
-        for side in self._sides:
+        for side in self.sides:
             self.load_side(side)
-        cuts = self._load_deletions()
+        self.cuts = self._load_deletions()
         self._load_ranges()
-        self._execute(_ONCE, _SUSPECTS)
-        self._execute(_judging(self._rules, *cuts))
-        wanted = self._fetch(_WANTED, MOST_ROWS)
-        for side in self._sides:
+        self.execute(_ONCE, _SUSPECTS)
+        self.execute(_judging(self.rules, *self.cuts))
+        wanted = self.fetch(_WANTED, MOST_ROWS)
+        for side in self.sides:
             self._load_details(side, np.sort(np.array([one for (one,) in wanted], np.uint64)))
-        self._execute(self._differing(), _FAULTS)
+        self.execute(self._differing(), _FAULTS)
         wrong = sorted(self.wrong_rows())
-        ((count,),) = self._fetch("SELECT count(*) FROM faults")
+        ((count,),) = self.fetch("SELECT count(*) FROM faults")
         return KeyedVerdict(
             wrong,
             count - len(wrong),
-            dict(self._fetch("SELECT part, count(*) FROM held GROUP BY part")),
-            dict(self._fetch("SELECT t_part, count(*) FROM judged WHERE kind = 'unseen' GROUP BY t_part")),
-            self._fetch("SELECT count(*) FROM judged WHERE kind = 'unseen gone'")[0][0],
-            self._fetch("SELECT count(*) FROM differing WHERE NOT is_wrong")[0][0],
+            dict(self.fetch("SELECT part, count(*) FROM held GROUP BY part")),
+            dict(self.fetch("SELECT t_part, count(*) FROM judged WHERE kind = 'unseen' GROUP BY t_part")),
+            self.fetch("SELECT count(*) FROM judged WHERE kind = 'unseen gone'")[0][0],
+            self.fetch("SELECT count(*) FROM differing WHERE NOT is_wrong")[0][0],
         )
 
-    def _execute(self, *statements: str) -> None:
+    def execute(self, *statements: str) -> None:
+        """Execute statements."""
         for statement in statements:
-            self._sql.execute(statement)
+            self.sql.execute(statement)
 
-    def _fetch(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._sql.execute(query, values).fetchall()
+    def fetch(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
+        return self.sql.execute(query, values).fetchall()
 
     def _insert(self, table: str, rows: pa.Table) -> None:
-        self._sql.register("part_of_it", rows)
-        self._sql.execute(f"INSERT INTO {table} SELECT * FROM part_of_it")  # noqa: S608  # tables that this class has made
-        self._sql.unregister("part_of_it")
+        self.sql.register("part_of_it", rows)
+        self.sql.execute(f"INSERT INTO {table} SELECT * FROM part_of_it")  # noqa: S608  # tables that this class has made
+        self.sql.unregister("part_of_it")
 
     def _content(self, rows: pa.Table) -> pa.Table:
         # A column that none of Kafka's records has any more is NULL in the fold.
-        held = self._sides["held"].columns
+        held = self.sides["held"].columns
         return pa.table(
             {
                 name: rows[name] if name in rows.column_names else pa.nulls(len(rows), held.field(name).type)
@@ -103,28 +108,34 @@ class KeyComparison:
             }
         )
 
-    def _keys(self, rows: pa.Table) -> Hashes:
+    def keys(self, rows: pa.Table) -> Hashes:
+        """Return the hash of each row's key."""
         return self._hashes.of_rows(self._hashes.of_columns(by_place(rows, self._key)))
+
+    @property
+    def null_hash(self) -> int:
+        """The hash of NULL."""
+        return int(self._hashes.of_columns(pa.table({"null": pa.nulls(1)}))[0][0])
 
     def load_side(self, side: str) -> None:
         """Load the rows of a side: of the table, or of the fold."""
-        self._execute(f"CREATE TABLE {side} ({_SIDE})")
-        for rows in self._sides[side].rows():
+        self.execute(f"CREATE TABLE {side} ({_SIDE})")
+        for rows in self.sides[side].rows():
             content = self._hashes.of_rows(self._hashes.of_columns(self._content(rows)))
             gone = rows[DELETED] if DELETED in rows.column_names else pa.repeat(pa.scalar(False), len(rows))
-            columns = [self._keys(rows), content, *(rows[name] for name in VERSION), gone]
+            columns = [self.keys(rows), content, *(rows[name] for name in VERSION), gone]
             self._insert(side, pa.table(dict(zip(("k", "h", *VERSION, "gone"), columns, strict=True))))
 
     def _load_deletions(self) -> tuple[Version | None, Version | None]:
         """Load the deletions by key; return the last truncation of the fold, and the last that only the table knows."""
         cuts: dict[str, set[Version]] = {}
-        for side, of in self._sides.items():
-            self._execute(f"CREATE TABLE dead_{side} (k UBIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT)")
+        for side, of in self.sides.items():
+            self.execute(f"CREATE TABLE dead_{side} (k UBIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT)")
             cuts[side] = set()
             for entries in of.deletions():
                 cuts[side] |= set(versions(entries.filter(entries[self._key[0]].is_null())))
                 own = entries.filter(entries[self._key[0]].is_valid())
-                columns = [self._keys(own), *(own[name] for name in VERSION)]
+                columns = [self.keys(own), *(own[name] for name in VERSION)]
                 self._insert(f"dead_{side}", pa.table(dict(zip(("k", *VERSION), columns, strict=True))))
         last = [
             max((cut_of(one) if is_mark(one) else one for one in some), default=None)
@@ -134,37 +145,34 @@ class KeyComparison:
 
     def _load_ranges(self) -> None:
         """Create the tables of offsets: landed, lost, seen in Kafka, left out; `hole` has the partitions with gaps."""
-        for name, ranges in (("landed", self._rules.landed), ("lost", self._rules.lost)):
+        for name, ranges in (("landed", self.rules.landed), ("lost", self.rules.lost)):
             every = [(one.partition, one.from_offset, one.until_offset) for one in ranges]
             columns = zip(*every, strict=True) if every else ((), (), ())
             kinds = zip(("part", "start", "until"), columns, strict=True)
-            self._execute(f"CREATE TABLE {name} (part INTEGER, start BIGINT, until BIGINT)")
+            self.execute(f"CREATE TABLE {name} (part INTEGER, start BIGINT, until BIGINT)")
             self._insert(name, pa.table({one: pa.array(values, pa.int64()) for one, values in kinds}))
-        self._execute("CREATE TABLE left_out (col BIGINT, part INTEGER, off BIGINT)")
-        for name, places in self._rules.borrowed:
+        self.execute("CREATE TABLE left_out (col BIGINT, part INTEGER, off BIGINT)")
+        for name, places in self.rules.borrowed:
             at = pa.repeat(pa.scalar(self._names.index(name), pa.int64()), len(places))
             self._insert("left_out", places.add_column(0, "col", at))
-        self._execute(
-            "CREATE TABLE seen (part INTEGER, start BIGINT, until BIGINT)", "CREATE TABLE hole (part INTEGER)"
-        )
-        for key in self._rules.landed.partitions:
-            segments = TallySegments({"seen": self._rules.seen.get(key, OffsetTally())})
+        self.execute("CREATE TABLE seen (part INTEGER, start BIGINT, until BIGINT)", "CREATE TABLE hole (part INTEGER)")
+        for key in self.rules.landed.partitions:
+            segments = TallySegments({"seen": self.rules.seen.get(key, OffsetTally())})
             mask = pc.greater(segments.counts["seen"], 0)
             starts, ends = (column.filter(mask) for column in (segments.starts, segments.ends))
             self._insert("seen", pa.table([pa.repeat(key[1], len(starts)), starts, ends], ["part", "start", "until"]))
-            if segments.width(mask) < self._rules.landed.of_partition(*key).width:
+            if segments.width(mask) < self.rules.landed.of_partition(*key).width:
                 self._insert("hole", pa.table({"part": [key[1]]}))
 
     def _load_details(self, side: str, wanted: Hashes) -> None:
         """Load the wanted rows with a hash of each value, and with the values of the key as text."""
         keys = ", ".join(f"key_{number} VARCHAR" for number in range(len(self._key)))
-        self._execute(f"CREATE TABLE {side}_more (k UBIGINT, part INTEGER, off BIGINT, hs UBIGINT[], {keys})")
+        self.execute(f"CREATE TABLE {side}_more (k UBIGINT, part INTEGER, off BIGINT, hs UBIGINT[], {keys})")
         if not len(wanted):
             return
-        for rows in self._sides[side].rows():
-            hashes = self._keys(rows)
-            at = np.searchsorted(wanted, hashes)
-            own = np.flatnonzero(wanted[np.minimum(at, len(wanted) - 1)] == hashes)
+        for rows in self.sides[side].rows():
+            hashes = self.keys(rows)
+            own = np.flatnonzero(is_among(hashes, wanted))
             some = rows.take(pa.array(own))
             values = self._hashes.of_columns(self._content(some)).T.ravel()
             width = len(self._names)
@@ -182,15 +190,16 @@ class KeyComparison:
     def _differing(self) -> str:
         """Return the statement for the columns in which rows differ from the fold's."""
         version = (*VERSION, DELETED)
-        null = int(self._hashes.of_columns(pa.table({"null": pa.nulls(1)}))[0][0])
         payload = [at for at, name in enumerate(self._names) if name not in version]
-        return _DIFFERING.format(width=len(self._names), payload=payload, null=null, absent=self._rules.keeps_absent)
+        return _DIFFERING.format(
+            width=len(self._names), payload=payload, null=self.null_hash, absent=self.rules.keeps_absent
+        )
 
     def wrong_rows(self) -> Iterable[WrongRow]:
         """Yield the rows with a fault, at most `MOST_ROWS`."""
         keys = ", ".join(f"coalesce(f.key_{at}, t.key_{at})" for at in range(len(self._key)))
         few = _FEW.format(keys=keys)
-        for kind, part, off, t_part, t_off, times, differ, *values in self._fetch(few, MOST_ROWS):
+        for kind, part, off, t_part, t_off, times, differ, *values in self.fetch(few, MOST_ROWS):
             fault, other = RowFault(kind), (t_part, t_off)
             yield WrongRow(
                 -1 if part is None else part,
@@ -221,10 +230,11 @@ SELECT coalesce(t.k, f.k) AS k, t.k IS NOT NULL AS in_table, f.k IS NOT NULL AS 
     t.c AS t_c, t.p AS t_p, t.part AS t_part, t.off AS t_off, f.c AS f_c, f.p AS f_p, f.part AS f_part, f.off AS f_off
 FROM once t FULL JOIN fold f ON t.k = f.k WHERE t.h IS DISTINCT FROM f.h
 """
-_T, _F = (f"row({one}_c, {one}_p, {one}_part, {one}_off)" for one in "tf")
+TABLE_VERSION, FOLD_VERSION = (f"row({one}_c, {one}_p, {one}_part, {one}_off)" for one in "tf")
 
 
-def _later(version: Version | None, than: str) -> str:
+def later_than(version: Version | None, than: str) -> str:
+    """Return a condition: a version is later than the version of some columns."""
     return "false" if version is None else f"row{tuple(version)} > {than}"
 
 
@@ -234,13 +244,13 @@ def _judging(rules: KeyedRules, cut: Version | None, unseen_cut: Version | None)
     :param cut: the last truncation that the fold has seen, and `unseen_cut` the last one that only the table knows.
     """
     order = "<" if rules.first_stays else ">"
-    by_version = "false" if rules.within else f"{_F} {order} {_T}"
+    by_version = "false" if rules.within else f"{FOLD_VERSION} {order} {TABLE_VERSION}"
     # `unordered`: the first of several partitions depends on how the records were cut into batches.
     return _JUDGED.format(
-        fold=_F,
-        table=_T,
-        cut=_later(cut, _T),
-        unseen_cut=_later(unseen_cut, _F),
+        fold=FOLD_VERSION,
+        table=TABLE_VERSION,
+        cut=later_than(cut, TABLE_VERSION),
+        unseen_cut=later_than(unseen_cut, FOLD_VERSION),
         unordered="t_part <> f_part" if rules.first_stays else "false",
         by_version=by_version,
     )

@@ -74,6 +74,9 @@ class KeyedRules:
     :param is_by_log: whether versions count places of a log, which a fold from its middle counts otherwise.
     :param first_stays: whether the first record of a key stays, and `within` whether only for a time.
     :param keeps_absent: whether a row has values of several records.
+    :param by_sequence: whether columns order the records of a key, not their offsets or the log.
+    :param by_kafka_key: whether records with the same Kafka key have the same key.
+    :param has_other_logs: whether the table counts the places of more logs than the fold.
     :param borrowed: by column the partitions and offsets of records that left its value out.
     :param columns: of a history, the columns whose changes begin versions.
     :param repeats: of a history, whether records have positions in a log, and may be sent again with the same ones.
@@ -86,6 +89,9 @@ class KeyedRules:
     first_stays: bool = False
     within: bool = False
     keeps_absent: bool = False
+    by_sequence: bool = False
+    by_kafka_key: bool = False
+    has_other_logs: bool = False
     borrowed: Sequence[tuple[str, pa.Table]] = ()
     columns: tuple[str, ...] = ()
     repeats: bool = False

@@ -98,6 +98,7 @@ class RepairResult:
 
     `landed` are ranges of missing rows that were landed again, `undoubled` ranges with one row per record now,
     `adopted` ranges of rows that no ledger knew, whose records are landed now; `lost` are ranges that got a receipt.
+    `corrected` are offsets of a table by key whose rows were others.
     `left` describes the damage that was not repaired, with reasons. `removed` describes the rows without a record and
     the lost files that were taken out; `mended` the files with wrong bounds, which are rewritten in a snapshot of their
     own.
@@ -110,6 +111,7 @@ class RepairResult:
     landed: RangeSet = RangeSet()
     undoubled: RangeSet = RangeSet()
     adopted: RangeSet = RangeSet()
+    corrected: RangeSet = RangeSet()
     lost: RangeSet = RangeSet()
     left: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -118,7 +120,8 @@ class RepairResult:
     @property
     def ranges(self) -> dict[str, RangeSet]:
         """The ranges by kind of repair."""
-        return {"landed": self.landed, "undoubled": self.undoubled, "adopted": self.adopted, "lost": self.lost}
+        names = ("landed", "undoubled", "adopted", "corrected", "lost")
+        return {name: getattr(self, name) for name in names}
 
     def to_dict(self, most_ranges: int | None = None) -> dict[str, Any]:
         """Return JSON-ready values; ranges as [topic, partition, from, until].
@@ -156,6 +159,7 @@ _DONE = {
     "landed": "missing, landed again",
     "undoubled": "doubled, now once",
     "adopted": "in no ledger, now landed",
+    "corrected": "different, now as in Kafka",
     "lost": "lost, by receipt",
 }
 

@@ -67,50 +67,48 @@ class VersionComparison(KeyComparison):
 
     def run(self) -> KeyedVerdict:
         """Load both sides, compare them, and return the wrong versions."""
-        for side in self._sides:
+        for side in self.sides:
             self.load_side(side)
             self._load_ends(side)
         self._load_ranges()
-        self._execute("CREATE TABLE IF NOT EXISTS origin (k UBIGINT, part INTEGER)", _ONCE, _SUSPECTS)
-        ((has_holes,),) = self._fetch("SELECT count(*) > 0 FROM hole")
-        self._execute(self._judging(has_holes=has_holes))
-        wanted = self._fetch(_WANTED, MOST_ROWS)
-        for side in self._sides:
+        self.execute("CREATE TABLE IF NOT EXISTS origin (k UBIGINT, part INTEGER)", _ONCE, _SUSPECTS)
+        ((has_holes,),) = self.fetch("SELECT count(*) > 0 FROM hole")
+        self.execute(self._judging(has_holes=has_holes))
+        wanted = self.fetch(_WANTED, MOST_ROWS)
+        for side in self.sides:
             self._load_details(side, np.sort(np.array([one for (one,) in wanted], np.uint64)))
-        self._execute(self._differing_versions(has_holes=has_holes), _OPEN, _FAULTS)
+        self.execute(self._differing_versions(has_holes=has_holes), _OPEN, _FAULTS)
         wrong = sorted(self.wrong_rows())
-        ((count,),) = self._fetch("SELECT count(*) FROM faults")
+        ((count,),) = self.fetch("SELECT count(*) FROM faults")
         return KeyedVerdict(
             wrong,
             count - len(wrong),
-            dict(self._fetch("SELECT part, count(*) FROM held GROUP BY part")),
-            dict(self._fetch("SELECT part, count(*) FROM judged WHERE kind = 'unseen' GROUP BY part")),
-            unseen_values=self._fetch("SELECT count(*) FROM differing WHERE NOT is_wrong")[0][0],
+            dict(self.fetch("SELECT part, count(*) FROM held GROUP BY part")),
+            dict(self.fetch("SELECT part, count(*) FROM judged WHERE kind = 'unseen' GROUP BY part")),
+            unseen_values=self.fetch("SELECT count(*) FROM differing WHERE NOT is_wrong")[0][0],
         )
 
     def load_side(self, side: str) -> None:
         """Load the rows of a side: of the table, or of the fold."""
-        self._execute(f"CREATE TABLE {side} ({_SIDE})")
-        shown = [name for name in self._rules.columns if name in self._names]
+        self.execute(f"CREATE TABLE {side} ({_SIDE})")
+        shown = [name for name in self.rules.columns if name in self._names]
         beside = {VALID_FROM, *_ENDS, PARTITION, OFFSET, *BEGIN}
         kept = [name for name in self._names if name not in beside]
         begin = BEGIN[2:] if self._by_columns else (PARTITION, OFFSET)
-        for rows in self._sides[side].rows():
+        for rows in self.sides[side].rows():
             content = self._content(rows)
             hashes = [self._hashes.of_rows(self._hashes.of_columns(content.select(names))) for names in (shown, kept)]
             times = [rows[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64()) for name in (VALID_FROM, VALID_TO)]
             last = rows[TIME] if self._by_columns else times[0]
-            columns = [self._keys(rows), *hashes, last, *times, rows[IS_CURRENT], *(rows[name] for name in begin)]
+            columns = [self.keys(rows), *hashes, last, *times, rows[IS_CURRENT], *(rows[name] for name in begin)]
             columns += [rows[name] for name in VERSION]
             self._insert(side, pa.table(dict(zip(_SIDE_NAMES, columns, strict=True))))
 
     def _load_ends(self, side: str) -> None:
         """Load the deletions by key, and the truncations, with their times."""
-        self._execute(
-            f"CREATE TABLE dead_{side} (k UBIGINT, ends BIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT)"
-        )
-        for entries in self._sides[side].deletions():
-            keys = pa.array(self._keys(entries), mask=entries[self._key[0]].is_null().to_numpy())
+        self.execute(f"CREATE TABLE dead_{side} (k UBIGINT, ends BIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT)")
+        for entries in self.sides[side].deletions():
+            keys = pa.array(self.keys(entries), mask=entries[self._key[0]].is_null().to_numpy())
             times = entries[TIME] if TIME in entries.column_names else entries[COMMIT]
             columns = [keys, times, *(entries[name] for name in VERSION)]
             self._insert(
@@ -120,7 +118,7 @@ class VersionComparison(KeyComparison):
     def _judging(self, *, has_holes: bool) -> str:
         """Return the statement that judges each suspect."""
         # In a log of one partition each record comes after all before.
-        is_rising = self._rules.repeats and len(self._rules.landed.partitions) == 1 and not self._is_absent
+        is_rising = self.rules.repeats and len(self.rules.landed.partitions) == 1 and not self._is_absent
         tail = self._tail() if is_rising else None
 
         def is_known(offset: str) -> str:
@@ -129,27 +127,26 @@ class VersionComparison(KeyComparison):
         return _JUDGED.format(
             is_weak=f"is_mixed OR NOT {is_known('off')}" if self._by_columns else "false",
             is_begin_known=is_known("least(b_off, f_b_off)") if self._by_columns else "true",
-            repeats=str(self._rules.repeats).lower(),
+            repeats=str(self.rules.repeats).lower(),
             absent=str(self._is_absent and self._by_columns).lower(),
         )
 
     def _tail(self) -> int:
         """Return the first offset of the only partition from which no landed offset is unseen."""
-        (key,) = self._rules.landed.partitions
-        seen = self._rules.seen[key].intervals() if key in self._rules.seen else ()
-        end: int = self._rules.landed.intervals(*key)[-1][1]
+        (key,) = self.rules.landed.partitions
+        seen = self.rules.seen[key].intervals() if key in self.rules.seen else ()
+        end: int = self.rules.landed.intervals(*key)[-1][1]
         return seen[-1][0] if seen and seen[-1][1] >= end else end
 
     @property
     def _is_absent(self) -> bool:
         """Whether a version may have values of earlier records, among them those that begin versions."""
-        borrowed = {name for name, _ in self._rules.borrowed}
-        return self._rules.keeps_absent or not borrowed.isdisjoint(self._rules.columns)
+        borrowed = {name for name, _ in self.rules.borrowed}
+        return self.rules.keeps_absent or not borrowed.isdisjoint(self.rules.columns)
 
     def _differing_versions(self, *, has_holes: bool) -> str:
         """Return the statement for the columns in which versions differ from the fold's."""
         beside = {VALID_FROM, *_ENDS, *VERSION, *BEGIN, TIME}
-        null = int(self._hashes.of_columns(pa.table({"null": pa.nulls(1)}))[0][0])
 
         def numbers(names: Iterable[str]) -> list[int]:
             return [self._names.index(name) for name in names if name in self._names]
@@ -157,21 +154,21 @@ class VersionComparison(KeyComparison):
         return _DIFFERING.format(
             width=len(self._names),
             payload=numbers(name for name in self._names if name not in beside),
-            shown=numbers(self._rules.columns),
+            shown=numbers(self.rules.columns),
             ends=numbers(_ENDS),
             begins=numbers((VALID_FROM, *BEGIN)),
-            null=null,
-            absent=str(self._rules.keeps_absent).lower(),
+            null=self.null_hash,
+            absent=str(self.rules.keeps_absent).lower(),
             holes=str(has_holes).lower(),
             by_columns=str(self._by_columns).lower(),
-            repeats=str(self._rules.repeats).lower(),
+            repeats=str(self.rules.repeats).lower(),
         )
 
     def wrong_rows(self) -> Iterable[WrongRow]:
         """Yield the versions with a fault, at most `MOST_ROWS`."""
         keys = ", ".join(f"coalesce(f.key_{at}, t.key_{at})" for at in range(len(self._key)))
         ends = [self._names.index(name) for name in _ENDS]
-        for kind, part, off, times, differ, *values in self._fetch(
+        for kind, part, off, times, differ, *values in self.fetch(
             _NAMED.format(keys=keys, ends=ends, flag=ends[1:]), MOST_ROWS
         ):
             key = tuple(zip(self._key, (str(one) for one in values), strict=True))

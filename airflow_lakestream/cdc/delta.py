@@ -20,6 +20,7 @@ from airflow_lakestream.cdc.merge.history import merger_of
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, REPLACED, SUFFIX
 from airflow_lakestream.cdc.merge.merge import MergeResult
 from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.merge.repair import ChangedSinceAudit, RowRepair
 from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
 from airflow_lakestream.cdc.stops import column_became_wider
 from airflow_lakestream.cdc.swap import (
@@ -203,6 +204,25 @@ class DeltaMirror(DeltaSink):
         if founded is not None:
             merger.remember_again(founded)
         return version
+
+    def repair(self, repair: RowRepair, mirror: MirrorDesign, landing: Landing) -> int:
+        """Commit a repair in a single version; return the version. Raises ChangedSinceAudit."""
+        (columns, _, order), written = self._layout(), list[Add]()
+        every, further = mirror.needs_all_entries, mirror.entry_columns
+        of_key = key_columns(columns, repair.key)
+        entries = DeltaEntries(self._tables, self._name, self.own_id, of_key, every=every, further=further)
+
+        def is_same(_: DeltaCommit, head: DeltaTableHead | None) -> None:
+            if head is None or head.version != repair.head:
+                raise ChangedSinceAudit(self._name)
+
+        def stage(head: DeltaTableHead | None) -> DeltaFileChange:
+            assert head is not None, "it is the audited one"
+            at = DeltaHead(self._tables, head, columns, order, written, self._folder)
+            made = repair.make(at, mirror.merge_mode, entries)
+            return DeltaFileChange(made.out, made.new)
+
+        return self.drive(self.commit_of(landing, stage, written, checks=(is_same, files_fit)))
 
     def _check_same(self, _: DeltaCommit, head: DeltaTableHead | None) -> None:
         if head is not None and id_of(head) != self.own_id:

@@ -53,6 +53,10 @@ class DeltaHead:
         check_removable(self.head)
         return list(live_files(self.head))
 
+    def path(self, file: Add) -> str:
+        """Return a file's path within the table's location."""
+        return str(file["path"])
+
     def rows_in(self, file: Add) -> int:
         """Return a file's number of rows."""
         return int(file["stats"]["numRecords"] or 0)

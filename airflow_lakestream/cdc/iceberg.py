@@ -29,7 +29,9 @@ from airflow_lakestream.cdc.merge.entries import EntryFiles, compacted, entry_fi
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.history import merger_of
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, REPLACED, SUFFIX
+from airflow_lakestream.cdc.merge.merge import MergeResult
 from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.merge.repair import ChangedSinceAudit, RowRepair
 from airflow_lakestream.cdc.merge.values import Borrowed
 from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
 from airflow_lakestream.cdc.swap import (
@@ -48,7 +50,7 @@ from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import FileRewrite
-from airflow_lakestream.iceberg.commit.commit import CommitBuilder, RefusalCarrier, TableCommit
+from airflow_lakestream.iceberg.commit.commit import CommitBuilder, RefusalCarrier, TableCommit, head_is, with_fit
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
@@ -230,16 +232,33 @@ class IcebergMirror(IcebergSink):
             if mirror_id(table.metadata) != mirror_id(target.metadata):
                 # Its entries are of the new id; entries of the old one would remove these.
                 raise RefusalCarrier(StaleFiles(self._name, REPLACED))
-            head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
-            merged = merger.merge(head)
+            merged = merger.merge(IcebergHead(table.metadata, target.metadata, table.io, written, self._folder))
             merger.remember(merged)
-            new = [*merged.new, *(deletes for _, deletes in merged.deleted)]
-            # A new delete file has the deletions of the earlier delete files of its data file, too: the commit
-            # removes these.
-            deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
-            return FileRewrite([*with_deletes(merged.out), *deletes], new)
+            return _changed_files(merged)
 
         return self.rewrite(landing, rewrite, written)
+
+    def repair(self, repair: RowRepair, mirror: MirrorDesign, landing: Landing) -> int:
+        """Commit a repair in a single snapshot; return the snapshot's id. Raises ChangedSinceAudit."""
+        target, written = self.target(), list[DataFile]()
+        every, further = mirror.needs_all_entries, mirror.entry_columns
+        of_key, own = key_columns(target.schema(), repair.key), mirror_id(target.metadata)
+        entries = IcebergEntries(self._catalog, self._name, own, of_key, every=every, further=further)
+
+        def rewrite(table: Table) -> FileRewrite:
+            head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
+            return _changed_files(repair.make(head, mirror.merge_mode, entries))
+
+        same = partial(with_fit, check=head_is(repair.head, ChangedSinceAudit))
+        return self.rewrite(landing, rewrite, written, same)
+
+
+def _changed_files(merged: MergeResult) -> FileRewrite:
+    """Return the removed and new files of a merge, with delete files."""
+    new = [*merged.new, *(deletes for _, deletes in merged.deleted)]
+    # A new delete file has the deletions of the earlier delete files of its data file, too: the commit removes these.
+    deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
+    return FileRewrite([*with_deletes(merged.out), *deletes], new)
 
 
 def mirror_sink(catalog: Catalog, table: str, group: str, design: MirrorDesign, **settings: Any) -> Mirror:

@@ -54,6 +54,10 @@ class IcebergHead:
         """Return the data files."""
         return live_files_of(self.metadata, self.io)
 
+    def path(self, file: FileScanTask) -> str:
+        """Return a file's path."""
+        return file.file.file_path
+
     def rows_in(self, file: FileScanTask) -> int:
         """Return how many rows a file has."""
         return file.file.record_count

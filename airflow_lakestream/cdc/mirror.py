@@ -41,6 +41,7 @@ from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.merge.hands import MergePool
 from airflow_lakestream.cdc.merge.newest import NewestEvents, every_event, newest
 from airflow_lakestream.cdc.merge.plain import plain_records
+from airflow_lakestream.cdc.merge.repair import RowRepair
 from airflow_lakestream.cdc.merge.snapshots import by_version, without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
@@ -159,6 +160,9 @@ class MirrorTable(Sink, Protocol):
         The entries of deleted rows are committed before, in their own table. Raises MirrorStopped, ValueMissing,
         ChecksFailed, and the errors of a commit.
         """
+
+    def repair(self, repair: RowRepair, mirror: MirrorDesign, landing: Landing) -> int:
+        """Commit a repair in a single commit; return the commit's id. Raises ChangedSinceAudit."""
 
 
 class Mirror(WrappedSink):

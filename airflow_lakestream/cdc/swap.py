@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.keys.identity import places
 from airflow_lakestream.cdc.merge.entries import MirrorEntries
-from airflow_lakestream.cdc.merge.files import PART_BYTES
+from airflow_lakestream.cdc.merge.files import parts_of
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.values import with_deleted
 from airflow_lakestream.cdc.mirror import Mirror
@@ -66,7 +66,7 @@ class RowSwap:
         """Write and return the files in place of all files of the mirror at a head; count the rows before and after."""
         self.rows_before = self.rows = 0
         new: list[File] = []
-        for part in _parts(self._rows(mirror)):
+        for part in parts_of(self._rows(mirror)):
             files = self.write(part)
             self.rows += len(part)
             self.written += files
@@ -153,18 +153,6 @@ class MirrorSwap:
         """
         check_key(self.mirror.name, self.mirror.design, key)
         return self.table.exchange(self.mirror.design, landing, key, reach)
-
-
-def _parts(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield rows in parts large enough for a file."""
-    held: list[pa.Table] = []
-    for one in rows:
-        held.append(one)
-        if sum(part.nbytes for part in held) >= PART_BYTES:
-            yield pa.concat_tables(held, promote_options="permissive")
-            held = []
-    if held:
-        yield pa.concat_tables(held, promote_options="permissive")
 
 
 def check_key(table: str, held: MirrorDesign, key: tuple[str, ...]) -> None:

@@ -30,7 +30,7 @@ from airflow_lakestream.cli.connections import (
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes import LakeCapability, lake_of
+from airflow_lakestream.lakes import lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.audit.result import AuditResult
@@ -51,7 +51,7 @@ def audit(
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="land missing rows and remove doubled ones, in one snapshot; implies --full"),
+        typer.Option("--repair", help="land missing or wrong rows, remove doubled ones, in one commit; implies --full"),
     ] = False,
     tombstones: Annotated[str | None, option_of("tombstones", "with --repair: ")] = None,
     landing: Annotated[
@@ -72,16 +72,16 @@ def audit(
     with aside():
         from airflow_lakestream.config.arguments import json_object
         from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
-        from airflow_lakestream.run.repair import TableRepair
+        from airflow_lakestream.run.mirror_repair import can_repair, check_repair, repair_of
 
         options = {**decoding, **given({"tombstones": tombstones, "on_data_loss": on_data_loss})}
         arguments: Mapping[str, Any] = json_object("--landing", landing)
         lake = lake_of(table)
-        if repair:
-            lake.require(LakeCapability.REPAIR, "--repair", table)
         if "{" in table:
             table, arguments = _home_of(table, topic, group, arguments)
         opened = open_lake(table, iceberg_conn, storage_conn)
+        if repair:
+            check_repair(opened, table, "--repair")
         group = group_of(opened, table, group)
         look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)
         decodes = not repair and takes_landing(opened, table)
@@ -95,10 +95,11 @@ def audit(
             work = audit_of(work, opened, {**arguments, **options, **registry})
         elif repair:
             options |= open_registry(decoding, kafka_conn)
-            work = TableRepair(audit=work, **options)
+            work = repair_of(work, opened, options, arguments)
         result: AuditResult = work.run(opened)
+        hints = bool(result.damages) and not (repair or as_json) and can_repair(opened, table)
     report_text(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
-    if result.damages and LakeCapability.REPAIR in lake.can and not (repair or decodes or as_json):
+    if hints and (result.by_key or not decodes):
         report_text(
             f"to repair: lakestream audit --repair --table {table} --group {group} --dag ID, or --pipeline FILE"
         )

@@ -12,7 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperat
 from airflow_lakestream.config.decoding import DECODING
 from airflow_lakestream.core.policies import OnDataLoss, TableFormat, Tombstones, choose, is_given, landing_tombstones
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
-from airflow_lakestream.lakes import LakeCapability, lake_of
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.operators.arguments import extras_of, set_arguments, takes_decoding, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
 from airflow_lakestream.operators.sql_template import SqlRendering
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.audit.result import AuditResult
     from airflow_lakestream.audit.run import Audit
     from airflow_lakestream.hooks.kafka import KafkaHook
+    from airflow_lakestream.lakes import LakeFormat
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,8 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
     :param consumer_group: the ledger's name; default: the DAG's id (templated)
     :param topic: a topic of the ledger; None: all topics (templated)
     :param full: read every row's position and the topic, instead of file statistics alone (templated)
-    :param repair: land missing rows and make doubled rows one, in one snapshot, then look again; always `full`
-        (templated)
+    :param repair: land missing rows and make doubled rows one, of a table by key all wrong rows, in one snapshot, then
+        look again; always `full` (templated)
     :param format: decoding of values, for `repair` and for a table by key only, as the extract operator's; the same
         holds for the other arguments of decoding: `key_format`, `envelope`, `schema_registry`, `writer_schemas`,
         `unknown_fields`, `sql`, `sql_input`, `csv_delimiter`, `rename_columns`, `timestamps_finer`,
@@ -106,15 +107,13 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         with late_imports():
             from airflow_lakestream.audit.result import AuditVerdict
             from airflow_lakestream.hooks.kafka import KafkaHook
-            from airflow_lakestream.hooks.places import open_tables
 
         with airflow_errors():
             need_extras(*extras_of(self))
             repair = _is_true("repair", self.repair)
             full = _is_true("full", self.full) or repair
             lake = lake_of(self.table)
-            if repair:
-                lake.require(LakeCapability.REPAIR, "repair", self.table)
+            opened = self._opened(lake, repair=repair)
             hook = KafkaHook(self.kafka_conn_id)
             arguments: dict[str, Any] = {
                 "table": self.table,
@@ -125,13 +124,6 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
                 "where": hook.where,
                 "stop": self._stop,
             }
-            if is_given(self.table_format):
-                wanted = choose(TableFormat, "table_format", self.table_format)
-                if wanted is not lake.format:
-                    raise InvalidArgument(
-                        "table_format", f"is {wanted}, and {self.table!r} is not the name of such a table."
-                    )
-            opened = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
             look = lake.part("audit")(**arguments)
             result: AuditResult = self._work(look, opened, hook, repair=repair).run(opened)
         log.info(result.render())
@@ -144,15 +136,32 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
             raise CouldNotLook(f"{self.table}: " + " ".join(result.blind))
         return summary
 
+    def _opened(self, lake: LakeFormat, *, repair: bool) -> Any:
+        """Open the catalog or store of the table. Raises InvalidArgument for a wrong format."""
+        with late_imports():
+            from airflow_lakestream.hooks.places import open_tables
+            from airflow_lakestream.run.mirror_repair import check_repair
+
+        if is_given(self.table_format):
+            wanted = choose(TableFormat, "table_format", self.table_format)
+            if wanted is not lake.format:
+                problem = f"is {wanted}, and {self.table!r} is not the name of such a table."
+                raise InvalidArgument("table_format", problem)
+        opened = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
+        if repair:
+            check_repair(opened, self.table, "repair")
+        return opened
+
     def _work(self, look: Audit, opened: Any, hook: KafkaHook, *, repair: bool) -> Any:
         """Return the audit of the table's kind, or the repair. Raises InvalidArgument."""
         with late_imports():
             from airflow_lakestream.config.arguments import json_object
             from airflow_lakestream.hooks.registry import registry_of
-            from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
-            from airflow_lakestream.run.repair import TableRepair
+            from airflow_lakestream.run.fan_out_audit import audit_of, is_mirror, takes_landing
+            from airflow_lakestream.run.mirror_repair import repair_of
 
-        decodes = not repair and takes_landing(opened, self.table)
+        by_key = is_mirror(opened, self.table)
+        decodes = by_key or (not repair and takes_landing(opened, self.table))
         landing = json_object("landing", self.landing)
         if landing and not decodes:
             problem = f"is for a table by key or a fan-out, and {self.table} is none, or is repaired."
@@ -162,10 +171,11 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
             decoding = {name: getattr(self, name) for name in DECODING}
             named = decoding["schema_registry"]
             decoding["schema_registry"] = registry_of(named, hook, decoding["format"], decoding["key_format"])
-        if repair:
-            return TableRepair(audit=look, **decoding, tombstones=self.tombstones, on_data_loss=self.on_data_loss)
         # The usual outcome of a tombstone of a table by key is another one than an extract's.
-        more = {} if self.tombstones == Tombstones.KEEP else {"tombstones": self.tombstones}
+        more = {} if self.tombstones == Tombstones.KEEP and (by_key or decodes) else {"tombstones": self.tombstones}
+        if repair:
+            options = {**decoding, **more, "on_data_loss": self.on_data_loss}
+            return repair_of(look, opened, options, landing)
         return audit_of(look, opened, {**decoding, **more, **landing})
 
     def on_kill(self) -> None:

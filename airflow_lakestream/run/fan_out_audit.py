@@ -51,6 +51,11 @@ def takes_landing(lake: Lake, table: str) -> bool:
     return not {MIRROR, BOOKS}.isdisjoint(_properties(lake, table))
 
 
+def is_mirror(lake: Lake, table: str) -> bool:
+    """Return whether a table is a mirror, or a table by key."""
+    return MIRROR in _properties(lake, table)
+
+
 def audit_of(audit: Audit, lake: Lake, landing: Mapping[str, Any]) -> Audit | MirrorAudit:
     """Return the audit of a table's kind.
 

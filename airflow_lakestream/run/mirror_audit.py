@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,6 +33,7 @@ from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.audit.tally import OffsetTally, TallySegments
 from airflow_lakestream.cdc.design import sequence_noted, strategy_noted
+from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.iceberg import IcebergMirror
 from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.cdc.stops import MirrorStopped
@@ -40,10 +41,11 @@ from airflow_lakestream.config.decoding import DECODING, OF_ROWS
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.config.setting import RecordEnvelope
 from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.modes import PlanningLook, reading_plan
 from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicReplaced
 from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.policies import ValueEnvelope
+from airflow_lakestream.core.policies import Tombstones, ValueEnvelope
 from airflow_lakestream.core.ports import OffsetsGone, RecordChunk, RecordReader
 from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.routing import MIRROR, is_of_records
@@ -52,6 +54,9 @@ from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.run.job import Lake, build_job
 from airflow_lakestream.tables.schema.columns import to_schema
+
+if TYPE_CHECKING:
+    from airflow_lakestream.audit.key_comparison import KeyComparison
 
 _FOLD = "audit.rows"
 _TRIES = 10
@@ -75,18 +80,19 @@ class MirrorAudit:
             problem = f"has {', '.join(unknown)}, which decides no row, or which the table itself knows."
             raise InvalidArgument("landing", problem, f"It takes {', '.join((*DECODING, *OF_ROWS))}.")
 
-    def run(self, lake: Lake) -> AuditResult:
+    def run(self, lake: Lake, then: Callable[[ComparedRows], object] | None = None) -> AuditResult:
         """Audit the table, and return the result.
+
+        :param then: called after the comparison of the rows, while both sides are there.
 
         Raises the errors of the audit, of Kafka and of decoding, and InvalidArgument for arguments that contradict the
         table.
         """
-        properties: Mapping[str, str] = lake_of(self.audit.table).part("swap").properties_of(lake, self.audit.table)
         # DuckDB is loaded for this audit alone.
         from airflow_lakestream.audit.key_comparison import KeyComparison, opened
         from airflow_lakestream.audit.version_comparison import KeyPartitions, VersionComparison
 
-        note = json.loads(properties[MIRROR])
+        note = self.note(lake)
         table, ledgers, snapshot_id = self.audit.by_key(lake)
         result = AuditResult(self.audit.table, self.audit.consumer_group, snapshot_id, self.audit.full, by_key=True)
         identity = _identity(result, ledgers)
@@ -109,7 +115,10 @@ class MirrorAudit:
             if fold.damaged:
                 result.blind.append(f"{fold.damaged}: damaged in Kafka, so that their rows can't be compared with it.")
             rules = self._rules(note, ledgers.own_entry(identity.topic), landed, fold)
-            verdict = compare(database, table, fold.table(), rules).run()
+            comparison = compare(database, table, fold.table(), rules)
+            verdict = comparison.run()
+            if then is not None:
+                then(ComparedRows(comparison, fold.config, identity.topic, snapshot_id))
         _report(result, identity.topic, verdict, rules, ledgers, fold)
         return result
 
@@ -134,6 +143,12 @@ class MirrorAudit:
             **held | given,
         )
 
+    def note(self, lake: Lake) -> Mapping[str, Any]:
+        """Return the note of the mirror in the table's properties."""
+        properties: Mapping[str, str] = lake_of(self.audit.table).part("swap").properties_of(lake, self.audit.table)
+        note: Mapping[str, Any] = json.loads(properties[MIRROR])
+        return note
+
     def _rules(self, note: Mapping[str, Any], own: TopicEntry, landed: RangeSet, fold: TopicFold) -> KeyedRules:
         return KeyedRules(
             landed=landed,
@@ -143,10 +158,42 @@ class MirrorAudit:
             first_stays=bool(note.get("insert_only")),
             within=fold.config.mirror.within is not None,
             keeps_absent=fold.config.mirror.keeps_absent,
+            by_sequence=bool(sequence_noted(note)),
+            by_kafka_key=_is_by_kafka_key(note, fold.config),
+            has_other_logs=_eras(note) != _eras(fold.note()),
             borrowed=fold.borrowed.parts(),
             columns=tuple(note.get("history_columns") or ()),
             repeats=not is_of_records(note) or bool(note.get("flattened")),
         )
+
+
+@dataclass(frozen=True)
+class ComparedRows:
+    """The rows of a table and of the fold, with their comparison.
+
+    :param config: the configuration of the fold.
+    :param head: the snapshot or version of the table.
+    """
+
+    comparison: KeyComparison
+    config: MirrorConfig
+    topic: str
+    head: int | None
+
+
+def _is_by_kafka_key(note: Mapping[str, Any], config: MirrorConfig) -> bool:
+    """Return whether the Kafka key of a record decides about the key: compaction then leaves each key's newest record.
+
+    That is so if a tombstone deletes by the Kafka key, or if Debezium's records have the columns of the key.
+    """
+    if is_of_records(note):
+        return config.tombstone_policy is Tombstones.DELETE
+    return sorted(note.get("record_key") or ()) == sorted(note["key"])
+
+
+def _eras(note: Mapping[str, Any]) -> int:
+    """Return the number of binary logs that a mirror has followed, one after the other."""
+    return len(BinaryLogs.of_note(note.get("logs")).starts)
 
 
 def _identity(result: AuditResult, ledgers: TableLedgers) -> TopicIdentity | None:
@@ -250,6 +297,11 @@ class TopicFold:
         segments = TallySegments({"seen": self.seen.get((topic, partition), OffsetTally())})
         return segments.width(pc.greater(segments.counts["seen"], 0))
 
+    def note(self) -> Mapping[str, Any]:
+        """Return the note of the fold."""
+        note: Mapping[str, Any] = json.loads(self._catalog.load_table(_FOLD).properties[MIRROR])
+        return note
+
     def table(self) -> KeyedTable:
         """Return the folded rows."""
         return keyed_iceberg(self._catalog, self._catalog.load_table(_FOLD))
@@ -262,8 +314,7 @@ class TopicFold:
         """
         kafka, where = self._audit.kafka, self._audit.where
         job = build_job(self.config, kafka, self._catalog, run_id="audit", where=where, stop=self._audit.stop, dry=True)
-        inner = getattr(job.sink, "inner", None)
-        assert isinstance(inner, Mirror), "a mirror's configuration makes no other"
+        inner = mirror_of(job)
         assert isinstance(inner.table, IcebergMirror), "its catalog has no other"
         inner.table.borrowed, inner.noted = self.borrowed.add, self.noted
         if (current := job.source.identity()) != identity:
@@ -281,6 +332,13 @@ class TopicFold:
                 if tries == _TRIES:
                     raise
         self.shown = job.sink.load("audit").ledger.entry(identity).landed
+
+
+def mirror_of(job: LandingJob) -> Mirror:
+    """Return the mirror of a job."""
+    inner = getattr(job.sink, "inner", None)
+    assert isinstance(inner, Mirror), "a mirror's configuration makes no other"
+    return inner
 
 
 class BorrowedValues:

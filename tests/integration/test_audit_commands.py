@@ -83,6 +83,7 @@ def test_repair_ends_with_how_the_table_is_afterwards_and_says_what_it_did(
         "landed": [[landed, 0, 5, 7]],
         "undoubled": [],
         "adopted": [],
+        "corrected": [],
         "lost": [],
         "removed": [],
         "mended": [],

@@ -273,5 +273,3 @@ def test_the_command_takes_the_arguments_of_a_pipeline_or_its_options(
     assert wrong == {"fault": "missing", "partition": 0, "offset": 1, "key": {"id": "2"}}
     assert run([*command, *options, "--landing", "[]"]) == 2
     assert "--landing: '[]' is not a JSON object" in capsys.readouterr().err
-    assert run(["audit", "--table", table, "--repair"]) == 2
-    assert "is a table by key" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,18 @@ def in_parts(rows: pa.Table, size: int) -> list[pa.Table]:
     parts = -(-size // NEW_BYTES)
     ends = [len(rows) * part // parts for part in range(parts + 1)] if len(rows) else []
     return [rows.slice(start, end - start) for start, end in itertools.pairwise(ends) if end > start]
+
+
+def parts_of(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield rows in parts large enough for a file."""
+    held: list[pa.Table] = []
+    for one in rows:
+        held.append(one)
+        if sum(part.nbytes for part in held) >= PART_BYTES:
+            yield pa.concat_tables(held, promote_options="permissive")
+            held = []
+    if held:
+        yield pa.concat_tables(held, promote_options="permissive")
 
 
 @dataclass(frozen=True)

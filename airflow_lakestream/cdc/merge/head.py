@@ -30,6 +30,9 @@ class MirrorHead(Protocol):
     def files(self) -> Sequence[File]:
         """Return the data files."""
 
+    def path(self, file: File) -> str:
+        """Return a file's path, as the table has it."""
+
     def rows_in(self, file: File) -> int:
         """Return a file's number of rows, including deleted rows in the file."""
 

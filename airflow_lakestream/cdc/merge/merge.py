@@ -344,23 +344,11 @@ class BatchMerger:
         self, head: MirrorHead | None, changes: Sequence[FileChange]
     ) -> tuple[list[FileChange], list[FileChange]]:
         """Return the files to rewrite, and the files with rows to delete in place."""
-        rewrites: list[FileChange] = []
-        in_place: list[FileChange] = []
+        rewrites, in_place = list[FileChange](), list[FileChange]()
         for one in changes:
             assert head is not None, "it has the files"
-            (rewrites if self._is_rewritten(head, one) else in_place).append(one)
+            (rewrites if is_rewritten(head, one, self.mode) else in_place).append(one)
         return rewrites, in_place
-
-    def _is_rewritten(self, head: MirrorHead, change: FileChange) -> bool:
-        """Return whether a file is rewritten; otherwise rows are deleted in place."""
-        rows = head.rows_in(change.file)
-        gone = rows - change.live + len(change.out)
-        # Marks change values of rows that stay; a file that loses all its rows is removed without reading it.
-        if head.delete is None or self.mode is MergeMode.COPY_ON_WRITE or change.marked is not None or gone == rows:
-            return True
-        if self.mode is MergeMode.MERGE_ON_READ:
-            return False
-        return gone >= MOST_DELETED * rows or head.bytes_in(change.file) < SMALL_BYTES
 
     def _small(self, head: MirrorHead, held: Sequence[File], changes: Sequence[FileChange]) -> list[FileChange]:
         """Return unchanged small files to rewrite, of partitions with at least `MOST_SMALL` such files.
@@ -443,6 +431,18 @@ class BatchMerger:
         return pa.concat_tables(
             [rows, pa.Table.from_arrays(columns, [one.name for one in rows.schema])], promote_options="permissive"
         )
+
+
+def is_rewritten(head: MirrorHead, change: FileChange, mode: MergeMode) -> bool:
+    """Return whether a changed file is rewritten; otherwise rows are deleted in place."""
+    rows = head.rows_in(change.file)
+    gone = rows - change.live + len(change.out)
+    # Marks change values of rows that stay; a file that loses all its rows is removed without reading it.
+    if head.delete is None or mode is MergeMode.COPY_ON_WRITE or change.marked is not None or gone == rows:
+        return True
+    if mode is MergeMode.MERGE_ON_READ:
+        return False
+    return gone >= MOST_DELETED * rows or head.bytes_in(change.file) < SMALL_BYTES
 
 
 def _without_ranks(rows: pa.Table) -> pa.Table:

@@ -53,13 +53,19 @@ class FaultyHead:
         yield pa.Table.from_pylist(self.plant(rows.to_pylist()), rows.schema)
 
 
-def keyed(mirror: HandMirror, plant: Plant | None = None) -> KeyedTable:
-    """Return a table as the audit reads it, with faults that are planted into its rows."""
+def opened_at(mirror: HandMirror) -> tuple[KeyedTable, int | None]:
+    """Return a table as the audit reads it, with its snapshot or version."""
     is_delta = isinstance(mirror, HandDeltaMirror)
     look: Any = (
         DeltaAudit(table=mirror.place, consumer_group="g") if is_delta else Audit(table=TABLE, consumer_group="g")
     )
-    table: KeyedTable = look.by_key(DeltaStorage() if is_delta else mirror.catalog)[0]
+    table, _, head = look.by_key(DeltaStorage() if is_delta else mirror.catalog)
+    return table, head
+
+
+def keyed(mirror: HandMirror, plant: Plant | None = None) -> KeyedTable:
+    """Return a table as the audit reads it, with faults that are planted into its rows."""
+    table, _ = opened_at(mirror)
     return table if plant is None else replace(table, head=FaultyHead(table.head, plant), files=[table.files])
 
 

@@ -1,0 +1,186 @@
+"""Plan of a repair of a table by key, from the database of its comparison with the fold of its topic.
+
+A wrong row is repaired only if Kafka still shows everything that decides about its key. Compaction leaves the newest
+record of each Kafka key, and retention takes the oldest records: if offsets order the records, a record that is still
+there is the newest one of its key. Everything else needs all landed records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.audit.key_comparison import FOLD_VERSION, MOST_ROWS, KeyComparison, later_than
+from airflow_lakestream.audit.keyed import RowFault
+from airflow_lakestream.audit.tally import OffsetTally, TallySegments
+from airflow_lakestream.cdc.merge.repair import RowRepair, is_among
+from airflow_lakestream.cdc.merge.snapshots import behind, is_mark, versions
+from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet, shown
+from airflow_lakestream.tables.row_hashes import Hashes
+
+_SHOWN = 10
+
+
+@dataclass
+class KeyRepairPlan:
+    """The keys to repair, in the database of a comparison that has run."""
+
+    comparison: KeyComparison
+    is_whole: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        rules, run = self.comparison.rules, self.comparison.execute
+        run("CREATE TABLE tail (part INTEGER, until BIGINT)")
+        for key in rules.landed.partitions:
+            self.comparison.sql.execute("INSERT INTO tail VALUES (?, ?)", (key[1], self._unseen_until(key)))
+        ((self.is_whole,),) = self.comparison.fetch("SELECT count(*) = 0 FROM hole")
+        run(self._planning())
+
+    def _unseen_until(self, key: PartitionKey) -> int:
+        """Return the end of the last landed offsets of a partition that Kafka shows no more; 0 without any."""
+        rules = self.comparison.rules
+        segments = TallySegments({"seen": rules.seen.get(key, OffsetTally())})
+        mask = pc.greater(segments.counts["seen"], 0)
+        starts, ends = (column.filter(mask).to_numpy() for column in (segments.starts, segments.ends))
+        return _last_gap(rules.landed.intervals(*key), starts, ends)
+
+    def _planning(self) -> str:
+        rules, null = self.comparison.rules, self.comparison.null_hash
+        keys = ", ".join(f"key_{number}" for number in range(len(self.comparison.sides["held"].key)))
+        return _PLAN.format(
+            keys=keys,
+            fold=FOLD_VERSION,
+            whole=self.is_whole,
+            refused=rules.has_other_logs,
+            ordered=not rules.by_sequence,
+            compacted=rules.by_kafka_key,
+            absent=rules.keeps_absent,
+            null=null,
+            unseen_cut=later_than(self.comparison.cuts[1], FOLD_VERSION),
+        )
+
+    def _hashes(self, condition: str) -> Hashes:
+        found = self.comparison.sql.execute(f"SELECT k FROM plan WHERE {condition} ORDER BY k").fetchnumpy()["k"]  # noqa: S608  # conditions of this class
+        return np.asarray(found, np.uint64)
+
+    def change(self, head: int | None, lost: Sequence[str] = ()) -> RowRepair | None:
+        """Return the repair of the table's rows for a commit, or None without any.
+
+        :param head: the compared snapshot or version, and `lost` the paths of lost files.
+        """
+        out = self._hashes("is_sure")
+        if not (len(out) or lost):
+            return None
+        return RowRepair(
+            head=head,
+            key=self.comparison.sides["held"].key,
+            hashes=self.comparison.keys,
+            out=out,
+            rows=self.rows,
+            deletions=self.deletions,
+            lost=lost,
+        )
+
+    def rows(self) -> Iterator[pa.Table]:
+        """Yield the right rows of the keys to repair."""
+        fold, wanted = self.comparison.sides["fold"], self._hashes("is_sure AND in_fold")
+        held = self.comparison.sides["held"]
+        marks = [one for entries in held.deletions() for one in versions(self._without_key(entries)) if is_mark(one)]
+        for rows in fold.rows() if len(wanted) else ():
+            some = rows.filter(pa.array(is_among(self.comparison.keys(rows), wanted)))
+            if len(some):
+                yield behind(some.select([name for name in some.column_names if name in held.columns.names]), marks)
+
+    def deletions(self) -> Iterator[pa.Table]:
+        """Yield entries of deletions of the keys without a row that the table's memory lacks."""
+        fold, wanted = self.comparison.sides["fold"], self._hashes("is_sure AND NOT in_fold AND is_forgotten")
+        if fold.entries is None or not len(wanted):
+            return
+        for file in fold.entries.files:
+            for entries in file.read(()):
+                own = entries.filter(entries[fold.key[0]].is_valid())
+                some = own.filter(pa.array(is_among(self.comparison.keys(own), wanted)))
+                if len(some):
+                    yield some
+
+    def _without_key(self, entries: pa.Table) -> pa.Table:
+        return entries.filter(entries[self.comparison.sides["held"].key[0]].is_null())
+
+    def ranges(self, topic: str, fault: RowFault) -> RangeSet:
+        """Return the offsets of the rows to repair with a fault, at most `MOST_ROWS`."""
+        query = """SELECT part, off FROM faults JOIN plan p USING (k) WHERE p.is_sure AND kind = ?1
+            ORDER BY part, off LIMIT ?2"""
+        return RangeSet(
+            OffsetRange(topic, part, off, off + 1) for part, off in self.comparison.fetch(query, fault.value, MOST_ROWS)
+        )
+
+    def left(self) -> list[str]:
+        """Return a sentence about the wrong rows that stay."""
+        query = "FROM faults JOIN plan p USING (k) WHERE NOT p.is_sure"
+        ((count,),) = self.comparison.fetch(f"SELECT count(*) {query}")
+        if not count:
+            return []
+        few = self.comparison.fetch(f"SELECT kind, part, off {query} ORDER BY part, off LIMIT {_SHOWN}")
+        names = shown([f"{kind} row at [{part}] offset {off}" for kind, part, off in few], _SHOWN)
+        more = f", and {count - len(few)} more" if count > len(few) else ""
+        return [f"{names}{more}: Kafka has no longer all records that decide about these keys."]
+
+
+def _last_gap(landed: Sequence[Interval], starts: np.ndarray, ends: np.ndarray) -> int:
+    """Return the end of the last landed offsets between rising segments, given by starts and ends; 0 without any."""
+    end = 2**63 - 1
+    for at in range(len(starts), -1, -1):
+        start = int(ends[at - 1]) if at else 0
+        for first, until in reversed(landed):
+            if max(start, first) < min(end, until):
+                return min(end, until)
+        end = int(starts[at - 1]) if at else 0
+    return 0
+
+
+# `known`: nothing that came after the record is unseen. A key with several rows needs each of them seen, or older.
+_PLAN = """
+CREATE TABLE plan AS
+WITH wrong AS (SELECT DISTINCT k FROM faults),
+colliding AS (
+    SELECT k FROM (SELECT DISTINCT k, {keys} FROM held_more) GROUP BY k HAVING count(*) > 1
+), placed AS (
+    SELECT h.k, h.part, h.off, h.c AS t_c, h.p AS t_p, h.part AS t_part, h.off AS t_off,
+        coalesce(h.off < l.until, false) AS is_landed, coalesce(h.off < s.until, false) AS is_seen
+    FROM (FROM held WHERE k IN (FROM doubled SELECT k)) h
+    ASOF LEFT JOIN landed l ON h.part = l.part AND h.off >= l.start
+    ASOF LEFT JOIN seen s ON h.part = s.part AND h.off >= s.start
+), unseen AS (
+    SELECT DISTINCT h.k FROM placed h LEFT JOIN fold f ON f.k = h.k
+    WHERE h.is_landed AND NOT h.is_seen
+        AND NOT coalesce(row(f.c, f.p, f.part, f.off) >= row(h.t_c, h.t_p, h.t_part, h.t_off), false)
+), lacking AS (
+    SELECT DISTINCT f.k FROM fold f JOIN left_out b ON (b.part, b.off) = (f.part, f.off)
+    LEFT JOIN fold_more m ON m.k = f.k
+    WHERE f.k IN (FROM wrong SELECT k) AND (NOT {whole} OR coalesce(m.hs[b.col + 1] = {null}::UBIGINT, true))
+), remembered AS (
+    SELECT k, max(row(c, p, part, off)) AS v FROM dead_held GROUP BY k
+), decided AS (
+    SELECT w.k, f.k IS NOT NULL AS in_fold, f.gone, f.c AS f_c, f.p AS f_p, f.part AS f_part, f.off AS f_off,
+        d.v AS dead, u.v AS unseen_dead, coalesce(m.v < d.v, true) AS is_forgotten,
+        coalesce(f.part, struct_extract(d.v, 3)) AS part, coalesce(f.off, struct_extract(d.v, 4)) AS off
+    FROM wrong w LEFT JOIN fold f ON f.k = w.k LEFT JOIN known_dead d ON d.k = w.k LEFT JOIN unseen_dead u ON u.k = w.k
+    LEFT JOIN remembered m ON m.k = w.k
+), known AS (
+    SELECT d.*, {whole} OR ({ordered} AND d.off >= coalesce(b.until, 0)
+        AND ({compacted} OR d.off >= coalesce(t.until, 0))) AS is_known
+    FROM decided d LEFT JOIN tail t ON t.part = d.part
+    LEFT JOIN (SELECT part, max(until) AS until FROM lost GROUP BY part) b ON b.part = d.part
+)
+SELECT k, in_fold, is_forgotten, CASE
+    WHEN {refused} OR k IN (FROM colliding SELECT k) OR k IN (FROM unseen SELECT k) THEN false
+    WHEN in_fold THEN is_known AND k NOT IN (FROM lacking SELECT k) AND ({whole} OR NOT (gone OR {absent}))
+        AND NOT coalesce(unseen_dead > {fold}, false) AND NOT {unseen_cut}
+    WHEN dead IS NOT NULL THEN is_known
+    ELSE {whole} END AS is_sure
+FROM known
+"""

@@ -1,0 +1,151 @@
+"""Repair of a mirror, or of a table by key, in a single commit: wrong rows out, the rows of the folded topic in.
+
+The commit is made for exactly the snapshot, and so for the ledger, that the audit compared with Kafka.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from airflow_lakestream.audit.keyed import RowFault
+from airflow_lakestream.audit.result import AuditResult, RepairResult
+from airflow_lakestream.audit.run import Audit
+from airflow_lakestream.cdc.design import strategy_noted
+from airflow_lakestream.cdc.merge.repair import RowRepair
+from airflow_lakestream.config import arguments
+from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.lakes import LakeCapability, lake_of
+from airflow_lakestream.run.fan_out_audit import is_mirror
+from airflow_lakestream.run.job import Lake, build_job
+from airflow_lakestream.run.mirror_audit import ComparedRows, MirrorAudit, mirror_of
+from airflow_lakestream.run.repair import TableRepair
+
+
+class MirrorFilesLost(LakestreamError, Terminal):
+    """Lost data files of a mirror may have had rows that Kafka no longer shows."""
+
+    def __init__(self, table: str, path: str, files: int) -> None:
+        more = f" and {files - 1} more files" if files > 1 else ""
+        super().__init__(
+            f"{table}: {path}{more} are lost, and Kafka has no longer all records of the table: which rows were in "
+            "them is unknown. Nothing was repaired. Put the files back (from a backup, or a version that the store "
+            'kept). If they are gone for good, repair once with on_data_loss="record": the files go out of the table, '
+            "and what Kafka still has is landed again."
+        )
+
+
+def check_repair(lake: Lake, table: str, argument: str) -> None:
+    """Refuse a table of a format whose tables are repaired only if they are mirrors. Raises InvalidArgument.
+
+    :param argument: the name of the argument that asks for a repair.
+    """
+    if not is_mirror(lake, table):
+        lake_of(table).require(LakeCapability.REPAIR, argument, table)
+
+
+def repair_of(
+    audit: Audit, lake: Lake, options: Mapping[str, Any], landing: Mapping[str, Any]
+) -> TableRepair | MirrorRepair:
+    """Return the repair of a table's kind. Raises InvalidArgument for a wrong argument.
+
+    :param options: arguments of decoding, `tombstones` and `on_data_loss`.
+    :param landing: further arguments of a mirror's landing.
+    """
+    if is_mirror(lake, audit.table):
+        loss = {name: value for name, value in options.items() if name == "on_data_loss"}
+        decoding = {name: value for name, value in options.items() if name not in loss}
+        return MirrorRepair(audit=MirrorAudit(audit=audit, landing={**decoding, **landing}), **loss)
+    return TableRepair(audit=audit, **options)
+
+
+def can_repair(lake: Lake, table: str) -> bool:
+    """Return whether a table can be repaired."""
+    if not is_mirror(lake, table):
+        return LakeCapability.REPAIR in lake_of(table).can
+    return _problem(MirrorAudit(audit=Audit(table=table, consumer_group="")).note(lake)) is None
+
+
+def _problem(note: Mapping[str, Any]) -> str | None:
+    """Return the reason why a mirror can't be repaired, or None."""
+    if strategy_noted(note).keeps_versions:
+        return "is a history: a version depends on all records of its key."
+    if note.get("insert_only"):
+        return "keeps the first record of each key, which depends on how records were cut into batches."
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorRepair:
+    """Repair of the wrong rows that an audit of a mirror has found.
+
+    :param on_data_loss: for lost files whose rows Kafka may no longer show: `"fail"`, or `"record"` to give them up.
+    """
+
+    audit: MirrorAudit
+    on_data_loss: str = ExtractConfig.on_data_loss
+
+    loss_policy = arguments.chosen(OnDataLoss, "on_data_loss")
+
+    def __post_init__(self) -> None:
+        _ = self.loss_policy
+
+    def run(self, lake: Lake) -> AuditResult:
+        """Audit, repair in a single commit, and return a new audit with the repair.
+
+        Raises the errors of the audit, ChangedSinceAudit, MirrorFilesLost, and InvalidArgument for a history. An error
+        before the commit leaves the table unchanged.
+        """
+        table, full = self.audit.audit.table, replace(self.audit.audit, full=True)
+        if (problem := _problem(self.audit.note(lake))) is not None:
+            raise InvalidArgument("repair", f"{table} {problem}", "Land the topic into a new table.")
+        done = [RepairResult()]
+        audit = replace(self.audit, audit=full)
+        result = audit.run(lake, lambda found: done.append(self._set_right(found, lake)))
+        if done[-1].snapshot_id is not None:
+            result = audit.run(lake)
+        result.repaired = done[-1]
+        return result
+
+    def _set_right(self, found: ComparedRows, lake: Lake) -> RepairResult:
+        """Commit the repair of compared rows, if any is possible; return its result."""
+        # DuckDB is loaded for this repair alone.
+        from airflow_lakestream.audit.key_repair import KeyRepairPlan
+
+        plan = KeyRepairPlan(found.comparison)
+        held = found.comparison.sides["held"]
+        lost = tuple(one.path for one in held.lost)
+        if lost and self.loss_policy is OnDataLoss.FAIL and (not plan.is_whole or plan.left()):
+            raise MirrorFilesLost(self.audit.audit.table, lost[0], len(lost))
+        if (change := plan.change(found.head, lost)) is None:
+            return RepairResult(left=tuple(plan.left()))
+        snapshot_id = self._commit(change, found, lake)
+        at = {fault: plan.ranges(found.topic, fault) for fault in RowFault}
+        extra = [f"{ranges}: extra" for ranges in [at[RowFault.EXTRA]] if ranges]
+        return RepairResult(
+            snapshot_id=snapshot_id,
+            rows_out=change.rows_out,
+            rows_in=change.rows_in,
+            landed=at[RowFault.MISSING],
+            undoubled=at[RowFault.DOUBLED],
+            corrected=at[RowFault.DIFFERENT],
+            left=tuple(plan.left()),
+            removed=(*extra, *(one.text for one in held.lost)),
+        )
+
+    def _commit(self, change: RowRepair, found: ComparedRows, lake: Lake) -> int:
+        audit, landing_id = self.audit.audit, f"repair {uuid.uuid4().hex}"
+        config = replace(found.config, table=audit.table, table_format=lake_of(audit.table).format)
+        job = build_job(config, audit.kafka, lake, run_id=landing_id, where=audit.where, stop=audit.stop, dry=True)
+        mirror = mirror_of(job)
+        mirror.load(landing_id)
+        try:
+            return mirror.table.repair(change, mirror.design, Landing(landing_id, landing_id, {}))
+        except BaseException:
+            mirror.discard()
+            raise
