@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import codecs
-import gc
 import locale
 import logging
 import os
@@ -31,6 +29,7 @@ from airflow_lakestream.cli.connections import (
     airflow_settings,
     aside,
     connection_fields,
+    end_at_once,
     flush_streams,
     open_streams,
     report_text,
@@ -364,15 +363,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     :param arguments: the arguments without the program's name; None: of the command line.
     """
+    codes: list[int] = []
     if arguments is None:
         _begin_in_utf8()
-        # Python's last garbage collection takes a second for all of Airflow's objects. DuckDB reports what is left.
-        atexit.register(lambda: None if "_duckdb" in sys.modules else gc.freeze())
+        end_at_once(codes)
     open_streams()
     # The error line names the problem; PyIceberg's log would repeat it.
     logging.getLogger("pyiceberg").setLevel(logging.CRITICAL)
     code = run(arguments)
-    sys.exit(code if flush_streams() else FAILED)
+    codes.append(code if flush_streams() else FAILED)
+    sys.exit(codes[0])
 
 
 def _begin_in_utf8() -> None:

@@ -5,6 +5,7 @@ The settings are read from variables of the environment and from airflow.cfg, wi
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import logging
@@ -412,6 +413,17 @@ def flush_streams() -> bool:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             is_whole &= stream is not sys.stdout
     return is_whole
+
+
+def end_at_once(codes: list[int]) -> None:
+    """End the process without Python's finalization, after its threads and the functions that are registered later.
+
+    The finalization takes a second for all of Airflow's objects, and ends by SIGABRT or never if a thread of PyArrow
+    then releases a buffer of a Python file (apache/arrow#49942; PyArrow 26 still does).
+
+    :param codes: the exit code, once it is known.
+    """
+    atexit.register(lambda: [(flush_streams(), os._exit(code)) for code in codes])
 
 
 @contextmanager

@@ -148,12 +148,17 @@ def _in_file(document: YamlDocument, found: tuple[str | int, ...]) -> Path:
     Pydantic also has steps for the member of a union and for a wrong key; these are left out. The last step stays, even
     if the key is missing from the file.
     """
-    found = tuple(step for step in found if step != _KEY)
+    found = tuple(step for at, step in enumerate(found) if step != _KEY and not _is_tag(found, at))
     path: Path = ()
     for at, step in enumerate(found):
         if (*path, step) in document.places or at == len(found) - 1:
             path = (*path, step)
     return path
+
+
+# Whether a step is the member of a union, which pydantic adds, also if the file has a key of this name.
+def _is_tag(found: Path, at: int) -> bool:
+    return len(_parts_at(found[:at])) > 1 == len(_parts_at(found[: at + 1]))
 
 
 # The remedy for an unknown key: the closest known key, or all known keys.

@@ -30,6 +30,7 @@ from airflow_lakestream.pipelines.part import (
     Part,
     Tags,
     WholeNumber,
+    WholeNumberOrText,
     with_settings,
 )
 
@@ -83,7 +84,7 @@ class Freshness(Sensor):
     type: Literal["freshness"]
     max_age: Duration | None = Field(default=None, description="most age of the newest landing or event")
     event_time_column: str | None = None
-    complete_through: str | WholeNumber | None = Field(
+    complete_through: WholeNumberOrText | None = Field(
         default=None, description='a time, such as "{{ data_interval_end }}"'
     )
     idle_after: Duration | None = None

@@ -45,8 +45,22 @@ def _flag(value: Any) -> Any:
     return value
 
 
+# Refuses what no member of a union takes: the errors of the members would name pydantic's functions.
+def _or_text(number: str) -> BeforeValidator:
+    def refuse(value: Any) -> Any:
+        is_fit = isinstance(value, str | int | float) and not isinstance(value, bool)
+        if not is_fit or (isinstance(value, float) and number == "whole number" and not value.is_integer()):
+            shown = str(value).lower() if isinstance(value, bool) else repr(value)
+            raise ValueError(f"{shown} is neither a {number} nor a text")
+        return value
+
+    return BeforeValidator(refuse)
+
+
 WholeNumber = Annotated[int, BeforeValidator(_number)]
 Number = Annotated[float, BeforeValidator(_number)]
+NumberOrText = Annotated[WholeNumber | Number | str, _or_text("number")]
+WholeNumberOrText = Annotated[WholeNumber | str, _or_text("whole number")]
 # Bounds are set here: pydantic would leave out the bounds of a nullable field in the JSON Schema.
 FromZero = Annotated[int, Field(ge=0), BeforeValidator(_number)]
 FromOne = Annotated[int, Field(ge=1), BeforeValidator(_number)]
@@ -70,7 +84,9 @@ Tags = Annotated[list[Annotated[str, Field(max_length=_TAG)]], BeforeValidator(l
 FUNCTION = r"^(log|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 Functions = Annotated[list[Annotated[str, Field(pattern=FUNCTION)]], BeforeValidator(listed), _listed(pattern=FUNCTION)]
 # Airflow and the operators read a number of seconds, or a text such as "60s".
-Duration = Annotated[str | Number, Field(description='seconds, or a text such as "60s", "5m", "3d"')]
+Duration = Annotated[
+    str | Number, _or_text("number"), Field(description='seconds, or a text such as "60s", "5m", "3d"')
+]
 
 
 class Part(BaseModel):
@@ -85,10 +101,10 @@ _TYPES: Mapping[SettingKind, Any] = {
     SettingKind.MAPPING: dict[str, str],
     SettingKind.FLAG: Flag,
     SettingKind.COUNT: FromOne,
-    SettingKind.SIZE: WholeNumber | str,
+    SettingKind.SIZE: WholeNumberOrText,
     SettingKind.SECONDS: Duration,
-    SettingKind.MOMENT: str | WholeNumber,
-    SettingKind.LIMIT: WholeNumber | Number | str,
+    SettingKind.MOMENT: WholeNumberOrText,
+    SettingKind.LIMIT: NumberOrText,
 }
 
 

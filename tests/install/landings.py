@@ -44,7 +44,9 @@ def landed() -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(landed()))
+    print(json.dumps(landed()), flush=True)
+    # A thread of PyArrow that releases a buffer while Python ends itself would abort the program.
+    os._exit(0)
 else:
     from airflow.sdk import DAG
 

@@ -53,6 +53,49 @@ def test_a_shell_gets_completions() -> None:
     assert done.stdout.split() == ["status"]
 
 
+READS = """
+import io, sys, threading
+import pyarrow as pa, pyarrow.parquet as pq
+from airflow_lakestream.cli.app import main
+file = io.BytesIO()
+pq.write_table(pa.table({"n": [*range(100)]}), file)
+def read():
+    while True:
+        pq.ParquetFile(io.BytesIO(file.getvalue()), pre_buffer=True).read()
+for _ in range(4):
+    threading.Thread(target=read, daemon=True).start()
+sys.argv = ["lakestream", "--version"]
+main()
+"""
+
+
+def test_threads_that_still_have_buffers_of_python_neither_abort_nor_hold_up_the_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READS], cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"lakestream {__version__}\n", "")
+
+
+LATE = """
+import atexit, sys, threading
+from airflow_lakestream.cli.app import main
+def work():
+    threading.main_thread().join()
+    atexit.register(print, "at the end")
+    print("in a thread")
+threading.Thread(target=work).start()
+sys.argv = ["lakestream", "--nothing"]
+main()
+"""
+
+
+def test_threads_and_functions_for_the_end_are_awaited_and_the_code_is_the_programs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "in a thread\nat the end\n")
+
+
 def test_help_of_a_command_imports_neither_airflow_nor_a_client() -> None:
     code = (
         "import sys; from airflow_lakestream.cli.app import run\n"

@@ -13,13 +13,13 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from airflow_lakestream.cli.app import FAILED, run
 from airflow_lakestream.pipelines import dags
 from airflow_lakestream.pipelines import folder as pipeline_folder
 from airflow_lakestream.pipelines.compiled import CompiledPipeline
-from airflow_lakestream.pipelines.compiling import compile_document
+from airflow_lakestream.pipelines.compiling import _models_in, compile_document
 from airflow_lakestream.pipelines.dags import BROKEN, load_folder, make_dag
 from airflow_lakestream.pipelines.flow import check_flow, record_flows
 from airflow_lakestream.pipelines.folder import read_folder
@@ -338,6 +338,42 @@ def test_validate_says_what_load_would_with_file_and_line(
     err = capsys.readouterr().err
     assert said in err
     assert "p.yaml:" in err
+
+
+def parts_of(part: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each key of the model, with the path of the part that has it."""
+    for name, field in part.model_fields.items():
+        yield path, (key := field.alias or name)
+        named = {"sources": ("orders",), "sinks": ("lake",)}.get(key, ())
+        for below in _models_in(field.annotation) if key not in ("sensors", "transformations") else ():
+            yield from parts_of(below, (*path, key, *named))
+
+
+@pytest.mark.parametrize("odd", [True, 1.5, [1], {"str": 1}], ids=str)
+def test_a_mistake_is_named_by_the_keys_as_the_file_has_them(odd: Any) -> None:
+    for path, key in parts_of(Pipeline):
+        content = copy.deepcopy(PLAIN_FILE)
+        here = content
+        for step in path:
+            here = here.setdefault(step, {})
+        here[key] = odd
+        try:
+            compile_document(read_document("f", json.dumps(content), LOOK), None)
+        except PipelineError as error:
+            of_key = [one.text for one in error.problems if one.text.startswith(".".join((*path, key)))]
+            # Members of a union are no keys, and are not named one by one.
+            assert not any("function-" in one or "[" in one.partition(":")[0] for one in of_key), of_key
+            assert len({one.partition(":")[0] for one in of_key}) == len(of_key), of_key
+            assert not any(re.match(r"[\w.]+\.(str|int|float):", one) for one in of_key if odd != {"str": 1}), of_key
+
+
+def test_the_key_of_a_sensor_may_have_the_name_of_its_type() -> None:
+    sensors = {"late": {"type": "lag", "lag": 5, "max_lag_seconds": [2]}}
+    with pytest.raises(PipelineError) as caught:
+        compile_document(read_document("f", json.dumps({**PLAIN_FILE, "orchestration": {"sensors": sensors}}), LOOK))
+    key, value = (one.text for one in caught.value.problems)
+    assert key.startswith("orchestration.sensors.late.lag: there is no such key.")
+    assert value == "orchestration.sensors.late.max_lag_seconds: [2] is neither a number nor a text."
 
 
 SHIPPED = {**ROWS, "sql": "SELECT TIMESTAMP '2026-01-01' AS shipped_at, 1::DOUBLE AS weight FROM {{ input }}"}
