@@ -175,8 +175,8 @@ class WorkerUpkeep(ABC):
             log.error("%s: old rows were not removed as asked, and the other works go on: %s", done.table, e)
             return replace(done, failure=e)
         files = found.files + found.rewritten
-        more = {"removed_rows": found.rows, "removed_files": files, "kept_files": found.left}
-        return replace(done, **more, is_whole=found.is_whole)
+        done = replace(done, removed_rows=found.rows, removed_files=files, kept_files=found.left)
+        return replace(done, is_whole=found.is_whole)
 
     @abstractmethod
     def _names(self) -> Sequence[str]:
