@@ -25,7 +25,7 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
     and `new` data files, `lost` groups of files, which the next run compacts, `manifests`, `expired`, `orphans`,
     `orphan_bytes`, `mended`, of retention `removed_rows`, `removed_files`, `kept_files`, `advice` (a hint for Spark),
     and `is_whole`: False if the time was over. Each work takes true, false, or a mapping of its settings. If a table
-    fails, the others are still maintained, and the task fails.
+    fails, the others are still maintained, and after a failed retention the other works; then the task fails.
 
     .. seealso:: docs/maintenance.md
 

@@ -33,7 +33,8 @@ RETENTION = "lakestream.retention"
 # Property of a table from which rows were removed by their age: column and time of the last removal. While it is there,
 # a replace leaves out offsets with a receipt.
 REMOVED = "lakestream.retention.removed"
-# Ranges in the receipts of a table's ledger: every metadata file repeats them.
+# Ranges in the receipts of a ledger entry beyond the first of each partition: every metadata file repeats them. The
+# landed offsets have a range in each partition as well.
 MOST_RANGES = 2_000
 _RULE = re.compile(r"\s*(?P<keep>.+?)\s+of\s+(?P<column>.+?)\s*(?P<exact>,\s*exactly\s*)?")
 _FORM = 'Write "90 days of event_time", or "90 days of event_time, exactly".'
@@ -247,7 +248,10 @@ def within_bound(
         chosen = chosen[: len(chosen) // 2]
     if found:
         problem = f"the offsets of old rows have more than {MOST_RANGES:,} ranges between those of newer rows."
-        remedy = "Partition the table by the time, or sort the topic's records by it; or delete the rows by an engine."
+        remedy = (
+            "Partition the table by the time; or delete the rows by an engine, and run `lakestream ledger forget` "
+            "with whole ranges, such as --rows 'topic[0]:0-5000'."
+        )
         raise RetentionRefused(table, problem, remedy)
     return (), {}
 
@@ -255,10 +259,14 @@ def within_bound(
 def _is_bounded(ledger: Ledger, changes: Mapping[TopicIdentity, TopicEntry]) -> bool:
     for identity, change in changes.items():
         before = ledger.entry(identity).forgotten
-        after = len(list(before | change.forgotten))
-        if after > MOST_RANGES and after > len(list(before)):
+        after = _further_ranges(before | change.forgotten)
+        if after > MOST_RANGES and after > _further_ranges(before):
             return False
     return True
+
+
+def _further_ranges(ranges: RangeSet) -> int:
+    return sum(1 for _ in ranges) - len(ranges.partitions)
 
 
 def _changes(

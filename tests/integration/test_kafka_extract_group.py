@@ -8,13 +8,20 @@ from threading import Event
 from typing import Any
 
 import pytest
+from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
+from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.upkeep.compaction import SUMMARY_COMPACTED
 from airflow_lakestream.kafka.errors import ReadFailed
 from airflow_lakestream.kafka.reader import KafkaReader
+from airflow_lakestream.run.job import build_job
+from airflow_lakestream.run.maintenance import after_landing
+from dev.services.kafka import Kafka
 from tests.support.airflow_home import AirflowHome, Connections, Run
 from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import assert_files_are_whole, events
@@ -60,8 +67,12 @@ class Written:
     def run(self, dag: Any) -> Run:
         return self._airflow.run(dag)
 
+    @property
+    def catalog(self) -> Catalog:
+        return self._connections.catalog
+
     def table(self) -> Table:
-        return self._connections.catalog.load_table("lake.events")
+        return self.catalog.load_table("lake.events")
 
 
 @pytest.fixture
@@ -113,6 +124,32 @@ def test_four_tasks_read_and_one_commits(written: Written, name: str) -> None:
     # Metadata of files, not rows.
     assert all(len(text) < 2000 for text in handed_over(run))
     assert all("/lakestream-" in task.file.file_path for task in table.scan().plan_files())
+
+
+def test_the_commit_task_ends_with_a_compaction(
+    written: Written, topic: Topics, produce: Producing, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(after_landing, "LEAST_FILES", 5)
+    monkeypatch.setattr(after_landing, "FURTHER_FILES", 1)
+    name = topic(1)
+    told: dict[str, Any] = {"table": "lake.events", "consumer_group": "g", "schema": "n bigint"}
+    produce(name, 0, [f'{{"n": {n}}}' for n in range(4)])
+    for n in range(4):
+        config = ExtractConfig(topic=name, max_records=1, **told)
+        land(build_job(config, kafka.client_config(), written.catalog, run_id=f"run {n}"))
+    produce(name, 0, ['{"n": 4}'])
+    run = written.run(written.dag("group_compacts", topic=name, maintain="auto", **told))
+    assert (run.state, run.errors) == ("success", [])
+    assert run.task("land.commit").xcom["rows"] == 1
+    table = written.table()
+    [file] = table.scan().plan_files()
+    assert file.file.record_count == 5
+    assert keys(table) == [(0, n) for n in range(5)]
+    head = table.current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    assert SUMMARY_COMPACTED in head.summary.additional_properties
+    assert_files_are_whole(table)
 
 
 def test_a_read_task_that_fails_for_good_lands_nothing(written: Written, topic_of: TopicOf) -> None:
@@ -179,7 +216,7 @@ def test_a_group_that_is_skipped_is_skipped_whole(written: Written, name: str) -
     """
     run = written.run(written.dag("group_skipped", topic=name, more=more.strip()))
     assert [states(run, f"land.{step}") for step in ("plan", "read", "commit")] == [["skipped"]] * 3
-    assert written._connections.catalog.list_namespaces() == []
+    assert written.catalog.list_namespaces() == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,6 @@ from airflow_lakestream.delta.protocol import UnfitTable, check_writable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.upkeep.reads import TableSize
 from airflow_lakestream.run.maintenance.upkeep import TableUpkeep, WorkerUpkeep
-from airflow_lakestream.tables.retention import RowRetention, rule_of
 
 
 class DeltaUpkeep(WorkerUpkeep):
@@ -41,27 +41,22 @@ class DeltaUpkeep(WorkerUpkeep):
 
     def _look(self, name: str) -> TableUpkeep:
         delta, orphans = self._open(name), self.section.remove_orphans
-        removal = None if (rule := self._retention(name)) is None else old_rows.find_old_rows(self._head(name), rule)
         found = [] if orphans is None else vacuum(delta, orphans.age, dry_run=True)
         compaction = None if self.section.compact is None else "The gain of a compaction is known afterwards"
         before = TableSize(*sizes(delta))
         done = TableUpkeep(table=name, before=before, after=None, compaction=compaction, orphans=len(found))
-        return done.with_removal(removal)
-
-    def _retention(self, name: str) -> RowRetention | None:
-        given = self.section.retention
-        return None if given is None else rule_of(name, self._head(name).properties, given.rule)
+        head = self._head(name)
+        return self._with_removal(done, head.properties, partial(old_rows.find_old_rows, head))
 
     def _maintain(self, name: str) -> TableUpkeep:
-        delta, section = self._open(name), self.section
-        done, is_whole = TableUpkeep(table=name, before=TableSize(*sizes(delta)), after=None), True
-        if (rule := self._retention(name)) is not None:
-            removal = old_rows.remove_old_rows(self.lake, self._head(name), rule, self.is_over)
-            done, is_whole, delta = done.with_removal(removal), removal.is_whole, self._open(name)
+        head, section = self._head(name), self.section
+        done = TableUpkeep(table=name, before=TableSize(*sizes(check_maintainable(head))), after=None)
+        remove = partial(old_rows.remove_old_rows, self.lake, head, is_over=self.is_over)
+        done = self._with_removal(done, head.properties, remove)
         if section.compact is not None:
             target = section.compact.options.get("target-file-size-bytes")
             try:
-                rewritten, new = compact(delta, None if target is None else int(target))
+                rewritten, new = compact(self._open(name), None if target is None else int(target))
                 done = replace(done, rewritten=rewritten, new=new)
             except CommitFailedError:
                 # Another writer removed one of the files.
@@ -71,7 +66,7 @@ class DeltaUpkeep(WorkerUpkeep):
         if section.remove_orphans is not None and not self.is_over():
             done = replace(done, orphans=len(vacuum(self._open(name), section.remove_orphans.age, dry_run=False)))
         after = TableSize(*sizes(self._open(name)))
-        return replace(done, after=after, is_whole=is_whole and not self.is_over())
+        return replace(done, after=after, is_whole=done.is_whole and not self.is_over())
 
 
 def check_maintainable(head: DeltaTableHead) -> DeltaTable:

@@ -8,8 +8,9 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pyiceberg.table import Table
@@ -49,6 +50,7 @@ class TableUpkeep:
     :param advice: a hint to let Spark compact, or None.
     :param removed_rows: rows removed by retention, from `removed_files` files.
     :param kept_files: files that retention keeps until all rows are old.
+    :param failure: the error of retention, which ends no other work, or None.
     :param is_whole: whether all works were ended; else the time was over.
     """
 
@@ -68,13 +70,14 @@ class TableUpkeep:
     removed_rows: int = 0
     removed_files: int = 0
     kept_files: int = 0
+    failure: LakestreamError | None = None
     is_whole: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return values for JSON."""
         sizes = {"before": self.before, "after": self.after}
         shown = {name: None if one is None else one.to_dict() for name, one in sizes.items()}
-        return {**vars(self), **shown}
+        return {**vars(self), **shown, "failure": None if self.failure is None else str(self.failure)}
 
     def __str__(self) -> str:
         works = [
@@ -96,15 +99,10 @@ class TableUpkeep:
         gain = f"{self.compaction or 'No compaction'}; {would}. Nothing was changed{self._hint}"
         return f"{self.table}: {self.before}. {gain}"
 
-    def with_removal(self, done: RemovalReport | None) -> TableUpkeep:
-        """Return the report with a removal of old rows, or unchanged without one."""
-        if done is None:
-            return self
-        files = done.files + done.rewritten
-        return replace(self, removed_rows=done.rows, removed_files=files, kept_files=done.left)
-
     @property
     def _removals(self) -> list[str]:
+        if self.failure is not None:
+            return [f"old rows not removed as asked ({self.failure})"]
         kept = f"{counted(self.kept_files, 'file')} with some old rows kept"
         gone = f"{counted(self.removed_rows, 'old row')} of {counted(self.removed_files, 'file')} removed"
         return [*([gone] if self.removed_files else []), *([kept] if self.kept_files else [])]
@@ -135,8 +133,8 @@ class WorkerUpkeep(ABC):
     def run(self) -> list[TableUpkeep]:
         """Maintain the tables; return a report per table. The time limit counts from the making of this object.
 
-        After a failed table the other tables are still maintained; at the end TableNotMaintained names the failed
-        tables, or TableToMaintainAgain if a retry may help.
+        After a failed table the other tables are still maintained, and after a failed retention the other works; at the
+        end TableNotMaintained names the failed tables, or TableToMaintainAgain if a retry may help.
         """
         if (how := self.section.compact) is not None:
             how.rule_for(1)
@@ -147,6 +145,8 @@ class WorkerUpkeep(ABC):
                 break
             try:
                 reports.append((self._look if self.dry_run else self._maintain)(name))
+                if (failure := reports[-1].failure) is not None:
+                    failed[name] = failure
             except (
                 Exception
             ) as e:  # any error of the catalog or the store; the others are maintained, then it is raised
@@ -154,12 +154,29 @@ class WorkerUpkeep(ABC):
                 failed[name] = e
                 continue
             log.info("%s", reports[-1])
-        raise_failed(failed, len(reports))
+        raise_failed(failed, sum(one.table not in failed for one in reports))
         return reports
 
     def is_over(self) -> bool:
         """Return whether the time is over, or an end was asked for."""
         return self.stop.is_set() or (self.budget is not None and time.monotonic() - self._began >= self.budget)
+
+    def _with_removal(
+        self, done: TableUpkeep, properties: Mapping[str, str], work: Callable[[RowRetention], RemovalReport]
+    ) -> TableUpkeep:
+        """Return the report with the result of a work of retention, or with its error."""
+        if (given := self.section.retention) is None:
+            return done
+        try:
+            if (rule := rule_of(done.table, properties, given.rule)) is None:
+                return done
+            found = work(rule)
+        except LakestreamError as e:
+            log.error("%s: old rows were not removed as asked, and the other works go on: %s", done.table, e)
+            return replace(done, failure=e)
+        files = found.files + found.rewritten
+        done = replace(done, removed_rows=found.rows, removed_files=files, kept_files=found.left)
+        return replace(done, is_whole=found.is_whole)
 
     @abstractmethod
     def _names(self) -> Sequence[str]:
@@ -182,15 +199,13 @@ class IcebergUpkeep(WorkerUpkeep):
 
     def _look(self, name: str) -> TableUpkeep:
         table, section = fitness.load_table(self.lake, name), self.section
-        plan = manifests = removal = None
-        if (rule := self._retention(table)) is not None:
-            removal = find_old_rows(table, rule)
+        plan = manifests = None
         if section.compact is not None and not is_memory(table):
             plan = TableHead.of(table).plan(_rule(section.compact, table))
         if section.rewrite_manifests:
             manifests = manifest_merge.saved(manifest_merge.mergeable(table))
         found = self._orphans(name, remove=False)
-        return TableUpkeep(
+        done = TableUpkeep(
             table=name,
             before=TableSize.of(table),
             after=None,
@@ -202,21 +217,15 @@ class IcebergUpkeep(WorkerUpkeep):
             expired=0 if section.expire is None else len(section.expire.rule.expiring(table.metadata)),
             orphans=len(found.files),
             orphan_bytes=found.bytes,
-        ).with_removal(removal)
-
-    def _retention(self, table: Table) -> RowRetention | None:
-        given = self.section.retention
-        name = ledger_store.name_of(table)
-        return None if given is None else rule_of(name, table.metadata.properties, given.rule)
+        )
+        return self._with_removal(done, table.metadata.properties, partial(find_old_rows, table))
 
     def _maintain(self, name: str) -> TableUpkeep:
         table, section = fitness.load_table(self.lake, name), self.section
         done = TableUpkeep(table=name, before=TableSize.of(table), after=None)
         done = replace(done, mended=self._mend(table))
-        is_whole = True
-        if (rule := self._retention(table)) is not None:
-            removal = remove_old_rows(self.lake, name, rule, self.is_over)
-            done, is_whole = done.with_removal(removal), removal.is_whole
+        remove = partial(remove_old_rows, self.lake, name, is_over=self.is_over)
+        done = self._with_removal(done, table.metadata.properties, remove)
         if section.compact is not None and not is_memory(table):
             compacted = self._compact(section.compact, name)
             done = replace(
@@ -235,7 +244,7 @@ class IcebergUpkeep(WorkerUpkeep):
             found = self._orphans(name, remove=True)
             done = replace(done, orphans=len(found.files) - found.left, orphan_bytes=found.bytes)
         after = TableSize.of(self.lake.load_table(name))
-        return replace(done, after=after, is_whole=is_whole and not self.is_over())
+        return replace(done, after=after, is_whole=done.is_whole and not self.is_over())
 
     def _mend(self, table: Table) -> int:
         wrong = narrow_bounds.wrong_bounds(table, ledger_store.head_of(table.metadata))

@@ -17,8 +17,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.cli.app import FAILED, run
-from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.delta import old_rows as delta_old_rows
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import InvalidArgument
@@ -28,7 +29,13 @@ from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.operators.maintain import LakestreamMaintainOperator
 from airflow_lakestream.tables import retention
 from airflow_lakestream.tables.coordinates import COORDINATES
-from airflow_lakestream.tables.retention import RemovalReport, RetentionRefused, RowRetention
+from airflow_lakestream.tables.retention import (
+    RemovalReport,
+    RemovedPositions,
+    RetentionRefused,
+    RowRetention,
+    within_bound,
+)
 from tests.support.delete_files import delete_equal, delete_positions
 from tests.support.given_records import FORMATS, GROUP, TOPIC, GivenLake
 from tests.support.lake import assert_files_are_whole, assert_totals_are_right
@@ -258,7 +265,7 @@ def test_an_end_leaves_newer_files_to_the_next_run(lake: OldRowsLake, monkeypatc
 
 
 def test_receipts_stay_short(lake: OldRowsLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "MOST_RANGES", 3)
+    monkeypatch.setattr(retention, "MOST_RANGES", 2)
     config: Row = {"partition_by": ["n"]}
     # Offsets of old and new rows in turns: each old file is a range of its own.
     for n in (0, 1, 2, 3):
@@ -270,6 +277,29 @@ def test_receipts_stay_short(lake: OldRowsLake, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(retention, "MOST_RANGES", 0)
     with pytest.raises(RetentionRefused, match=r"more than 0 ranges between those of newer rows\. .* Partition"):
         lake.remove(rule("90 days of at, exactly"))
+
+
+def test_a_topic_of_any_number_of_partitions_has_a_receipt_in_each() -> None:
+    partitions = range(retention.MOST_RANGES + 500)
+
+    def ranges(*bounds: tuple[int, int]) -> RangeSet:
+        return RangeSet(OffsetRange(TOPIC.topic, one, *bound) for one in partitions for bound in bounds)
+
+    def length(one: Ledger) -> int:
+        return len(codec.encode_property(codec.LedgerProperty(1, one, ())))
+
+    landed = Counts(read=90, written=90)
+    ledgers = {GROUP: Ledger(GROUP, topics={TOPIC: TopicEntry(landed=ranges((0, 9)), counts=landed)})}
+    # Two files of old rows, and each has some of each partition.
+    files = [RemovedPositions(own=ranges((0, 4))), RemovedPositions(own=ranges((4, 5)))]
+    chosen, changes = within_bound("lake.t", files, lambda one: one, ledgers)
+    assert chosen == files
+    after = retention.ledgers_after(ledgers, changes)[GROUP]
+    assert after.entry(TOPIC).forgotten == ranges((0, 5))
+    assert length(after) < 2.1 * length(ledgers[GROUP])
+    # A second range in each is beyond the bound.
+    with pytest.raises(RetentionRefused, match=r"more than 2,000 ranges .* `lakestream ledger forget`"):
+        within_bound("lake.t", [RemovedPositions(own=ranges((0, 4), (6, 7)))], lambda one: one, ledgers)
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,15 @@ from pyiceberg.types import LongType, NestedField
 from airflow_lakestream.cdc.merge.memory import SUFFIX
 from airflow_lakestream.cli.app import FAILED, run
 from airflow_lakestream.config.maintenance import MaintenanceSection
+from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.operators.maintain import LakestreamMaintainOperator
 from airflow_lakestream.run.maintenance import upkeep as upkeep_module
 from airflow_lakestream.run.maintenance.upkeep import IcebergUpkeep, TableNotMaintained
-from tests.support.given_records import GivenLake
+from tests.support.given_records import FORMATS, GivenLake
 from tests.support.mirroring import Event, HandMirror
-from tests.unit.maintenance.test_compaction import lake_of
+from tests.unit.maintenance import test_compaction
 from tests.unit.maintenance.test_removal import aged
 
 CONN = ("--iceberg-conn", "lake")
@@ -39,7 +41,7 @@ def upkeep(lake: GivenLake, *tables: str, dry_run: bool = False, budget: float |
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GivenLake:
     extra = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/w"}
     monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "iceberg", "extra": extra}))
-    return lake_of(tmp_path, 6)
+    return test_compaction.lake_of(tmp_path, 6)
 
 
 def test_a_dry_run_says_what_there_is_to_gain_and_changes_nothing(
@@ -122,6 +124,39 @@ def test_after_a_table_that_fails_the_others_are_maintained(lake: GivenLake) -> 
     with pytest.raises(TableNotMaintained, match=r"lake\.within has its files in the same folder"):
         work.run()
     assert len(lake.files()) == 1
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_refused_retention_fails_its_table_after_the_other_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], table_format: str
+) -> None:
+    extra = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/w"}
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "iceberg", "extra": extra}))
+    lake = GivenLake(tmp_path, table_format)
+    for number in range(1, 6):
+        lake.land([b'{"n": 1}'] * number, schema="n bigint")
+    folder = Path(urlsplit(lake.iceberg().location()).path, "data") if table_format == "iceberg" else Path(lake.name)
+    lost = aged(folder / "lost.parquet", 9)
+    conn = CONN if table_format == "iceberg" else ()
+    given = [lake.name, "--keep", "1 day of n", "--compact", "--expire-older-than", "0s", "--orphans-older-than", "2d"]
+    # Nothing is compacted by a dry run, and the refusal is there before a removal.
+    for dry_run, left in ((["--dry-run"], 5), ([], 1)):
+        assert run(["maintain", *given, *dry_run, *conn]) == FAILED
+        said = capsys.readouterr().err
+        assert "1 tables were not maintained as asked, 0 were:" in said
+        assert "column 'n' is of type int64, which is not a time" in said
+        assert len(lake.files()) == left
+        assert lost.exists() is bool(dry_run)
+    if table_format == "iceberg":
+        # Main's head, and the one before that notes the ledgers.
+        assert len(lake.iceberg().snapshots()) == 2
+    works = {"retention": {"column": "n", "keep": "1d"}, "compact": EASY}
+    section = MaintenanceSection.parse({"tables": [lake.name], **works})
+    storage: Any = lake.catalog() if table_format == "iceberg" else DeltaStorage()
+    work = lake_of(lake.name).part("upkeep")(storage, section)
+    report = work._maintain(lake.name)
+    assert "old rows not removed as asked (retention: " in str(report)
+    assert "which is not a time" in json.loads(json.dumps(report.to_dict()))["failure"]
 
 
 def test_nothing_begins_after_the_time_or_a_request_to_end(lake: GivenLake) -> None:
