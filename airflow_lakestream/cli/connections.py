@@ -320,20 +320,6 @@ def group_of(lake: Any, table: str, given: str | None, remedy: str = "") -> str:
     )
 
 
-def topic_of(lake: Any, table: str, group: str, given: str | None) -> str:
-    """Return the given topic, or the only topic in a group's ledger. Raises InvalidArgument if there is not one."""
-    if given is not None:
-        return given
-    books = lake_of(table).part("books").at(lake, table)
-    known = sorted({identity.topic for identity in books.ledger(group).topics}) if books is not None else []
-    if len(known) == 1:
-        return str(known[0])
-    problem = (
-        f"{table} has rows of {', '.join(known)} by {group}." if known else f"{group} has landed nothing in {table}."
-    )
-    raise InvalidArgument("--topic", problem, "Name the topic to land.")
-
-
 def _has_ledger(streams: Any, group: str) -> bool:
     """Return whether a group's ledger has any topic. A ledger that can't be read counts.
 
@@ -446,7 +432,7 @@ def like_the_airflow_command(*conn_ids: str | None, needs_database: bool = False
         # Airflow's database and models are not needed, and take a second to set up.
         environment[_AS_LIBRARY] = "1"
         logging.getLogger("airflow").setLevel(logging.ERROR)
-    elif settings is not None and settings.Session is None:
+    elif settings is not None and getattr(settings, "Session", None) is None:  # Airflow 3.1.3 only declares it
         settings.initialize()
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update({name: before[name] or value for name, value in environment.items()})

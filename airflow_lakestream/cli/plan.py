@@ -28,10 +28,10 @@ from airflow_lakestream.cli.connections import (
     open_storage,
     open_store_properties,
     report_text,
-    topic_of,
 )
 from airflow_lakestream.cli.preview import Servers, open_servers, without_logs
 from airflow_lakestream.core.printable import counted
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import DEFAULT, LakeCapability, lake_of
 
 if TYPE_CHECKING:
@@ -127,10 +127,24 @@ def plan(
         lake = open_lake(table, iceberg_conn, storage_conn)
         remedy = "Give --group and --topic to plan the first run into a new table."
         group = group_of(lake, table, group, remedy)
-        config = replace(config, consumer_group=group, topic=topic_of(lake, table, group, topic))
+        config = replace(config, consumer_group=group, topic=_topic_of(lake, table, group, topic))
         job = build_job(config, kafka.configuration, lake, run_id="dry run", where=kafka.where, dry=True)
         found = dry_run(job, lake)
     report_text(json.dumps(found.to_dict(), indent=2) if as_json else found.render())
+
+
+def _topic_of(lake: Any, table: str, group: str, given: str | None) -> str:
+    """Return the given topic, or the only topic in a group's ledger. Raises InvalidArgument if there is not one."""
+    if given is not None:
+        return given
+    books = lake_of(table).part("books").at(lake, table)
+    known = sorted({identity.topic for identity in books.ledger(group).topics}) if books is not None else []
+    if len(known) == 1:
+        return str(known[0])
+    problem = (
+        f"{table} has rows of {', '.join(known)} by {group}." if known else f"{group} has landed nothing in {table}."
+    )
+    raise InvalidArgument("--topic", problem, "Name the topic to land.")
 
 
 def dry_run(job: LandingJob, lake: Any) -> DryRun:
