@@ -305,6 +305,4 @@ def test_commands_take_what_the_file_says_and_ask_for_a_group_only_where_there_a
         assert "--group: lake.pages has ledgers of pages, second. Say which" in said(
             2, *command, "--table", "lake.pages"
         )
-    assert "--topic is missing. Give it, or a --pipeline" in said(
-        2, "plan", "--table", "lake.pages", "--group", "pages"
-    )
+    assert "--table is missing. Give it, or a --pipeline" in said(2, "plan", "--group", "pages")

@@ -456,7 +456,7 @@ COMMANDS: list[tuple[int, list[str], str]] = [
     (62, ["status"], "--table is missing. Give --table, --namespace or --checkpoint, also several."),
     (63, ["status", "--table", "lake.t", "--every", "soon", "--watch"], "--every: 'soon' is not a number of seconds."),
     (64, ["status", "--tables", "lake.t"], "No such option: --tables"),
-    (65, ["plan", "--table", "lake.t", "--group", "g"], "--topic is missing. Give it, or a --pipeline or --d"),
+    (65, ["plan", "--topic", "t", "--group", "g"], "--table is missing. Give it, or a --pipeline or --d"),
     (
         66,
         ["ledger", "history", "--table", "/lake/t"],
