@@ -195,11 +195,11 @@ class DeltaHistory(UpkeepHistory):
         return [*super().actions, self.vacuum]
 
     def fate(self) -> Fate:
-        if self.rng.random() < 0.4:
+        if self.rng.random() < 0.2:
             return Fate()
         point = self.rng.choice(("load", "data file", "commit", "commit", "committed"))
         whats = {"commit": (KILL, TIMED_OUT, APPLIED_TIMED_OUT), "committed": (KILL,)}.get(point, (KILL, FAIL))
-        return Fate(point, self.rng.choice([1, 1, 1, 2, 3, 5]), self.rng.choice(whats))
+        return Fate(point, self.rng.choice([1, 1, 1, 2]), self.rng.choice(whats))
 
     def turn(self, run: Run) -> None:
         self.store.run = run

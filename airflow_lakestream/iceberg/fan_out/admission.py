@@ -37,7 +37,7 @@ class FanOut:
 class RouteAdmission:
     """Decision on each route, kept until the home is loaded again; thread-safe.
 
-    :param written_down: returns the tables known to the home, with the routes that name them.
+    :param noted_tables: returns the tables known to the home, with the routes that name them.
     :param is_there: returns whether a table exists. Raises NotItsOwn for a table that no record may reach.
     :param names: returns the names of all existing tables, or None if the catalog does not list them.
     :param lock: held during calls of the other three.
@@ -46,22 +46,22 @@ class RouteAdmission:
     def __init__(
         self,
         fan_out: FanOut,
-        written_down: Callable[[], Mapping[str, str | None]],
+        noted_tables: Callable[[], Mapping[str, str | None]],
         is_there: Callable[[str], bool],
         names: Callable[[], Iterable[str] | None],
         lock: threading.RLock,
     ) -> None:
         self._fan_out = fan_out
-        self._written_down, self._is_there, self._names = written_down, is_there, names
+        self._noted_tables, self._is_there, self._names = noted_tables, is_there, names
         self._lock = lock
         # Admitted routes with their tables; new tables and the tables known to the home count towards `max_tables`.
         self._tables: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         # Reasons against a table, by its name: many routes may lead to one table.
-        self._strangers: dict[str, str] = {}
+        self._foreign_tables: dict[str, str] = {}
         # The last missing table that must not be made.
-        self._lacking: str | None = None
-        self._looked_in_vain = 0
+        self._missing_table: str | None = None
+        self._misses = 0
         self._all_names: frozenset[str] | None = None
 
     def refusals(self, routes: Iterable[str]) -> dict[str, str]:
@@ -74,10 +74,10 @@ class RouteAdmission:
         for route in routes:
             if route not in self._tables and (reason := self._refused.get(route) or self._decide(route)) is not None:
                 found[route] = reason
-        if self._lacking is not None and not self._tables and not self._written_down():
+        if self._missing_table is not None and not self._tables and not self._noted_tables():
             raise InvalidArgument(
                 "new_tables",
-                f'"fail" makes no table, and {self._fan_out.home} has none yet: {self._lacking} does not exist.',
+                f'"fail" makes no table, and {self._fan_out.home} has none yet: {self._missing_table} does not exist.',
                 'Give new_tables="create" until the tables are there, or create them.',
             )
         return found
@@ -112,45 +112,46 @@ class RouteAdmission:
         return self._tables
 
     def _refusal_of(self, name: str, route: str) -> str | None:
+        """Return the reason against the table of a route, or None for a table that the records may have."""
         fan_out = self._fan_out
-        if (reason := refusal(fan_out, known_tables(self._written_down(), self._tables), name, route)) is not None:
+        if (reason := refusal(fan_out, known_tables(self._noted_tables(), self._tables), name, route)) is not None:
             return reason
-        its = f"its {fan_out.template.describe(route)}"
+        subject = f"its {fan_out.template.describe(route)}"
         try:
-            is_there = self._finds(name)
+            is_there = self._table_exists(name)
         except NotItsOwn as e:
             # The table is there, and no record may reach it. The reason holds for further routes, too.
-            _remember(self._strangers, name, e.reason)
-        if (reason := self._strangers.get(name)) is not None:
-            return f"{its} names {name}, which {reason.rstrip('.')}. {_REMEDY}"
+            _remember(self._foreign_tables, name, e.reason)
+        if (reason := self._foreign_tables.get(name)) is not None:
+            return f"{subject} names {name}, which {reason.rstrip('.')}. {_REMEDY}"
         if not is_there and fan_out.new_tables is NewTables.FAIL:
-            self._lacking = name
-            return f'{its} has no table yet: {name} does not exist. Give new_tables="create", or create it.'
+            self._missing_table = name
+            return f'{subject} has no table yet: {name} does not exist. Give new_tables="create", or create it.'
         return None
 
-    def _finds(self, name: str) -> bool:
+    def _table_exists(self, name: str) -> bool:
         # The reason against this table is known: the catalog is not asked again.
-        if name in self._strangers:
+        if name in self._foreign_tables:
             return True
-        if self._fan_out.new_tables is NewTables.FAIL and self._looked_in_vain >= LOOKS:
+        if self._fan_out.new_tables is NewTables.FAIL and self._misses >= LOOKS:
             # After many missing tables, the names of all tables are asked for once, instead of each table.
-            if self._looked_in_vain == LOOKS:
-                self._looked_in_vain += 1
+            if self._misses == LOOKS:
+                self._misses += 1
                 found = self._names()
                 self._all_names = None if found is None else frozenset(one.lower() for one in found)
             if self._all_names is not None and name.lower() not in self._all_names:
                 return False
         is_there = self._is_there(name)
-        self._looked_in_vain += not is_there and self._looked_in_vain < LOOKS
+        self._misses += not is_there and self._misses < LOOKS
         return is_there
 
 
 _REMEDY = "No value reaches a table that this fan-out did not make. Correct the producer, or give another template."
 
 
-def known_tables(written_down: Mapping[str, str | None], admitted: Mapping[str, str]) -> dict[str, str | None]:
+def known_tables(noted_tables: Mapping[str, str | None], admitted: Mapping[str, str]) -> dict[str, str | None]:
     """Return the tables known to the home and the tables of admitted routes, with the routes."""
-    return {**written_down, **{table: route for route, table in admitted.items()}}
+    return {**noted_tables, **{table: route for route, table in admitted.items()}}
 
 
 def refusal(fan_out: FanOut, known: Mapping[str, str | None], name: str, route: str) -> str | None:
@@ -158,15 +159,15 @@ def refusal(fan_out: FanOut, known: Mapping[str, str | None], name: str, route: 
 
     A refusal stays a refusal, however many tables are known later.
     """
-    its = f"its {fan_out.template.describe(route)}"
+    subject = f"its {fan_out.template.describe(route)}"
     # Some catalogs fold case.
     if name.lower() == fan_out.home.lower():
-        return f"{its} names the home table {name}. Give another home_table."
+        return f"{subject} names the home table {name}. Give another home_table."
     if known.get(name) not in (None, route):
         other = fan_out.template.describe(str(known[name]))
-        return f"{its} would go to {name}, which is the table of {other}. Correct the producer, or the template."
+        return f"{subject} would go to {name}, which is the table of {other}. Correct the producer, or the template."
     if name not in known and len(known) >= fan_out.max_tables:
-        return f"{its} would need one table more than max_tables={fan_out.max_tables}. Raise it if they are meant."
+        return f"{subject} would need one table more than max_tables={fan_out.max_tables}. Raise it if they are meant."
     return None
 
 

@@ -23,7 +23,7 @@ from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, RequestPart, TableCommit, property_part
 
 VERSION = 1
-# On the home table: its books. On a target, with the home's name behind it: the configuration that may write.
+# On the home table: its notes. On a target, with the home's name behind it: the configuration that may write.
 BOOKS = "lakestream.fan-out"
 MEMBER = "lakestream.fan-out.home."
 # Key in the summaries of the home's landings: the rows by table.
@@ -159,9 +159,9 @@ class LandedByFanOut(LakestreamError, Terminal):
 
 def note_on(properties: Properties) -> str | None:
     """Return a sentence on the table's part in a fan-out, or None."""
-    if (books := HomeNotes.of(properties)) is not None:
-        tables = ", ".join(sorted(books.tables)) or "none yet"
-        return f"it is the home of a fan-out of {books.topic}: the ledger of all its tables, without rows ({tables})."
+    if (notes := HomeNotes.of(properties)) is not None:
+        tables = ", ".join(sorted(notes.tables)) or "none yet"
+        return f"it is the home of a fan-out of {notes.topic}: the ledger of all its tables, without rows ({tables})."
     if homes := homes_of(properties):
         return f"it is one table of a fan-out, whose ledger is that of its home {', '.join(homes)}."
     return None
@@ -178,8 +178,8 @@ class NotItsOwn(LakestreamError, Terminal):
 def owner_of(table: Table) -> str | None:
     """Return the owner of a table, as a continuation of the table's name, or None for an empty, free table."""
     properties = table.metadata.properties
-    if (books := HomeNotes.of(properties)) is not None:
-        return f"is the home of a fan-out of {books.topic}"
+    if (notes := HomeNotes.of(properties)) is not None:
+        return f"is the home of a fan-out of {notes.topic}"
     if MIRROR in properties:
         return "is a mirror of a database's table"
     if groups := ledger_store.groups(table):

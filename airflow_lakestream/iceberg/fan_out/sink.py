@@ -125,16 +125,16 @@ class FanOutSink:
         home = self._begin(run_id)
         state = home.load(run_id)
         self._ledger = state.ledger
-        if (books := home.books) is not None:
-            if books.topic != self._fan_out.topic:
+        if (notes := home.notes) is not None:
+            if notes.topic != self._fan_out.topic:
                 raise InvalidArgument(
                     "home_table",
-                    f"{self._fan_out.home} is the home of the topic {books.topic!r}.",
+                    f"{self._fan_out.home} is the home of the topic {notes.topic!r}.",
                     "Each topic has a home of its own: give another name, or put {topic} into it.",
                 )
-            if self._fingerprint not in (None, books.fingerprint):
+            if self._fingerprint not in (None, notes.fingerprint):
                 raise Superseded(self._fan_out.home)
-            self._fingerprint = books.fingerprint
+            self._fingerprint = notes.fingerprint
             # A new table gets all columns of the home, even if fewer are given now.
             self._payload = home.columns(None)[0]
         for snapshot_id, landing in state.landed_by_run:
@@ -166,14 +166,16 @@ class FanOutSink:
             return self._commit(landing)
 
     def _commit(self, landing: Landing) -> int:
-        """Commit the landing's rows to each table, and then the ledger to the home; return the home's snapshot."""
+        """Commit the landing's rows to each table, and then the ledger to the home; return the home's snapshot.
+
+        All tables are checked before the first commit.
+        """
         [(identity, change)] = landing.topics.items()
         fingerprint = self._own_fingerprint()
         after = self._ledger.entry(identity) + change
         for target in self._targets.values():
-            # All targets are checked before the first commit.
             target.refuse_doubling(after)
-        self._write_tables_down(fingerprint)
+        self._note_tables(fingerprint)
         self._take_over(fingerprint, identity)
         rows = Counter({name: target.rows for name, target in self._targets.items() if target.rows})
         for _, target in sorted(self._targets.items()):
@@ -181,14 +183,14 @@ class FanOutSink:
         # Settled if no target has offsets that the home lacks after this commit.
         settled = not any(target.landed - after.landed for target in self._targets.values())
 
-        def landed(properties: Properties) -> Properties:
+        def noted(properties: Properties) -> Properties:
             """Return the property with the home's notes after the landing. Raises Superseded."""
-            books = self._books_in(properties, fingerprint)
-            if books.fingerprint != fingerprint:
+            notes = self._notes_in(properties, fingerprint)
+            if notes.fingerprint != fingerprint:
                 raise Superseded(self._fan_out.home)
-            return {BOOKS: replace(books, settled=books.settled or settled).encode()}
+            return {BOOKS: replace(notes, settled=notes.settled or settled).encode()}
 
-        snapshot_id = self._home.commit(landing, landed, rows)
+        snapshot_id = self._home.commit(landing, noted, rows)
         self._ledger = self._ledger.add(landing)
         self._rows[landing.landing_id] = rows
         self._read.clear()
@@ -197,15 +199,15 @@ class FanOutSink:
     @property
     def is_alone(self) -> bool:
         """Whether a single process must land: ranges are half landed, or the configuration has changed."""
-        books = self._home.books
-        changed = books is not None and not (books.settled and books.fingerprint == self._own_fingerprint())
+        notes = self._home.notes
+        changed = notes is not None and not (notes.settled and notes.fingerprint == self._own_fingerprint())
         return self._is_alone or changed
 
     @property
     def routes(self) -> Sequence[str]:
-        """The routes of buffered and of refused records; before the first record, the routes in the home's books."""
+        """The routes of buffered and of refused records; before the first record, the routes in the home's notes."""
         used = [route for route, name in self._admission.admitted.items() if name in self._targets]
-        known = [route for route in self._written_down().values() if route is not None]
+        known = [route for route in self._noted_tables().values() if route is not None]
         return [*used, *self._refused] or known[:MOST_EXPECTED]
 
     def expect(self, routes: Iterable[str], identity: TopicIdentity, ranges: RangeSet) -> None:
@@ -216,7 +218,7 @@ class FanOutSink:
         """
         with self._lock:
             self._identity, self._ranges = identity, ranges
-            down = set(self._written_down().values())
+            down = set(self._noted_tables().values())
             self.decide([route for route in routes if route in down])
             self._refused |= self._admission.peek([r for r in routes if r not in down][:LOOKS])
 
@@ -246,7 +248,7 @@ class FanOutSink:
                     self._home.columns(self._design.schema)[1],
                     {route: sink.outline().without_history() for route, sink in tables.items()},
                     dict(self._refused),
-                    known_tables(self._written_down(), self._admission.admitted),
+                    known_tables(self._noted_tables(), self._admission.admitted),
                 )
             return self._outline
 
@@ -299,7 +301,7 @@ class FanOutSink:
         self._targets: dict[str, FanOutTarget] = {}
         self._new: dict[str, str] = {}
         self._looked_at: dict[str, tuple[TargetTable, TableState]] = {}
-        self._admission = RouteAdmission(self._fan_out, self._written_down, self._is_there, self._names, self._lock)
+        self._admission = RouteAdmission(self._fan_out, self._noted_tables, self._is_there, self._names, self._lock)
         self._read: list[pa.Table] = []
         self._refused: dict[str, str] = {}
         self._outline = None
@@ -314,7 +316,7 @@ class FanOutSink:
             self._payload = payload
 
     def _new_table(self, name: str) -> TargetTable:
-        design, is_known = replace(self._design, schema=self._payload), name in self._written_down()
+        design, is_known = replace(self._design, schema=self._payload), name in self._noted_tables()
         given = self._catalog, name, self._group, design, self._fan_out.home, self._own_fingerprint()
         return TargetTable(*given, is_known=is_known, overlaps=self._allow_group_overlap)
 
@@ -352,14 +354,14 @@ class FanOutSink:
 
     def _target(self, route: str, identity: TopicIdentity) -> FanOutTarget:
         name = self._admission.table_of(route)
-        if self._written_down().get(name) is None:
+        if self._noted_tables().get(name) is None:
             self._new[name] = route
         return self._open(name, identity)
 
-    def _written_down(self) -> Mapping[str, str | None]:
+    def _noted_tables(self) -> Mapping[str, str | None]:
         """Return the tables noted in the home, each with its route; see `HomeNotes`."""
-        books = self._home.books
-        return {} if books is None else books.tables
+        notes = self._home.notes
+        return {} if notes is None else notes.tables
 
     def _own_fingerprint(self) -> str:
         _, columns = self._home.columns(self._design.schema)
@@ -368,14 +370,14 @@ class FanOutSink:
         configuration = [1, self._fan_out.template.text, self._fan_out.decoding, fields]
         return hashlib.sha256(json.dumps(configuration).encode()).hexdigest()[:16]
 
-    def _write_tables_down(self, fingerprint: str) -> None:
+    def _note_tables(self, fingerprint: str) -> None:
         """Claim the home for this configuration, and note new tables in the home before the first row.
 
         This is a commit of the home without rows; nothing is committed if all is noted already. Raises Superseded if
         a third configuration has claimed the home, and TablesChanged if another run noted a table for another route.
         """
-        books = self._home.books
-        if not self._new and (books is None or books.fingerprint == fingerprint):
+        notes = self._home.notes
+        if not self._new and (notes is None or notes.fingerprint == fingerprint):
             return
         known, new = self._fingerprint, dict(self._new)
 
@@ -384,10 +386,10 @@ class FanOutSink:
 
             Raises Superseded, TablesChanged.
             """
-            books = self._books_in(properties, fingerprint)
-            if books.fingerprint not in (known, fingerprint):
+            notes = self._notes_in(properties, fingerprint)
+            if notes.fingerprint not in (known, fingerprint):
                 raise Superseded(self._fan_out.home)
-            after = books.claimed(fingerprint)
+            after = notes.claimed(fingerprint)
             if any(after.tables.get(name) not in (None, route) for name, route in new.items()):
                 raise TablesChanged(self._fan_out.home)
             return {BOOKS: after.with_tables(new).encode()}
@@ -395,9 +397,9 @@ class FanOutSink:
         self._home.commit(Landing(uuid.uuid4().hex, "fan-out tables", {}), claimed, {})
         self._fingerprint = fingerprint
         self._new.clear()
-        log.info("%s has written down %s tables.", self._fan_out.home, len(self._written_down()))
+        log.info("%s has noted %s tables.", self._fan_out.home, len(self._noted_tables()))
 
-    def _books_in(self, properties: Properties, fingerprint: str) -> HomeNotes:
+    def _notes_in(self, properties: Properties, fingerprint: str) -> HomeNotes:
         return HomeNotes.of(properties) or HomeNotes(self._fan_out.topic, fingerprint)
 
     def _take_over(self, fingerprint: str, identity: TopicIdentity) -> None:
@@ -405,8 +407,8 @@ class FanOutSink:
 
         Until the home is settled, all its known tables are opened; else only the tables of this commit.
         """
-        books = self._home.books
-        known = {} if books is None or books.settled else books.tables
+        notes = self._home.notes
+        known = {} if notes is None or notes.settled else notes.tables
         strangers = []
         for name in sorted({*known, *self._targets}):
             try:

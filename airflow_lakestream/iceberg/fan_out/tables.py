@@ -1,4 +1,4 @@
-"""Tables of a fan-out: the home, with books and without rows, and the targets, also as seen by a single run."""
+"""Tables of a fan-out: the home, with notes and without rows, and the targets, also as seen by a single run."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class HomeTable:
         return state
 
     @property
-    def books(self) -> HomeNotes | None:
+    def notes(self) -> HomeNotes | None:
         """The notes of the home at the last look or commit, or None if the table is missing."""
         return HomeNotes.of(self.sink.properties)
 

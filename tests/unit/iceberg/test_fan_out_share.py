@@ -39,13 +39,13 @@ class Lake:
     """Tables by name, and how an admission asks for them."""
 
     fan_out: FanOut
-    written_down: dict[str, str | None]
+    noted_tables: dict[str, str | None]
     tables: set[str]
     refused: dict[str, str] = field(default_factory=dict)
 
     def admission(self) -> RouteAdmission:
         lock = threading.RLock()
-        return RouteAdmission(self.fan_out, lambda: self.written_down, self.is_there, lambda: sorted(self.tables), lock)
+        return RouteAdmission(self.fan_out, lambda: self.noted_tables, self.is_there, lambda: sorted(self.tables), lock)
 
     def is_there(self, name: str) -> bool:
         if name == "lake.taken":
@@ -63,7 +63,7 @@ def by_executors(lake: Lake, routes: Sequence[str], tasks: int, width: int) -> d
 
     def read(ranges: RangeSet) -> list[RoundAnswer]:
         tables = cast(Any, dict.fromkeys(admission.admitted))
-        known = known_tables(lake.written_down, admission.admitted)
+        known = known_tables(lake.noted_tables, admission.admitted)
         told = FanOutOutline(lake.fan_out, cast(Any, None), NOTHING, tables, dict(refused), known)
         return [work(told, share) for share in split(ranges, tasks)]
 

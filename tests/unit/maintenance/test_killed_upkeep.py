@@ -158,10 +158,10 @@ class IcebergMirrorHistory(MirrorHistory):
         return [*super().actions, self.tag, self.some_run_goes_on, self.some_run_goes_on, self.late_request]
 
     def fate(self) -> Fate:
-        if self.rng.random() < 0.4 or len(self.alive) > 3:
+        if self.rng.random() < 0.2 or len(self.alive) > 3:
             return Fate()
         point = self.rng.choice(("load", "commit", "commit", "committed", "data file", "manifest"))
-        return Fate(point, self.rng.choice([1, 1, 1, 2, 3]), self.rng.choice(POINTS[point]))
+        return Fate(point, self.rng.choice([1, 1, 1, 2]), self.rng.choice(POINTS[point]))
 
     def is_explained(self, run: Run, error: BaseException) -> bool:
         if isinstance(error, CommitOutcomeUnknown | EditNotDone):
