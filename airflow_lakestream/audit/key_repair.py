@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.audit.key_comparison import FOLD_VERSION, MOST_ROWS, KeyComparison, later_than
-from airflow_lakestream.audit.keyed import RowFault
+from airflow_lakestream.audit.keyed import KeyedTable, RowFault
 from airflow_lakestream.audit.tally import OffsetTally, TallySegments
+from airflow_lakestream.cdc.columns import OFFSET, PARTITION
+from airflow_lakestream.cdc.keys.identity import by_place
 from airflow_lakestream.cdc.merge.repair import RowRepair, is_among
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark, versions
 from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet, shown
-from airflow_lakestream.tables.row_hashes import Hashes
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
+
+if TYPE_CHECKING:
+    from airflow_lakestream.cdc.events.records import RecordPayload
 
 _SHOWN = 10
 
@@ -128,6 +136,45 @@ class KeyRepairPlan:
         names = shown([f"{kind} row at [{part}] offset {off}" for kind, part, off in few], _SHOWN)
         more = f", and {count - len(few)} more" if count > len(few) else ""
         return [f"{names}{more}: Kafka has no longer all records that decide about these keys."]
+
+
+class KafkaKeyMatch:
+    """Comparison of the keys of plain records, as their rows have them, with the keys that their Kafka keys give.
+
+    Compaction leaves the newest record of each Kafka key: this is the newest one of a table's key only if both agree.
+
+    :param payload: the formats of the records.
+    """
+
+    def __init__(self, database: duckdb.DuckDBPyConnection, table: KeyedTable, payload: RecordPayload) -> None:
+        self._key, self._hashes = table.key, RowHashes()
+        self._reader = payload.key_reader(pa.schema([table.columns.field(name) for name in table.key]))
+        # Records are read and decoded in different threads.
+        self._sql = {name: database.cursor() for name in ("of_kafka", "of_rows")}
+        for name, sql in self._sql.items():
+            sql.execute(f"CREATE TABLE {name} (part INTEGER, off BIGINT, k UBIGINT)")
+
+    def add_records(self, partition: int, batch: RawBatch) -> None:
+        """Note the Kafka keys of records. Raises the errors of the keys' format."""
+        columns = self._reader.read(batch).columns.columns
+        keys = pa.table(dict(zip(self._key, columns, strict=True)))
+        self._add("of_kafka", keys, pa.repeat(pa.scalar(partition), len(batch)), batch.offsets)
+
+    def add_rows(self, rows: pa.Table) -> None:
+        """Note the keys of decoded records."""
+        self._add("of_rows", rows, rows[PARTITION], rows[OFFSET])
+
+    def _add(self, name: str, rows: pa.Table, partitions: pa.Array, offsets: pa.Array) -> None:
+        keys = self._hashes.of_rows(self._hashes.of_columns(by_place(rows, self._key)))
+        self._sql[name].register("batch", pa.table({"part": partitions, "off": offsets, "k": keys}))
+        self._sql[name].execute(f"INSERT INTO {name} SELECT * FROM batch")  # noqa: S608  # one of the two tables above
+        self._sql[name].unregister("batch")
+
+    def agrees(self) -> bool:
+        """Return whether all keys agree."""
+        query = "SELECT count(*) FROM of_rows r LEFT JOIN of_kafka q USING (part, off) WHERE r.k IS DISTINCT FROM q.k"
+        ((others,),) = self._sql["of_rows"].execute(query).fetchall()
+        return bool(others == 0)
 
 
 def _last_gap(landed: Sequence[Interval], starts: np.ndarray, ends: np.ndarray) -> int:

@@ -34,6 +34,7 @@ from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.audit.tally import OffsetTally, TallySegments
 from airflow_lakestream.cdc.design import sequence_noted, strategy_noted
 from airflow_lakestream.cdc.events.logs import BinaryLogs
+from airflow_lakestream.cdc.events.records import RecordPayload
 from airflow_lakestream.cdc.iceberg import IcebergMirror
 from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.cdc.stops import MirrorStopped
@@ -45,9 +46,10 @@ from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.modes import PlanningLook, reading_plan
 from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicReplaced
 from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.policies import Tombstones, ValueEnvelope
+from airflow_lakestream.core.policies import ValueEnvelope
 from airflow_lakestream.core.ports import OffsetsGone, RecordChunk, RecordReader
 from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet
+from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.core.routing import MIRROR, is_of_records
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.errors import TopicMissing
@@ -90,6 +92,7 @@ class MirrorAudit:
         """
         # DuckDB is loaded for this audit alone.
         from airflow_lakestream.audit.key_comparison import KeyComparison, opened
+        from airflow_lakestream.audit.key_repair import KafkaKeyMatch
         from airflow_lakestream.audit.version_comparison import KeyPartitions, VersionComparison
 
         note = self.note(lake)
@@ -104,6 +107,10 @@ class MirrorAudit:
             landed = union(entry.landed for _, _, entry in ledgers.entries())
             if compare is VersionComparison and len(landed.partitions) > 1:
                 fold.noted = KeyPartitions(database, table.key).add
+            match = None
+            if then is not None and isinstance(payload := fold.config.payload, RecordPayload):
+                match = KafkaKeyMatch(database, table, payload)
+                fold.noted, fold.noted_records = match.add_rows, match.add_records
             try:
                 fold.read(identity, landed)
             except (TopicMissing, TopicReplaced) as e:
@@ -114,7 +121,8 @@ class MirrorAudit:
                 return result
             if fold.damaged:
                 result.blind.append(f"{fold.damaged}: damaged in Kafka, so that their rows can't be compared with it.")
-            rules = self._rules(note, ledgers.own_entry(identity.topic), landed, fold)
+            is_by_kafka_key = _has_record_key(note) if match is None else match.agrees()
+            rules = self._rules(note, ledgers.own_entry(identity.topic), landed, fold, is_by_kafka_key)
             comparison = compare(database, table, fold.table(), rules)
             verdict = comparison.run()
             if then is not None:
@@ -149,7 +157,9 @@ class MirrorAudit:
         note: Mapping[str, Any] = json.loads(properties[MIRROR])
         return note
 
-    def _rules(self, note: Mapping[str, Any], own: TopicEntry, landed: RangeSet, fold: TopicFold) -> KeyedRules:
+    def _rules(
+        self, note: Mapping[str, Any], own: TopicEntry, landed: RangeSet, fold: TopicFold, is_by_kafka_key: bool
+    ) -> KeyedRules:
         return KeyedRules(
             landed=landed,
             seen=fold.seen,
@@ -159,7 +169,7 @@ class MirrorAudit:
             within=fold.config.mirror.within is not None,
             keeps_absent=fold.config.mirror.keeps_absent,
             by_sequence=bool(sequence_noted(note)),
-            by_kafka_key=_is_by_kafka_key(note, fold.config),
+            by_kafka_key=is_by_kafka_key,
             has_other_logs=_eras(note) != _eras(fold.note()),
             borrowed=fold.borrowed.parts(),
             columns=tuple(note.get("history_columns") or ()),
@@ -181,14 +191,9 @@ class ComparedRows:
     head: int | None
 
 
-def _is_by_kafka_key(note: Mapping[str, Any], config: MirrorConfig) -> bool:
-    """Return whether the Kafka key of a record decides about the key: compaction then leaves each key's newest record.
-
-    That is so if a tombstone deletes by the Kafka key, or if Debezium's records have the columns of the key.
-    """
-    if is_of_records(note):
-        return config.tombstone_policy is Tombstones.DELETE
-    return sorted(note.get("record_key") or ()) == sorted(note["key"])
+def _has_record_key(note: Mapping[str, Any]) -> bool:
+    """Return whether the Kafka keys of Debezium's events have exactly the columns of a mirror's key."""
+    return not is_of_records(note) and sorted(note.get("record_key") or ()) == sorted(note["key"])
 
 
 def _eras(note: Mapping[str, Any]) -> int:
@@ -272,7 +277,8 @@ class TopicFold:
     """The records of a topic folded by key, in a mirror of a local folder.
 
     `seen` counts the offsets with a record in Kafka, `shown` the offsets that were read, `damaged` those of damaged
-    batches. `borrowed` are the values that a record left out. `noted`, if set, takes all events.
+    batches. `borrowed` are the values that a record left out. `noted`, if set, takes all events, and
+    `noted_records` the records of a partition.
 
     :param table: the table to compare with, whose columns the fold gets.
     :param note: the note of that table.
@@ -285,6 +291,7 @@ class TopicFold:
         self.shown, self.damaged, self.borrowed = RangeSet(), RangeSet(), BorrowedValues()
         self.seen: dict[PartitionKey, OffsetTally] = {}
         self.noted: Callable[[pa.Table], None] | None = None
+        self.noted_records: Callable[[int, RawBatch], None] | None = None
         uri, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}/fold"
         self._catalog = SqlCatalog("audit", uri=uri, warehouse=warehouse)
         self._catalog.create_namespace(_FOLD.partition(".")[0])
@@ -319,7 +326,7 @@ class TopicFold:
         inner.table.borrowed, inner.noted = self.borrowed.add, self.noted
         if (current := job.source.identity()) != identity:
             raise TopicReplaced(identity, current, self._audit.consumer_group, self._audit.table)
-        job = replace(job, reader=_NotingReader(job.reader, self.seen))
+        job = replace(job, reader=_NotingReader(job.reader, self.seen, self.noted_records))
         tries = 0
         while True:
             try:
@@ -395,6 +402,7 @@ class _NotingReader:
 
     inner: RecordReader
     seen: dict[PartitionKey, OffsetTally]
+    noted: Callable[[int, RawBatch], None] | None = None
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         """Yield the plan's records; see `core.ports.RecordReader`."""
@@ -402,4 +410,6 @@ class _NotingReader:
             for chunk in chunks:
                 key = plan.state.identity.topic, chunk.covers.partition
                 self.seen.setdefault(key, OffsetTally()).add_offsets(chunk.batch.offsets)
+                if self.noted is not None:
+                    self.noted(chunk.covers.partition, chunk.batch)
                 yield chunk

@@ -174,24 +174,37 @@ def test_keys_whose_records_have_expired_are_never_touched(
     assert (again.snapshot_id, again.left) == (None, done.left)
 
 
+QUICK_COMPACTION = {
+    "cleanup_policy": "compact",
+    "delete_retention_ms": 3_600_000,
+    "segment_ms": 100,
+    "min_cleanable_dirty_ratio": 0.001,
+    "min_compaction_lag_ms": 0,
+}
+
+
+def await_compaction(kafka: Kafka, produce: Producing, name: str, gone: int) -> None:
+    """Wait until a topic has no record at an offset any more."""
+
+    def compacted() -> bool:
+        # An append rolls the segment, and only closed segments are compacted.
+        produce(name, 0, [value(99, "roll")], keys=["99"])
+        return gone not in readable(kafka, name)
+
+    poll_until(compacted, "the topic to be compacted", 180)
+
+
 def test_a_compacted_topic_still_decides_about_its_newest_records(
     kafka: Kafka, topic: Topics, produce: Producing, tmp_path: Path
 ) -> None:
     lake = MirrorLake(tmp_path, kafka.client_config())
-    quick = {"segment_ms": 100, "min_cleanable_dirty_ratio": 0.001, "min_compaction_lag_ms": 0}
-    name = topic(1, cleanup_policy="compact", delete_retention_ms=3_600_000, **quick)
+    name = topic(1, **QUICK_COMPACTION)
     changes = [(key, f"v{turn}") for turn in range(5) for key in range(6)]
     produce(name, 0, [value(*one) for one in changes], keys=[str(key) for key, _ in changes])
     produce(name, 0, [None, value(5, "last"), value(5, "end")], keys=["4", "5", "5"])
     lake.land(name, **PLAIN)
     right, whole = rows_by_key(lake), lake.scan()
-
-    def compacted() -> bool:
-        # An append rolls the segment, and only closed segments are compacted.
-        produce(name, 0, [value(99, "roll")], keys=["99"])
-        return len(readable(kafka, name)) < 12
-
-    poll_until(compacted, "the topic to be compacted", 180)
+    await_compaction(kafka, produce, name, 31)
     lake.table().delete("id = 0")
     change(lake, 1, name="wrong")
     change(lake, 2, name="v1", _kafka_offset=8)
@@ -199,6 +212,24 @@ def test_a_compacted_topic_still_decides_about_its_newest_records(
     result = repair(lake)
     assert (result.verdict, repaired(result).left) == (CLEAN, ()), result.render()
     assert rows_by_key(lake) == right
+
+
+def test_compaction_by_other_keys_than_the_tables_decides_about_no_row(
+    kafka: Kafka, topic: Topics, produce: Producing, tmp_path: Path
+) -> None:
+    lake = MirrorLake(tmp_path, kafka.client_config())
+    name = topic(1, **QUICK_COMPACTION)
+    # The newest record of id 1 goes, since a record of id 2 has the same Kafka key.
+    produce(name, 0, [value(1, "old"), value(1, "new"), value(2, "two")], keys=["10", "20", "20"])
+    lake.land(name, **PLAIN)
+    await_compaction(kafka, produce, name, 1)
+    lake.table().delete("id = 1")
+    result = repair(lake)
+    assert repaired(result).snapshot_id is None
+    assert repaired(result).left == (
+        "missing row at [0] offset 0: Kafka has no longer all records that decide about these keys.",
+    )
+    assert [row["name"] for row in rows_by_key(lake)] == ["two"]
 
 
 def test_a_mirror_of_events_gets_rows_and_memory_as_the_log_has_them(
