@@ -25,12 +25,21 @@ from airflow_lakestream.cdc.merge.repair import RowRepair, is_among
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark, versions
 from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet, shown
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
 
 if TYPE_CHECKING:
     from airflow_lakestream.cdc.events.records import RecordPayload
 
 _SHOWN = 10
+# From so many different rows on, which are more than half of all, the arguments are blamed.
+_MANY = 10
+_WAS_DELETION = "and deleted its key when it was landed."
+_NOT_DAMAGE = "which is no damage: the landing had other arguments."
+_GIVE = (
+    "Nothing was changed. Give the arguments of the landing, such as delete_when, merge, sql and schema, by a DAG or a "
+    "pipeline, or here."
+)
 
 
 @dataclass
@@ -41,12 +50,24 @@ class KeyRepairPlan:
     is_whole: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self._check_arguments()
         rules, run = self.comparison.rules, self.comparison.execute
         run("CREATE TABLE tail (part INTEGER, until BIGINT)")
         for key in rules.landed.partitions:
             self.comparison.sql.execute("INSERT INTO tail VALUES (?, ?)", (key[1], self._unseen_until(key)))
         ((self.is_whole,),) = self.comparison.fetch("SELECT count(*) = 0 FROM hole")
         run(self._planning())
+
+    def _check_arguments(self) -> None:
+        """Refuse a fold by other arguments than the landing's, as far as the rows show them. Raises InvalidArgument."""
+        query = """SELECT f.part, f.off FROM fold f JOIN dead_held d ON (f.k, f.part, f.off) = (d.k, d.part, d.off)
+            WHERE NOT f.gone ORDER BY ALL LIMIT 1"""
+        for part, off in self.comparison.fetch(query):
+            raise InvalidArgument("landing", f"the record at [{part}] offset {off} makes a row, {_WAS_DELETION}", _GIVE)
+        query = "SELECT count(*) FILTER (kind = ?1), (SELECT count(*) FROM fold) FROM faults"
+        ((different, rows),) = self.comparison.fetch(query, RowFault.DIFFERENT.value)
+        if different >= _MANY and different > rows / 2:
+            raise InvalidArgument("landing", f"{different} of {rows} rows are others, {_NOT_DAMAGE}", _GIVE)
 
     def _unseen_until(self, key: PartitionKey) -> int:
         """Return the end of the last landed offsets of a partition that Kafka shows no more; 0 without any."""

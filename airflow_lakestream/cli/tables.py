@@ -95,7 +95,7 @@ def audit(
             work = audit_of(work, opened, {**arguments, **options, **registry})
         elif repair:
             options |= open_registry(decoding, kafka_conn)
-            work = repair_of(work, opened, options, arguments)
+            work = repair_of(work, opened, options, None if landing is None else arguments)
         result: AuditResult = work.run(opened)
         hints = bool(result.damages) and not (repair or as_json) and can_repair(opened, table)
     report_text(json.dumps(result.to_dict(), indent=2) if as_json else result.render())

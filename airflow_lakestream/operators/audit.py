@@ -64,7 +64,8 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         (templated)
     :param landing: also as JSON, for the home of a fan-out: `table`, the template of its tables; for a table by key:
         further arguments of `KafkaMirrorOperator` that decide its rows: `key`, `on_error`, `max_rejected`,
-        `out_of_range`, `source_tables`, `delete_when`, `within`, `merge`; and those of decoding (templated)
+        `out_of_range`, `source_tables`, `delete_when`, `within`, `merge`; and those of decoding; `repair` of a table by
+        key needs it, `{}` for none (templated)
     :param on_data_loss: for `repair` only: `"fail"` if rows are missing that Kafka no longer has, or `"record"` to
         write them into the ledger as lost (templated)
     :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
@@ -175,7 +176,7 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         more = {} if self.tombstones == Tombstones.KEEP and (by_key or decodes) else {"tombstones": self.tombstones}
         if repair:
             options = {**decoding, **more, "on_data_loss": self.on_data_loss}
-            return repair_of(look, opened, options, landing)
+            return repair_of(look, opened, options, None if self.landing is None else landing)
         return audit_of(look, opened, {**decoding, **more, **landing})
 
     def on_kill(self) -> None:

@@ -50,14 +50,20 @@ def check_repair(lake: Lake, table: str, argument: str) -> None:
 
 
 def repair_of(
-    audit: Audit, lake: Lake, options: Mapping[str, Any], landing: Mapping[str, Any]
+    audit: Audit, lake: Lake, options: Mapping[str, Any], landing: Mapping[str, Any] | None
 ) -> TableRepair | MirrorRepair:
     """Return the repair of a table's kind. Raises InvalidArgument for a wrong argument.
 
     :param options: arguments of decoding, `tombstones` and `on_data_loss`.
-    :param landing: further arguments of a mirror's landing.
+    :param landing: further arguments of a mirror's landing; a mirror needs them, since other ones make other rows.
     """
     if is_mirror(lake, audit.table):
+        if landing is None:
+            problem = f"is missing: the rows of {audit.table} depend on the arguments of its landing."
+            remedy = (
+                "Name a DAG or a pipeline, or give delete_when, merge and so on as JSON: {} if it has none of them."
+            )
+            raise InvalidArgument("landing", problem, remedy)
         loss = {name: value for name, value in options.items() if name == "on_data_loss"}
         decoding = {name: value for name, value in options.items() if name not in loss}
         return MirrorRepair(audit=MirrorAudit(audit=audit, landing={**decoding, **landing}), **loss)

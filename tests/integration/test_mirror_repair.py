@@ -194,6 +194,25 @@ def await_compaction(kafka: Kafka, produce: Producing, name: str, gone: int) -> 
     poll_until(compacted, "the topic to be compacted", 180)
 
 
+def test_arguments_of_another_landing_change_nothing(
+    mirror_lake: MirrorLake, topic: Topics, produce: Producing
+) -> None:
+    lake, name = mirror_lake, topic(1)
+    changes = [(key, "v") for key in range(24)] + [(0, "gone")]
+    produce(name, 0, [value(*one) for one in changes], keys=[str(key) for key, _ in changes])
+    lake.land(name, **PLAIN, delete_when="name = 'gone'")
+    before = lake.snapshots()
+    with pytest.raises(
+        InvalidArgument, match=r"landing: the record at \[0\] offset 24 makes a row, and deleted its key"
+    ):
+        repair(lake)
+    other = {"delete_when": "name = 'GONE'", "sql": "SELECT id, upper(name) AS name, size FROM {{ input }}"}
+    decoded = {"sql_input": "decoded", "schema": "id bigint, name string, size bigint"}
+    with pytest.raises(InvalidArgument, match=r"landing: 23 of 23 rows are others"):
+        repair(lake, {**other, **decoded})
+    assert lake.snapshots() == before
+
+
 def test_a_compacted_topic_still_decides_about_its_newest_records(
     kafka: Kafka, topic: Topics, produce: Producing, tmp_path: Path
 ) -> None:
