@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.cdc.events.records import RecordPayload
 
 _SHOWN = 10
-# From so many different rows on, which are more than half of all, the arguments are blamed.
+# The least number of different rows, more than half of all, for which the arguments are blamed.
 _MANY = 10
 _WAS_DELETION = "and deleted its key when it was landed."
 _NOT_DAMAGE = "which is no damage: the landing had other arguments."
