@@ -207,7 +207,7 @@ class DeltaHistory(UpkeepHistory):
         self.store.run = None
 
     def places(self) -> list[str]:
-        return [one for one in (self.place, self.place + SUFFIX) if Path(one, "_delta_log").is_dir()]
+        return [one for one in (self.place, self.place + SUFFIX) if any(Path(one, "_delta_log").glob("*.json"))]
 
     def upkeep(self, run: Run, works: dict[str, Any]) -> None:
         for place in self.places():
@@ -219,11 +219,11 @@ class DeltaHistory(UpkeepHistory):
             assert data_files(place) >= before
 
     def check_report(self, report: TableUpkeep, works: dict[str, Any]) -> None:
-        assert report.failure is None
+        assert report.failure is None or isinstance(report.failure, FAULTS), report.failure
 
     def vacuum(self) -> None:
         """Remove all files that the newest version lacks: nobody is at work."""
-        if self.places():
+        if self.place in self.places():
             table = DeltaTable(self.place)
             self.first = table.version()
             delta_upkeep.vacuum(table, 0.0, dry_run=False)
@@ -233,7 +233,7 @@ class DeltaHistory(UpkeepHistory):
 
     def roll_back(self) -> None:
         # The newest version can't be restored.
-        if self.places() and (newest := DeltaTable(self.place).version()) > self.first:
+        if self.place in self.places() and (newest := DeltaTable(self.place).version()) > self.first:
             chosen = self.rng.randrange(self.first, newest)
             DeltaTable(self.place).restore(chosen)
             self.story.append(f"version {newest} restored to {chosen}")

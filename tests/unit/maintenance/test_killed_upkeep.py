@@ -233,7 +233,8 @@ class IcebergMirrorHistory(MirrorHistory):
         self.check()
 
     def tag(self) -> None:
-        if (tables := self.tables()) and (some := tables[0].snapshots()):
+        # The memory of deleted rows may be there before the mirror.
+        if (tables := self.tables()) and self.mirror.catalog.table_exists(TABLE) and (some := tables[0].snapshots()):
             name, chosen = f"kept{len(self.tags)}", self.rng.choice(some).snapshot_id
             tables[0].manage_snapshots().create_tag(chosen, name).commit()
             self.tags[name] = _rows(tables[0], chosen)
