@@ -94,9 +94,7 @@ class KeyComparison:
         return self.sql.execute(query, values).fetchall()
 
     def _insert(self, table: str, rows: pa.Table) -> None:
-        self.sql.register("part_of_it", rows)
-        self.sql.execute(f"INSERT INTO {table} SELECT * FROM part_of_it")  # noqa: S608  # tables that this class has made
-        self.sql.unregister("part_of_it")
+        self.sql.from_arrow(rows).insert_into(table)
 
     def _content(self, rows: pa.Table) -> pa.Table:
         # A column that none of Kafka's records has any more is NULL in the fold.

@@ -93,7 +93,7 @@ class KeyRepairPlan:
         )
 
     def _hashes(self, condition: str) -> Hashes:
-        found = self.comparison.sql.execute(f"SELECT k FROM plan WHERE {condition} ORDER BY k").fetchnumpy()["k"]  # noqa: S608  # conditions of this class
+        found = self.comparison.sql.table("plan").filter(condition).project("k").order("k").fetchnumpy()["k"]
         return np.asarray(found, np.uint64)
 
     def change(self, head: int | None, lost: Sequence[str] = ()) -> RowRepair | None:
@@ -187,9 +187,8 @@ class KafkaKeyMatch:
 
     def _add(self, name: str, rows: pa.Table, partitions: pa.Array, offsets: pa.Array) -> None:
         keys = self._hashes.of_rows(self._hashes.of_columns(by_place(rows, self._key)))
-        self._sql[name].register("batch", pa.table({"part": partitions, "off": offsets, "k": keys}))
-        self._sql[name].execute(f"INSERT INTO {name} SELECT * FROM batch")  # noqa: S608  # one of the two tables above
-        self._sql[name].unregister("batch")
+        noted = pa.table({"part": partitions, "off": offsets, "k": keys})
+        self._sql[name].from_arrow(noted).insert_into(name)
 
     def agrees(self) -> bool:
         """Return whether all keys agree."""

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 _EXTRA = "lakestream_partitions"
 # Airflow does not return an asset's events while a run that they started is queued. So the emitted partitions are in
 # the event of a second asset, which starts no run. It is stored in the same transaction.
+# The text is stored, and must stay.
 _STATE_ASSET = "lakestream://told/"
 # The name of the emitted partitions in the stored state.
 _EMITTED = "told"

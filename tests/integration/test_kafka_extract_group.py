@@ -132,13 +132,13 @@ def test_the_commit_task_ends_with_a_compaction(
     monkeypatch.setattr(after_landing, "LEAST_FILES", 5)
     monkeypatch.setattr(after_landing, "FURTHER_FILES", 1)
     name = topic(1)
-    told: dict[str, Any] = {"table": "lake.events", "consumer_group": "g", "schema": "n bigint"}
+    arguments: dict[str, Any] = {"table": "lake.events", "consumer_group": "g", "schema": "n bigint"}
     produce(name, 0, [f'{{"n": {n}}}' for n in range(4)])
     for n in range(4):
-        config = ExtractConfig(topic=name, max_records=1, **told)
+        config = ExtractConfig(topic=name, max_records=1, **arguments)
         land(build_job(config, kafka.client_config(), written.catalog, run_id=f"run {n}"))
     produce(name, 0, ['{"n": 4}'])
-    run = written.run(written.dag("group_compacts", topic=name, maintain="auto", **told))
+    run = written.run(written.dag("group_compacts", topic=name, maintain="auto", **arguments))
     assert (run.state, run.errors) == ("success", [])
     assert run.task("land.commit").xcom["rows"] == 1
     table = written.table()

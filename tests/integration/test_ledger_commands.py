@@ -40,7 +40,7 @@ TABLE, GROUP = "lake.t", "g"
 ON = ("--table", TABLE, "--group", GROUP)
 
 Land = Callable[..., LandingReport]
-Told = Callable[..., tuple[int, str]]
+Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def landed(topic: Topics, produce: Producing, land_it: Land) -> str:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """Give `told(*arguments)`: the exit code and what was printed, errors included."""
+def lakestream(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Give `lakestream(*arguments)`: the exit code and what was printed, errors included."""
 
     def go(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
@@ -89,12 +89,12 @@ def offsets(connections: Connections) -> list[tuple[int, int]]:
 
 
 def test_a_plan_says_what_the_next_run_lands_and_writes_nothing(
-    connections: Connections, landed: str, produce: Producing, land_it: Land, told: Told
+    connections: Connections, landed: str, produce: Producing, land_it: Land, lakestream: Command
 ) -> None:
     produce(landed, 0, ['{"n": 1}'] * 1500)
     before = connections.catalog.load_table(TABLE).metadata_location
 
-    code, text = told("plan", *ON, "--topic", landed, "--max-batch-bytes", "4000", "--json")
+    code, text = lakestream("plan", *ON, "--topic", landed, "--max-batch-bytes", "4000", "--json")
 
     plan = json.loads(text)
     assert code == 0
@@ -102,70 +102,72 @@ def test_a_plan_says_what_the_next_run_lands_and_writes_nothing(
     assert plan["records_at_most"] == 1500
     assert (plan["bytes_estimated"], plan["offsets_sampled"]) == (1500 * len('{"n": 1}'), 500)
     assert plan["commits_at_least"] == 3
-    assert f"{landed}[0] [20,1520): 1,500 offsets" in told("plan", *ON, "--topic", landed)[1]
+    assert f"{landed}[0] [20,1520): 1,500 offsets" in lakestream("plan", *ON, "--topic", landed)[1]
     assert connections.catalog.load_table(TABLE).metadata_location == before
     assert land_it(landed, "r3").to_dict()["ranges"] == plan["ranges"]
     # The ledger has the topic's name.
-    assert told("plan", *ON)[1] == told("plan", *ON, "--topic", landed)[1]
-    assert "nothing to do" in told("plan", *ON)[1]
+    assert lakestream("plan", *ON)[1] == lakestream("plan", *ON, "--topic", landed)[1]
+    assert "nothing to do" in lakestream("plan", *ON)[1]
 
 
 def test_a_plan_for_a_table_that_is_not_there_says_where_it_begins(
-    connections: Connections, topic_of: TopicOf, told: Told
+    connections: Connections, topic_of: TopicOf, lakestream: Command
 ) -> None:
     name = topic_of(numbers(4))
-    code, text = told("plan", *ON, "--topic", name, "--max-records", "3", "--json")
+    code, text = lakestream("plan", *ON, "--topic", name, "--max-records", "3", "--json")
     plan = json.loads(text)
     assert (code, plan["ranges"], plan["origin"], plan["records_at_most"]) == (0, [[0, 0, 4]], {"0": 0}, 3)
     assert connections.catalog.list_namespaces() == []
-    code, text = told("plan", *ON)
+    code, text = lakestream("plan", *ON)
     assert (code, "Name the topic to land." in text) == (2, True), text
 
 
 def test_a_plan_from_before_1970_begins_at_the_beginning(
-    connections: Connections, topic_of: TopicOf, told: Told
+    connections: Connections, topic_of: TopicOf, lakestream: Command
 ) -> None:
     name = topic_of(numbers(4))
     for start in ("-1", "-2", "-5000", "1969-12-31T23:59:59.999Z"):
         given = ("--start-offset", "timestamp", f"--start-timestamp={start}", "--json")
-        code, text = told("plan", *ON, "--topic", name, *given)
+        code, text = lakestream("plan", *ON, "--topic", name, *given)
         assert (code, json.loads(text)["origin"], json.loads(text)["ranges"]) == (0, {"0": 0}, [[0, 0, 4]])
 
 
 def test_a_plan_fails_as_the_run_would(
-    connections: Connections, landed: str, produce: Producing, admin: AdminClient, told: Told
+    connections: Connections, landed: str, produce: Producing, admin: AdminClient, lakestream: Command
 ) -> None:
     produce(landed, 0, numbers(10))
     admin.delete_records([TopicPartition(landed, 0, 25)])[TopicPartition(landed, 0, 25)].result(30)
 
-    code, text = told("plan", *ON, "--topic", landed)
+    code, text = lakestream("plan", *ON, "--topic", landed)
     assert code == 2
     assert f"{landed}[0] [20,25)" in text
-    assert told("plan", *ON, "--topic", "no-such-topic")[0] == 2
-    assert told("plan", *ON, "--topic", landed, "--start-offset", "then")[0] == 2
+    assert lakestream("plan", *ON, "--topic", "no-such-topic")[0] == 2
+    assert lakestream("plan", *ON, "--topic", landed, "--start-offset", "then")[0] == 2
 
-    code, text = told("plan", *ON, "--topic", landed, "--on-data-loss", "record", "--json")
+    code, text = lakestream("plan", *ON, "--topic", landed, "--on-data-loss", "record", "--json")
     assert (code, json.loads(text)["lost"]) == (0, [[0, 20, 25]])
 
 
 # show, history
 
 
-def test_show_prints_the_ledger(connections: Connections, landed: str, told: Told) -> None:
-    code, text = told("ledger", "show", *ON)
+def test_show_prints_the_ledger(connections: Connections, landed: str, lakestream: Command) -> None:
+    code, text = lakestream("ledger", "show", *ON)
     assert code == 0
     for line in (f"topic {landed}, id ", "25 records read, 25 rows", "[0] from 0:", "landed [0,20)", "landed [0,5)"):
         assert line in text
-    code, text = told("ledger", "show", *ON, "--json")
+    code, text = lakestream("ledger", "show", *ON, "--json")
     [entry] = json.loads(text)["topics"]
     assert (code, entry["topic"], entry["landed"]) == (0, landed, [[0, 0, 20], [1, 0, 5]])
     assert (entry["origin"], entry["counts"]["written"]) == ({"0": 0, "1": 0}, 25)
 
-    assert told("ledger", "show", "--table", TABLE, "--group", "nobody")[0] == 2
+    assert lakestream("ledger", "show", "--table", TABLE, "--group", "nobody")[0] == 2
 
 
-def test_history_says_which_landing_wrote_which_file(connections: Connections, landed: str, told: Told) -> None:
-    code, text = told("ledger", "history", *ON, "--json")
+def test_history_says_which_landing_wrote_which_file(
+    connections: Connections, landed: str, lakestream: Command
+) -> None:
+    code, text = lakestream("ledger", "history", *ON, "--json")
     newest, oldest = json.loads(text)
     table = connections.catalog.load_table(TABLE)
     files = {task.file.record_count: task.file.file_path for task in table.scan().plan_files()}
@@ -177,7 +179,7 @@ def test_history_says_which_landing_wrote_which_file(connections: Connections, l
 
     table.maintenance.expire_snapshots().by_id(int(oldest["snapshot_id"])).commit()
 
-    code, text = told("ledger", "history", *ON)
+    code, text = lakestream("ledger", "history", *ON)
     assert code == 0
     assert "run r1: 20 rows" in text
     assert "the snapshot has expired" in text
@@ -186,29 +188,29 @@ def test_history_says_which_landing_wrote_which_file(connections: Connections, l
 
 
 def test_history_sums_up_the_ranges_of_a_landing(
-    connections: Connections, landed: str, land_it: Land, told: Told
+    connections: Connections, landed: str, land_it: Land, lakestream: Command
 ) -> None:
     land_it(landed, "r3", mode="ranges", ranges=[[0, n, n + 1] for n in range(0, 20, 2)], replace=True)
-    code, text = told("ledger", "history", *ON)
+    code, text = lakestream("ledger", "history", *ON)
     assert code == 0
     assert f"  replaced {landed}[0] [0,1), [2,3), [4,5), [6,7) and 6 ranges more: 10 offsets\n" in text
-    assert json.loads(told("ledger", "history", *ON, "--json")[1])[0]["topics"][0]["replaced"][9] == [0, 18, 19]
+    assert json.loads(lakestream("ledger", "history", *ON, "--json")[1])[0]["topics"][0]["replaced"][9] == [0, 18, 19]
 
 
 # Changes
 
 
 def test_a_renamed_ledger_goes_on_under_its_new_name(
-    connections: Connections, landed: str, produce: Producing, land_it: Land, told: Told
+    connections: Connections, landed: str, produce: Producing, land_it: Land, lakestream: Command
 ) -> None:
     before = ledger(connections)
 
-    code, text = told("ledger", "rename", "--table", TABLE, "--group", GROUP, "--to", "new")
+    code, text = lakestream("ledger", "rename", "--table", TABLE, "--group", GROUP, "--to", "new")
 
     assert (code, "from snapshot" in text) == (0, True)
     assert ledger(connections, "new").topics == before.topics
     assert not ledger(connections).topics
-    assert told("audit", "--table", TABLE, "--group", "new", "--full")[0] == 0
+    assert lakestream("audit", "--table", TABLE, "--group", "new", "--full")[0] == 0
     produce(landed, 0, numbers(2, 20))
     assert land_it(landed, "r3", "new").to_dict()["ranges"] == [[0, 20, 22]]
     assert len(offsets(connections)) == 27
@@ -223,24 +225,24 @@ def test_a_renamed_ledger_goes_on_under_its_new_name(
 
 
 def test_a_name_that_is_taken_or_unknown_renames_nothing(
-    connections: Connections, landed: str, land_it: Land, told: Told
+    connections: Connections, landed: str, land_it: Land, lakestream: Command
 ) -> None:
     land_it(landed, "r3", "other", allow_group_overlap=True)
     head = connections.catalog.load_table(TABLE).metadata_location
-    assert "has a ledger of its own" in told("ledger", "rename", *ON, "--to", "other")[1]
-    assert "is not a name" in told("ledger", "rename", *ON, "--to", "no name")[1]
-    assert told("ledger", "rename", "--table", TABLE, "--group", "nobody", "--to", "new")[0] == 2
+    assert "has a ledger of its own" in lakestream("ledger", "rename", *ON, "--to", "other")[1]
+    assert "is not a name" in lakestream("ledger", "rename", *ON, "--to", "no name")[1]
+    assert lakestream("ledger", "rename", "--table", TABLE, "--group", "nobody", "--to", "new")[0] == 2
     assert connections.catalog.load_table(TABLE).metadata_location == head
 
 
 def test_a_reset_is_done_when_confirmed_and_the_next_run_begins_anew(
-    connections: Connections, landed: str, land_it: Land, told: Told
+    connections: Connections, landed: str, land_it: Land, lakestream: Command
 ) -> None:
-    code, text = told("ledger", "reset", *ON)
+    code, text = lakestream("ledger", "reset", *ON)
     assert (code, "like a first run, and is refused if" in text) == (2, True)
     assert ledger(connections).topics
 
-    assert told("ledger", "reset", *ON, "--yes")[0] == 0
+    assert lakestream("ledger", "reset", *ON, "--yes")[0] == 0
 
     assert not ledger(connections).topics
     assert len(offsets(connections)) == 25
@@ -249,7 +251,7 @@ def test_a_reset_is_done_when_confirmed_and_the_next_run_begins_anew(
         land_it(landed, "r3")
     assert land_it(landed, "r4", start_offset="latest").to_dict()["rows_beside"] == 25
     assert len(offsets(connections)) == 25
-    assert told("audit", *ON, "--full")[0] == 0
+    assert lakestream("audit", *ON, "--full")[0] == 0
 
 
 def test_a_change_that_meets_another_writer_is_decided_anew(
@@ -285,71 +287,71 @@ def test_a_change_whose_outcome_was_not_told_is_made_once(connections: Connectio
 
 
 def test_an_intended_deletion_is_no_damage_once_it_has_its_receipt(
-    connections: Connections, landed: str, land_it: Land, told: Told
+    connections: Connections, landed: str, land_it: Land, lakestream: Command
 ) -> None:
-    text = told("ledger", "forget", *ON, "--rows", f"{landed}[0]:3-6")[1]
+    text = lakestream("ledger", "forget", *ON, "--rows", f"{landed}[0]:3-6")[1]
     assert f"{landed}[0] [3,6) still has rows" in text
 
     connections.catalog.load_table(TABLE).delete("_kafka_partition = 0 and _kafka_offset in (3, 4, 5, 9)")
-    assert told("ledger", "forget", *ON, "--rows", f"{landed}[0]:3-6")[0] == 0
+    assert lakestream("ledger", "forget", *ON, "--rows", f"{landed}[0]:3-6")[0] == 0
 
-    assert told("audit", *ON)[0] == 1
-    code, text = told("audit", *ON, "--full", "--json")
+    assert lakestream("audit", *ON)[0] == 1
+    code, text = lakestream("audit", *ON, "--full", "--json")
     [of_first, _] = json.loads(text)["partitions"]
     assert (code, of_first["missing"], of_first["forgotten"]) == (1, [[9, 10]], [[3, 6]])
 
-    assert told("ledger", "forget", *ON, "--missing")[0] == 0
-    assert [told("audit", *ON, *options)[0] for options in ([], ["--full"])] == [0, 0]
-    assert "forgotten [3,6), [9,10)" in told("ledger", "show", *ON)[1]
+    assert lakestream("ledger", "forget", *ON, "--missing")[0] == 0
+    assert [lakestream("audit", *ON, *options)[0] for options in ([], ["--full"])] == [0, 0]
+    assert "forgotten [3,6), [9,10)" in lakestream("ledger", "show", *ON)[1]
     assert not land_it(landed, "r3").snapshot_ids
     for wrong in (["--missing"], ["--rows", "x"], ["--rows", f"{landed}[0]:90-99"], [], ["--rows", "x", "--missing"]):
-        assert told("ledger", "forget", *ON, *wrong)[0] == 2
+        assert lakestream("ledger", "forget", *ON, *wrong)[0] == 2
 
 
 def test_damaged_batches_are_forgotten(
-    kafka: Kafka, topic: Topics, produce: Producing, land_it: Land, told: Told
+    kafka: Kafka, topic: Topics, produce: Producing, land_it: Land, lakestream: Command
 ) -> None:
     name = topic(partitions=1)
     for batch in range(3):
         produce(name, 0, numbers(10, 10 * batch))
     land_it(name, "r1", mode="ranges", ranges=[[0, 0, 10]])
-    code, text = told("ledger", "forget", *ON, "--damaged")
+    code, text = lakestream("ledger", "forget", *ON, "--damaged")
     assert (code, "can be read" in text) == (2, True)
     stored = batches(kafka.folder, name)[1]
     stored.write(stored.read()[:-1] + b"?")
 
-    code, text = told("ledger", "forget", *ON, "--damaged")
+    code, text = lakestream("ledger", "forget", *ON, "--damaged")
 
     assert (code, f"{name}[0] [10,20)" in text) == (0, True)
     land_it(name, "r2")
-    assert "lost [10,20)" in told("ledger", "show", *ON)[1]
-    assert told("audit", *ON, "--full")[0] == 0
+    assert "lost [10,20)" in lakestream("ledger", "show", *ON)[1]
+    assert lakestream("audit", *ON, "--full")[0] == 0
 
 
 def test_what_was_deleted_below_the_logs_start_can_be_forgotten_too(
-    connections: Connections, landed: str, admin: AdminClient, told: Told
+    connections: Connections, landed: str, admin: AdminClient, lakestream: Command
 ) -> None:
     admin.delete_records([TopicPartition(landed, 0, 10)])[TopicPartition(landed, 0, 10)].result(30)
     connections.catalog.load_table(TABLE).delete("_kafka_partition = 0 and _kafka_offset < 4")
-    assert told("audit", *ON, "--full")[0] == 1
+    assert lakestream("audit", *ON, "--full")[0] == 1
 
-    assert told("ledger", "forget", *ON, "--rows", f"{landed}[0]:0-4")[0] == 0
+    assert lakestream("ledger", "forget", *ON, "--rows", f"{landed}[0]:0-4")[0] == 0
 
-    assert [told("audit", *ON, *options)[0] for options in ([], ["--full"])] == [0, 0]
+    assert [lakestream("audit", *ON, *options)[0] for options in ([], ["--full"])] == [0, 0]
 
 
 def test_an_undecided_ledger_is_rebuilt_from_the_rows(
-    connections: Connections, landed: str, produce: Producing, land_it: Land, admin: AdminClient, told: Told
+    connections: Connections, landed: str, produce: Producing, land_it: Land, admin: AdminClient, lakestream: Command
 ) -> None:
-    assert "there is nothing to rebuild" in told("ledger", "rebuild", *ON)[1]
+    assert "there is nothing to rebuild" in lakestream("ledger", "rebuild", *ON)[1]
     before = ledger(connections)
     # Below the log's start, and above it: the one is lost for good, the other will be landed.
     connections.catalog.load_table(TABLE).delete("_kafka_partition = 0 and _kafka_offset in (2, 15)")
     admin.delete_records([TopicPartition(landed, 0, 8)])[TopicPartition(landed, 0, 8)].result(30)
     forget_history(connections)
-    assert told("audit", *ON)[0] == 2
+    assert lakestream("audit", *ON)[0] == 2
 
-    code, text = told("ledger", "rebuild", *ON)
+    code, text = lakestream("ledger", "rebuild", *ON)
 
     assert code == 0, text
     assert f"the next run lands: {landed}[0] [15,16)" in text
@@ -358,7 +360,7 @@ def test_an_undecided_ledger_is_rebuilt_from_the_rows(
     assert [identity] == list(before.topics)
     assert entry.landed == before.topics[identity].landed - ranges(landed, 2, 3) - ranges(landed, 15, 16)
     assert entry.lost == ranges(landed, 2, 3)
-    assert told("audit", *ON, "--full")[0] == 0
+    assert lakestream("audit", *ON, "--full")[0] == 0
     produce(landed, 1, numbers(1, 5))
     assert land_it(landed, "r3").to_dict()["ranges"] == [[0, 15, 16], [1, 5, 6]]
     assert len(offsets(connections)) == len(set(offsets(connections))) == 25
@@ -366,7 +368,7 @@ def test_an_undecided_ledger_is_rebuilt_from_the_rows(
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_rebuilt_ledger_knows_what_the_sources_columns_are(
-    lost: bool, connections: Connections, topic: Topics, produce: Producing, land_it: Land, told: Told
+    lost: bool, connections: Connections, topic: Topics, produce: Producing, land_it: Land, lakestream: Command
 ) -> None:
     name, given = topic(1), {"envelope": "debezium"}
     produce(name, 0, [typed_change("c", {"id": n, "v": n}, n, {"v": DATE}) for n in (1, 2, 3)])
@@ -376,8 +378,8 @@ def test_a_rebuilt_ledger_knows_what_the_sources_columns_are(
     if lost:
         forget_history(connections)
     else:
-        assert told("ledger", "reset", *ON, "--yes")[0] == 0
-    code, text = told("ledger", "rebuild", *ON)
+        assert lakestream("ledger", "reset", *ON, "--yes")[0] == 0
+    code, text = lakestream("ledger", "rebuild", *ON)
     assert code == 0, text
     assert (ledger(connections).types, ledger(connections).filled) == (before.types, before.filled)
     produce(name, 0, [typed_change("u", {"id": 1, "v": 2026}, 9, {"v": INT})])
@@ -386,12 +388,12 @@ def test_a_rebuilt_ledger_knows_what_the_sources_columns_are(
 
 
 def test_rows_that_say_no_position_are_no_ground_for_a_ledger(
-    connections: Connections, landed: str, told: Told
+    connections: Connections, landed: str, lakestream: Command
 ) -> None:
     table = connections.catalog.load_table(TABLE)
     table.append(pa.Table.from_pylist([{"n": 1}], schema=table.schema().as_arrow()))
     forget_history(connections)
-    code, text = told("ledger", "rebuild", *ON)
+    code, text = lakestream("ledger", "rebuild", *ON)
     assert (code, "1 rows of lake.t have no topic, partition or offset" in text) == (2, True)
 
 
@@ -415,7 +417,9 @@ def ranges(topic: str, start: int, end: int) -> RangeSet:
     return RangeSet.of(topic, 0, start, end)
 
 
-def test_the_group_is_asked_for_only_where_a_table_has_several_ledgers(landed: str, land_it: Land, told: Told) -> None:
+def test_the_group_is_asked_for_only_where_a_table_has_several_ledgers(
+    landed: str, land_it: Land, lakestream: Command
+) -> None:
     table, topic = ("--table", TABLE), ("--topic", landed)
     hand_over = ("hand-over", *table, *topic, "--to", "group", "heir")
     adopt = ("adopt", *table, *topic, "--from", "rows")
@@ -439,10 +443,10 @@ def test_the_group_is_asked_for_only_where_a_table_has_several_ledgers(landed: s
         "",
     ]
     for command, said in zip(commands, [*of_one, "the ledger of g is that of h"], strict=True):
-        _, printed = told(*command)
+        _, printed = lakestream(*command)
         assert said in printed, (command, printed)
         assert "--group" not in printed, (command, printed)
     land_it(landed, group="second", allow_group_overlap=True)
     for command in commands:
-        code, printed = told(*command)
+        code, printed = lakestream(*command)
         assert (code, "--group: lake.t has ledgers of h, second. Say which" in printed) == (2, True), (command, printed)

@@ -245,6 +245,22 @@ def test_each_fault_of_a_version_is_found_and_no_other(
     assert "12 expired" in result.made[0]
 
 
+CSV = {"format": "csv", "csv_delimiter": ";", "schema": "id bigint, name string"}
+
+
+def land_by_pipeline(
+    name: str, table: str, kafka: Kafka, produce: Producing, connections: Connections, folder: Path
+) -> Path:
+    """Land two rows and a deletion by `delete_when`; return the pipeline's file."""
+    values = [f"{key};{text}" for key, text in [(1, "a"), (2, "b"), (1, "gone")]]
+    produce(name, 0, values, keys=["1", "2", "1"])
+    config = MirrorConfig(topic=name, table=table, consumer_group="g", **PLAIN, **CSV, delete_when="name = 'gone'")
+    land(build_job(config, kafka.client_config(), connections.catalog, run_id="r"))
+    file = folder / "by_key.yaml"
+    file.write_text(PIPELINE.format(topic=name, table=table))
+    return file
+
+
 def test_the_command_takes_the_arguments_of_a_pipeline_or_its_options(
     connections: Connections,
     kafka: Kafka,
@@ -254,14 +270,8 @@ def test_the_command_takes_the_arguments_of_a_pipeline_or_its_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     name, table = topic(1), "lake.by_key"
-    values = [f"{key};{text}" for key, text in [(1, "a"), (2, "b"), (1, "gone")]]
-    produce(name, 0, values, keys=["1", "2", "1"])
-    decoding = {"format": "csv", "csv_delimiter": ";", "schema": "id bigint, name string"}
-    config = MirrorConfig(topic=name, table=table, consumer_group="g", **PLAIN, **decoding, delete_when="name = 'gone'")
-    land(build_job(config, kafka.client_config(), connections.catalog, run_id="r"))
-    file = tmp_path / "by_key.yaml"
-    file.write_text(PIPELINE.format(topic=name, table=table))
-    options = ["--format", "csv", "--csv-delimiter", ";", "--schema", decoding["schema"]]
+    file = land_by_pipeline(name, table, kafka, produce, connections, tmp_path)
+    options = ["--format", "csv", "--csv-delimiter", ";", "--schema", CSV["schema"]]
     command = ["audit", "--table", table, "--full"]
 
     assert run(["audit", "--full", "--pipeline", str(file)]) == 0, capsys.readouterr()

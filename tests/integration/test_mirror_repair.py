@@ -26,7 +26,16 @@ from dev.services.kafka import Kafka
 from tests.integration.test_audit import trim
 from tests.integration.test_audit_commands import GROUP, TABLE, audit_dag
 from tests.integration.test_log_semantics import readable
-from tests.integration.test_mirror_audit import CLEAN, DAMAGE, PIPELINE, PLAIN, audit, change, value, with_values
+from tests.integration.test_mirror_audit import (
+    CLEAN,
+    DAMAGE,
+    PLAIN,
+    audit,
+    change,
+    land_by_pipeline,
+    value,
+    with_values,
+)
 from tests.support.airflow_home import AirflowHome, Connections
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.faults import before
@@ -335,14 +344,8 @@ def test_the_command_repairs_with_the_arguments_of_a_pipeline(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     name, table = topic(1), "lake.by_key"
-    values = [f"{key};{text}" for key, text in [(1, "a"), (2, "b"), (1, "gone")]]
-    produce(name, 0, values, keys=["1", "2", "1"])
-    decoding = {"format": "csv", "csv_delimiter": ";", "schema": "id bigint, name string"}
-    config = MirrorConfig(topic=name, table=table, consumer_group="g", **PLAIN, **decoding, delete_when="name = 'gone'")
-    land(build_job(config, kafka.client_config(), connections.catalog, run_id="r"))
+    file = land_by_pipeline(name, table, kafka, produce, connections, tmp_path)
     connections.catalog.load_table(table).delete("id = 2")
-    file = tmp_path / "by_key.yaml"
-    file.write_text(PIPELINE.format(topic=name, table=table))
 
     assert run(["audit", "--full", "--pipeline", str(file)]) == 1
     assert f"to repair: lakestream audit --repair --table {table} --group g" in capsys.readouterr().out

@@ -98,7 +98,7 @@ class UpkeepHistory(ABC):
             for _ in range(steps):
                 self.rng.choice(self.actions)()
             self.settle()
-        except Exception as e:
+        except Exception as e:  # any error gets the story
             raise AssertionError("\n  ".join([*self.story, repr(e)])) from e
         finally:
             for run in self.alive:

@@ -60,8 +60,9 @@ def commit_files(attempt: CommitAttempt, files: Sequence[DataFile]) -> int:
             raise refused.error from None
         except (CommitFailedException, ValidationException) as e:
             log.info("Commit to %s not applied (%s), trying again.", attempt.name, e)
-        except Exception as e:
-            # A catalog's client may raise any error: raised if nothing was sent; else the outcome is looked up.
+        except (
+            Exception
+        ) as e:  # any error of a catalog's client: raised if nothing was sent, else the outcome is looked up
             if not attempt.reached_catalog:
                 attempt.clean_up(keep=None)
                 raise

@@ -128,7 +128,7 @@ def expire(catalog: Catalog, name: str, rule: ExpiryRule) -> ExpiredSnapshots:
         needless = needed_only_by(before, after.metadata, gone)
     except FileNotFoundError as e:
         # Once the snapshots are removed, a removal of orphans or another expiry may delete their files first.
-        log.info("%s: files of %s expired snapshots are left to the removal of orphans: %s", name, len(gone), e)
+        log.warning("%s: files of %s expired snapshots are left to the removal of orphans: %s", name, len(gone), e)
         needless = set()
     left = delete_files(before.io, sorted(needless))
     return ExpiredSnapshots(tuple(edit.expiring), len(needless) - len(left))

@@ -1,4 +1,4 @@
-"""An adoption of a Delta table is for the head whose rows were counted, whatever comes in between."""
+"""Adoption of a Delta table for exactly the head whose rows were counted."""
 
 from __future__ import annotations
 
