@@ -285,7 +285,7 @@ class AuditResult:
             yield from (f"    {line}" for line in _damages(audit, with_place=False))
             wrong = [one.text for one in self.wrong if one.partition == audit.partition]
             yield from (f"    {line}" for line in wrong[:_SHOWN])
-            yield from (f"    {line}" for line in _receipts(audit, self.is_full))
+            yield from (f"    {line}" for line in _unverified_lines(audit, self.is_full))
         for title, lines in (
             ("damage", [one.text for one in self.lost_files]),
             ("damage", [*filter(None, (count.problem for count in self.counts)), *self.findings, *self.narrow]),
@@ -329,13 +329,13 @@ def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
     return lines
 
 
-# The ranges without a verdict: receipts, and, in a full audit, what it could not verify.
-def _receipts(audit: PartitionAudit, is_full: bool) -> list[str]:
+# Lines about ranges without a verdict: receipts, and, in a full audit, offsets that it could not verify.
+def _unverified_lines(audit: PartitionAudit, is_full: bool) -> list[str]:
     named = [("lost to retention, by receipt", audit.lost), ("deleted on purpose, by receipt", audit.forgotten)]
     if is_full:
         named.append(
             (
-                "not verifiable, no longer in Kafka, adopted, or without a row and perhaps skipped or filtered",
+                "not verifiable (no longer in Kafka, adopted, or without a row since perhaps skipped or filtered)",
                 audit.not_verifiable,
             )
         )

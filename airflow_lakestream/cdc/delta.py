@@ -236,7 +236,7 @@ def mirror_sink(tables: DeltaTableAccess, table: str, group: str, design: Mirror
 
 
 class DeltaSwap:
-    """`cdc.swap.TableSwap` in Delta; `aside` is the location of the table with the new rows."""
+    """`cdc.swap.TableSwap` in Delta; `aside` is the location of the rebuilt table, which has the new rows."""
 
     swap: RowSwap | None = None
 
@@ -244,7 +244,7 @@ class DeltaSwap:
         self._tables, self._name, self._mirror, self._aside = tables, table, mirror, aside
 
     def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Replace all rows by the rows aside, in a single version; see `cdc.swap.TableSwap.exchange`."""
+        """Replace all rows by those of the rebuilt table, in a single version; see `cdc.swap.TableSwap.exchange`."""
         mirror, head, aside = self._mirror, self._mirror.head, self._tables.open(self._aside)
         assert head is not None, "it was looked at, and is there"
         assert aside is not None, "it was built before"
@@ -265,12 +265,12 @@ class DeltaSwap:
         self.swap = RowSwap(self._name, columns, read, key, design.rows, other_log, mirror.write_files)
         version = self._exchange(self.swap, landing, reach, target)
         if has_new_id:
-            # Entries of the new id replace the old ones, which count until the commit.
+            # Until the commit the mirror has the old id, and the entries of that id count.
             self.remember(key)
         return version
 
     def remember(self, key: Sequence[str]) -> None:
-        """Add the entries next to the table aside to the mirror's own; see `cdc.swap.TableSwap`."""
+        """Add the entries of the rebuilt table to the mirror's own entries; see `cdc.swap.TableSwap`."""
         aside, mirror = self._tables.open(self._aside), self._mirror
         assert aside is not None, "it was built before"
         read_again = DeltaEntries(self._tables, self._aside, id_of(aside), key_columns(aside.schema, key))

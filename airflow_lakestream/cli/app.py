@@ -27,11 +27,11 @@ from airflow_lakestream.cli.connections import (
     KafkaConn,
     StorageConn,
     airflow_settings,
-    aside,
     connection_fields,
     end_at_once,
     flush_streams,
     open_streams,
+    output_to_stderr,
     report_text,
 )
 from airflow_lakestream.cli.maintain import maintain
@@ -101,7 +101,7 @@ def init(
 
     Asks for missing values if it runs on a terminal. Only the file is written.
     """
-    with aside(), without_logs():
+    with output_to_stderr(), without_logs():
         from airflow_lakestream.core.policies import choose
         from airflow_lakestream.onramp.dag_file import DagEngine, DagFile, default_name, default_table
         from airflow_lakestream.onramp.preview import RecordSelection, preview

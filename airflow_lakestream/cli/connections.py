@@ -368,7 +368,7 @@ def report_text(text: str, *, err: bool = False) -> None:
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def output_to_stderr() -> Iterator[None]:
     """Send all output except the answer to stderr: Airflow logs to stdout, but programs expect JSON in stdout."""
     with redirect_stdout(sys.stderr):
         yield
@@ -437,7 +437,7 @@ def like_the_airflow_command(*conn_ids: str | None, needs_database: bool = False
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update({name: before[name] or value for name, value in environment.items()})
     try:
-        with aside(), pause_collection():
+        with output_to_stderr(), pause_collection():
             yield
     finally:
         for name, value in before.items():

@@ -20,13 +20,13 @@ from airflow_lakestream.cli.connections import (
     KafkaConnection,
     StorageConn,
     Table,
-    aside,
     group_of,
     open_catalog,
     open_connect,
     open_kafka,
     open_lake,
     open_store_properties,
+    output_to_stderr,
     report_text,
 )
 from airflow_lakestream.cli.ledger_edits import forget, rebuild, rename, reset
@@ -176,7 +176,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print the offsets held by the table for the group, the beginning of each partition, and lost offsets."""
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.run.rejected import open_rejected
 
         lake = open_lake(table, iceberg_conn, storage_conn)
@@ -196,7 +196,7 @@ def history(
     as_json: Json = False,
 ) -> None:
     """Print the group's landings, newest first, with the data files of each unexpired snapshot."""
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.audit.books import check_group
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg.ledger_store import read_ledger
@@ -261,7 +261,7 @@ def adopt(
     Prints first the ledger, its proofs, and the parts taken on trust; --yes writes it, in one commit without rows.
     Stop the other tool before.
     """
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.adopt.filled import open_filled
         from airflow_lakestream.adopt.run import TableAdoption
         from airflow_lakestream.core.policies import seconds
@@ -380,7 +380,7 @@ def hand_over(
 
     Pause the DAG before. Refused while the ledger has holes, and while the other tool runs.
     """
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.adopt.hand_over import GroupTarget, LedgerHandover, PositionTarget
         from airflow_lakestream.adopt.tools import ConnectorTarget, SinkConnector
         from airflow_lakestream.kafka.groups import KafkaGroups

@@ -17,12 +17,12 @@ from airflow_lakestream.cli.connections import (
     KafkaConnection,
     StorageConn,
     Table,
-    aside,
     group_of,
     of_iceberg,
     open_catalog,
     open_kafka,
     open_lake,
+    output_to_stderr,
     report_text,
 )
 from airflow_lakestream.core.ledger import Counts, Ledger, NotedLandings, TopicIdentity, union
@@ -46,7 +46,7 @@ def rename(
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
     """Rename a group's ledger; the next run, with the new name, continues at the end of the old ledger."""
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.audit.books import NoLedger, groups_of
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg import ledger_store
@@ -78,7 +78,7 @@ def reset(
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
     """Remove a group's ledger; the rows stay. The group's next run begins at start_offset, like a first run."""
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.audit.books import NoLedger, groups_of
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
@@ -117,7 +117,7 @@ def rebuild(
     record, counts as lost if the log begins above it, and otherwise counts as landed. In each partition, the group
     begins at its first row.
     """
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg import fitness, ledger_store
         from airflow_lakestream.iceberg.upkeep.ledger_edit import EditOvertaken, restate_ledgers
@@ -168,7 +168,7 @@ def forget(
     if bool(rows) + missing + damaged != 1:
         raise InvalidArgument("--rows", "or --missing or --damaged is needed, one of them.")
     if damaged:
-        with aside():
+        with output_to_stderr():
             from airflow_lakestream.run.damaged import ReceiptWriter
 
             kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
@@ -179,7 +179,7 @@ def forget(
             report_text(f"{table}: recorded as lost, in snapshot {receipt.snapshot_id}: {receipt.ranges}")
         return
     of_iceberg(table)
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.adopt.claim import parse_ranges
         from airflow_lakestream.audit.run import Audit, load
         from airflow_lakestream.iceberg import fitness, ledger_store

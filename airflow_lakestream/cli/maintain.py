@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from airflow_lakestream.cli.connections import IcebergConn, Json, StorageConn, aside, open_lake, report_text
+from airflow_lakestream.cli.connections import IcebergConn, Json, StorageConn, open_lake, output_to_stderr, report_text
 from airflow_lakestream.cli.tables import given
 from airflow_lakestream.core.policies import size_in_bytes
 
@@ -57,7 +57,7 @@ def maintain(
     Without an option for a work all are done. A work's bound, such as --expire-older-than, chooses the work. Landings
     and merges go on meanwhile. A run that ends early has changed nothing by halves, and the next one goes on.
     """
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.config.arguments import positive_seconds
         from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
         from airflow_lakestream.tables.retention import RowRetention

@@ -13,10 +13,10 @@ import typer
 from airflow_lakestream.cli.arguments import landings_of, read_pipeline, variable_lookup
 from airflow_lakestream.cli.connections import (
     Json,
-    aside,
     open_kafka,
     open_lake,
     open_registry,
+    output_to_stderr,
     report_text,
 )
 from airflow_lakestream.core.printable import printable
@@ -38,8 +38,8 @@ Sink = Annotated[str | None, typer.Option("--sink", help="one of the file's; def
 def validate(
     paths: Annotated[list[Path], typer.Argument(help="files, or folders of them", exists=True)],
 ) -> None:
-    """Check pipelines like a run, SQL too, without a connection. Exit code 2: something is wrong."""
-    with aside():
+    """Check pipelines as a run would, including their SQL, without a connection. Exit code 2: something is wrong."""
+    with output_to_stderr():
         from airflow_lakestream.pipelines.dags import find_functions, make_dags
         from airflow_lakestream.pipelines.folder import read_path
 
@@ -64,7 +64,7 @@ def validate(
 @app.command()
 def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
     """Print the changes by the next run: tables, columns, and offsets to land."""
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.pipelines.check import check, refuse_rendered
 
         compiled = read_pipeline(file)
@@ -109,7 +109,7 @@ def _planned(compiled: CompiledPipeline, landing: SinkLanding) -> tuple[dict[str
 @app.command()
 def render(file: File, engine: Engine = None) -> None:
     """Print the DAG of a pipeline as Python."""
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.pipelines.operator import python_of
 
         compiled = read_pipeline(file, engine)
@@ -125,7 +125,7 @@ def run(
     end: Annotated[str | None, typer.Option("--interval-end", help="of a pipeline that replaces")] = None,
 ) -> None:
     """Land once, here, without a scheduler: all missing records, with the ledger shared by all runs."""
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.pipelines.check import refuse_rendered
 
         compiled = read_pipeline(file, engine)
@@ -139,7 +139,7 @@ def run(
         refuse_rendered(compiled, found)
     for landing in found:
         interval = {"interval_start": start, "interval_end": end} if landing.mode == "replace" else {}
-        with aside():
+        with output_to_stderr():
             line = _land(compiled, landing, interval)
         # Report a landing before the next landing may fail.
         report_text(printable(line))

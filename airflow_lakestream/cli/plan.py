@@ -19,7 +19,6 @@ from airflow_lakestream.cli.connections import (
     Json,
     KafkaConn,
     StorageConn,
-    aside,
     connection_fields,
     group_of,
     open_catalog,
@@ -27,6 +26,7 @@ from airflow_lakestream.cli.connections import (
     open_lake,
     open_storage,
     open_store_properties,
+    output_to_stderr,
     report_text,
 )
 from airflow_lakestream.cli.preview import Servers, open_servers, without_logs
@@ -108,7 +108,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Print the records to land by the next run with mode="resume"; Kafka and the table stay unchanged."""
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.run.job import ExtractConfig, build_job
 
         # Check arguments before anything is read.
@@ -219,7 +219,7 @@ def doctor(
     Exit codes: 0 all is well, 1 something has to be mended, 2 something could not be checked. A scratch table and a
     scratch file are written, and removed again, unless --read-only is given.
     """
-    with aside(), without_logs():
+    with output_to_stderr(), without_logs():
         from airflow_lakestream.core.names import check_topic
         from airflow_lakestream.core.policies import choose
         from airflow_lakestream.onramp.dag_file import DagEngine

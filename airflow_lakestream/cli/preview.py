@@ -16,11 +16,11 @@ from airflow_lakestream.cli.connections import (
     Json,
     KafkaConn,
     KafkaConnection,
-    aside,
     connection_fields,
     kafka_settings,
     open_kafka,
     open_registry,
+    output_to_stderr,
     report_text,
 )
 from airflow_lakestream.core.printable import counted, printable
@@ -61,7 +61,7 @@ def preview(
 
     The format is guessed if it is not given. Nothing is written, and no consumer group is joined or changed.
     """
-    with aside(), without_logs():
+    with output_to_stderr(), without_logs():
         from airflow_lakestream.config.arguments import milliseconds
         from airflow_lakestream.onramp import preview as looking
 

@@ -21,11 +21,11 @@ from airflow_lakestream.cli.connections import (
     IcebergConn,
     Json,
     KafkaConn,
-    aside,
     open_catalog,
     open_kafka,
     open_storage,
     open_store_properties,
+    output_to_stderr,
 )
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.core.printable import printable_lines
@@ -254,7 +254,7 @@ def status(
     all. With --watch the exit code is the code of the last look; with --json each look prints one line.
     """
     pause, age = seconds("--every", every), seconds("--max-age", max_age)
-    with aside():
+    with output_to_stderr():
         lakes = _ConnectionLakes(iceberg_conn, storage_conn)
         search = _search(tables or [], namespaces or [], checkpoints or [], group, kafka_conn, lakes)
     written = None if html is None else _PageFile(html)
@@ -364,7 +364,7 @@ def _search(
 
 
 def _look(search: StreamSearch, max_age: float) -> list[StreamStatus]:
-    with aside():
+    with output_to_stderr():
         return search.streams(int(time.time() * 1000), max_age)
 
 

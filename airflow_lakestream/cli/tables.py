@@ -19,12 +19,12 @@ from airflow_lakestream.cli.connections import (
     Json,
     KafkaConn,
     StorageConn,
-    aside,
     group_of,
     open_kafka,
     open_lake,
     open_registry,
     open_store_properties,
+    output_to_stderr,
     report_text,
 )
 from airflow_lakestream.core.policies import seconds
@@ -69,7 +69,7 @@ def audit(
     --full then decodes with the arguments of the landing. With --repair the exit code is about the table after the
     repair; 2 means that nothing was changed.
     """
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.config.arguments import json_object
         from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
         from airflow_lakestream.run.mirror_repair import can_repair, check_repair, repair_of
@@ -156,7 +156,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print the number of rejected records, by stage and reason, with examples."""
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.iceberg.upkeep.reject_summary import COLUMNS, by_reason
         from airflow_lakestream.run.rejected import open_rejected
         from airflow_lakestream.run.replay import RejectSelection
@@ -213,7 +213,7 @@ def replay(
     arguments of the landing or of a fix: --dag, --pipeline, --schema, --format, --sql or --schema-registry. Without
     a new row and a new reason nothing is committed.
     """
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.core.landing.report import counts_to_dict
         from airflow_lakestream.run.replay import RejectReplay, RejectSelection
         from airflow_lakestream.run.summary import figures, rejects_of
@@ -292,7 +292,7 @@ def resnapshot(
 
     Until then readers see the old rows. If it is killed, run it again: it continues.
     """
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.run.resnapshot import MirrorResnapshot
 
         since = _offsets(since_offset or ())

@@ -113,7 +113,7 @@ class FrameConfig(ExtractConfig):
         schema = super().design.schema
         if schema is not None:
             return arrow_schema(schema)
-        if len(fixed := self.payload.row.fixed_columns) and not is_given(self.key_format):
+        if len(fixed := self.payload.format_row.fixed_columns) and not is_given(self.key_format):
             return fixed
         raise InvalidArgument(
             "schema",

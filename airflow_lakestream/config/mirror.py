@@ -109,7 +109,10 @@ class MirrorConfig(ExtractConfig):
         check_history({one.name: getattr(self, one.name) for one in fields(self)})
         if self.is_of_records:
             self._check_records()
-        elif self.range_policy is not OutOfRange.REJECT and ValueEnvelope.CONNECT not in super().payload.row.envelopes:
+        elif (
+            self.range_policy is not OutOfRange.REJECT
+            and ValueEnvelope.CONNECT not in super().payload.format_row.envelopes
+        ):
             problem = f'{self.out_of_range!r} goes with format="json", not with {self.format!r}.'
             raise InvalidArgument(
                 "out_of_range", problem, 'Leave it out, or make the column a string with schema="...".'
@@ -268,8 +271,9 @@ class MirrorConfig(ExtractConfig):
         )
 
     def _of_records(self, held: PayloadFormats, common: Mapping[str, Any]) -> RecordPayload:
-        has_registry, statement = held.registry is not None and held.row.kind is not None, self.statement
-        keeps_unknown = held.row.keeps_unknown and self.value_envelope is None
+        """Return the payload settings of a mirror of plain records, which are rows and not change events."""
+        has_registry, statement = held.registry is not None and held.format_row.kind is not None, self.statement
+        keeps_unknown = held.format_row.keeps_unknown and self.value_envelope is None
         return RecordPayload(
             **common,
             nested=self._nested,

@@ -41,7 +41,7 @@ class FieldNames:
     def __init__(self, payload: PayloadFormats, format_name: str, *, is_key: bool = False) -> None:
         self._payload, self._format, self._is_key = payload, format_name, is_key
         self._envelope = None if is_key else payload.envelope
-        self._is_wrapped = payload.envelope is not None and ValueEnvelope.CONNECT in payload.row.envelopes
+        self._is_wrapped = payload.envelope is not None and ValueEnvelope.CONNECT in payload.format_row.envelopes
         self._of_schemas: dict[SchemaText, Fields] = {}
 
     @property
@@ -345,7 +345,7 @@ def log_guessed_columns(payload: PayloadFormats, first: RawBatch, columns: pa.Sc
 
     Columns of a registry's schema or of a fixed format are not guessed; a mirror logs its own.
     """
-    if payload.gets_columns or payload.row.first_columns is None:
+    if payload.gets_columns or payload.format_row.first_columns is None:
         return
     schema = to_schema(columns)
     log.info(

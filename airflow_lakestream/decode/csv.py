@@ -189,14 +189,14 @@ class CsvDecoder(SchemaDecoder):
         for place in places:
             text = texts[place].as_py()
             try:
-                found.append(self._coercers[field.name](text if text is None else _written(text, field.type)))
+                found.append(self._coercers[field.name](text if text is None else _json_of_text(text, field.type)))
             except Misfit as misfit:
                 reasons.setdefault(place, misfit.inside(field.name).reason)
                 found.append(None)
         return pa.array(found, leaves.plain(field.type)).cast(field.type)
 
 
-def _written(text: str, kind: pa.DataType) -> Json:
+def _json_of_text(text: str, kind: pa.DataType) -> Json:
     """Return the JSON value for a field's text. Raises Misfit for a text without a value of the type."""
     if _is_text(kind):
         return text

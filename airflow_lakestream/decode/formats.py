@@ -72,7 +72,7 @@ class PayloadFormats(PayloadSettings):
         if unknown in (UnknownFields.IGNORE, UnknownFields.FAIL):
             return
         problem = None
-        if not self.row.keeps_unknown:
+        if not self.format_row.keeps_unknown:
             names = '" and "'.join(name for name in FORMATS if FORMATS[name].keeps_unknown)
             problem = f'format="{names}"; the format is {self.format!r}'
         elif self.envelope is not None:
@@ -86,7 +86,7 @@ class PayloadFormats(PayloadSettings):
         if self.envelope is None:
             return
         envelope = choose(ValueEnvelope, "envelope", self.envelope)
-        if envelope not in self.row.envelopes:
+        if envelope not in self.format_row.envelopes:
             known = " and ".join(name for name in FORMATS if envelope in FORMATS[name].envelopes)
             raise InvalidArgument("envelope", f"{self.envelope!r} goes with {known}; the format is {self.format!r}.")
 
@@ -103,7 +103,7 @@ class PayloadFormats(PayloadSettings):
         for format_name, row in FORMATS.items():
             for argument, check in row.options.items():
                 value = getattr(self, argument)
-                if row is self.row:
+                if row is self.format_row:
                     _checked(argument, check, value)
                 elif value != getattr(PayloadSettings, argument):
                     problem = f'goes with format="{format_name}"; the format is {self.format!r}.'
@@ -118,7 +118,7 @@ class PayloadFormats(PayloadSettings):
                 )
 
     @property
-    def row(self) -> FormatRow:
+    def format_row(self) -> FormatRow:
         """Properties of the values' format."""
         return FORMATS[self.format]
 
@@ -137,7 +137,7 @@ class PayloadFormats(PayloadSettings):
     def further_settings(self) -> tuple[str, ...]:
         """Settings with an effect on the rows that differ from the defaults, as text."""
         own = ("key_format", "envelope", "timestamps_finer", "unavailable_placeholder", "unavailable_values")
-        names = (*own, *self.row.options)
+        names = (*own, *self.format_row.options)
         given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PayloadSettings, name)}
         renamed = {f"rename_columns.{old}": new for old, new in self.renamed}
         times = {f"schema.{'.'.join(path)}": source for path, source in self.times}
@@ -146,7 +146,7 @@ class PayloadFormats(PayloadSettings):
     @property
     def parts(self) -> frozenset[RecordPart]:
         """The parts of records that decoding reads; schemas of the registry may be named in headers."""
-        has_key = self.key_format is not None or "key" in self.row.fixed_columns.names
+        has_key = self.key_format is not None or "key" in self.format_row.fixed_columns.names
         return frozenset(compress((RecordPart.KEY, RecordPart.HEADERS), (has_key, self.named_sides)))
 
     def remedy(self, reason: str) -> str:
@@ -225,9 +225,9 @@ class PayloadFormats(PayloadSettings):
         """
         if self.key_format is not None:
             return None
-        if len(self.row.fixed_columns):
-            return self.new_names.columns(self.row.fixed_columns)
-        if self.row.kind is None or self.registry is None:
+        if len(self.format_row.fixed_columns):
+            return self.new_names.columns(self.format_row.fixed_columns)
+        if self.format_row.kind is None or self.registry is None:
             return None
         found = self.finder.foreseen(self.format, topic)
         return None if found is None else self._with_rescued(self._columns_of(found))
@@ -239,15 +239,16 @@ class PayloadFormats(PayloadSettings):
 
         :param held: the table's columns; a field with a column under another of its names gets no second column.
         """
-        if self.row.kind is None or self.registry is None:
+        if self.format_row.kind is None or self.registry is None:
             return None
         found = self.finder.newest(self.format, topic, "value")
         if found is None:
             return None
         columns = self._columns_of(found)
-        if self.envelope is not None or self.row.held_names is None:
+        if self.envelope is not None or self.format_row.held_names is None:
             return columns
-        return self.row.held_names(found, versions_of(self.registry_client, topic, self.row.kind), columns, held)
+        versions = versions_of(self.registry_client, topic, self.format_row.kind)
+        return self.format_row.held_names(found, versions, columns, held)
 
     def prepare(self, topic: str) -> None:
         """Load the schemas for decoding the topic into a cache, so that all child processes forked later have them.
@@ -274,9 +275,9 @@ class PayloadFormats(PayloadSettings):
             )
 
     def check_names(self) -> None:
-        """Refuse new names unfit for columns, or for fields without names. Raises InvalidArgument."""
-        if self.renamed and self.row.positional:
-            problem = f"fields have no names with format={self.format!r}, and columns have those of schema."
+        """Refuse new names unfit for columns, and all new names if fields have no names. Raises InvalidArgument."""
+        if self.renamed and self.format_row.positional:
+            problem = f"with format={self.format!r} fields have no names: the columns have the names in schema."
             raise InvalidArgument("rename_columns", problem, "Leave it out.")
         kept = frozenset({KEY_COLUMN, RESCUED})
         self.new_names.check(NameRules(kept, self.refused_characters, frozenset(self.taken_columns)))
@@ -297,13 +298,13 @@ class PayloadFormats(PayloadSettings):
 
     def value_columns(self, first: RawBatch) -> pa.Schema:
         """Return the columns of a new table for values, from the format, the registry or the first records."""
-        if len(self.row.fixed_columns):
+        if len(self.format_row.fixed_columns):
             # Decoded keys have a column of their own.
-            fixed = [one for one in self.row.fixed_columns if self.key_format is None or one.name != "key"]
+            fixed = [one for one in self.format_row.fixed_columns if self.key_format is None or one.name != "key"]
             return self.new_names.columns(pa.schema(fixed))
-        if self.row.first_columns is None:
+        if self.format_row.first_columns is None:
             return self._columns_of(self.finder.find(self.format, first.topic, "value", first.values))
-        return self.row_columns(self.row.first_columns(self, first))
+        return self.row_columns(self.format_row.first_columns(self, first))
 
     @property
     def naming(self) -> EventNaming:
@@ -318,7 +319,7 @@ class PayloadFormats(PayloadSettings):
         )
 
     def _columns_of(self, found: SchemaText) -> pa.Schema:
-        return self.row_columns(self.row.columns_of(found))
+        return self.row_columns(self.format_row.columns_of(found))
 
     def row_columns(self, columns: pa.Schema) -> pa.Schema:
         """Return the columns of the rows made of values with these columns."""
@@ -341,16 +342,16 @@ class PayloadFormats(PayloadSettings):
     def _field_decoder(self, fields: pa.Schema) -> ColumnDecoder:
         if self.envelope == ValueEnvelope.DEBEZIUM:
             return DebeziumDecoder(fields, self._events, self.naming, self.unavailable)
-        return self.row.decoder(self, fields)
+        return self.format_row.decoder(self, fields)
 
     def _events(self, schema: pa.Schema) -> ColumnDecoder:
         """Return the decoder of events, for which further members of an event are not unknown fields."""
-        if self.row.events is not None:
-            return self.row.events(self, schema)
+        if self.format_row.events is not None:
+            return self.format_row.events(self, schema)
         if self.unknown_fields == UnknownFields.IGNORE:
-            return self.row.decoder(self, schema)
+            return self.format_row.decoder(self, schema)
         others = [pa.field(name, pa.string()) for name in KNOWN_MEMBERS if name not in schema.names]
-        return self.row.decoder(self, pa.schema([*schema, *others]))
+        return self.format_row.decoder(self, pa.schema([*schema, *others]))
 
     @property
     def finder(self) -> SchemaFinder:

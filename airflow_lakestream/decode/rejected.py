@@ -138,9 +138,9 @@ class CauseFinder:
                 return f"the {side}s are written without the ids of their schemas, which are in headers"
         if bad.row.reason.startswith("the key: "):
             return f'the keys do not have the format of key_format="{self.payload.key_format}"'
-        if not self.payload.row.is_text and _is_json(value):
+        if not self.payload.format_row.is_text and _is_json(value):
             return f'the values look like JSON, and format="{self.payload.format}" was given: try format="json"'
-        if self.payload.row.kind is not None:
+        if self.payload.format_row.kind is not None:
             return self._of_registered(value, bad) or self._of_document(value[HEADER:])
         if self.payload.format == ValueFormat.JSON:
             return _not_json(value) or self._of_document(value)
@@ -149,7 +149,7 @@ class CauseFinder:
     def _of_registered(self, value: bytes, bad: StageFailure) -> str | None:
         # For formats with schemas in a registry: returns a likely cause, or None.
         given, reason = f'format="{self.payload.format}"', bad.row.reason
-        if value.startswith(SINGLE_OBJECT) and "writer_schemas" not in self.payload.row.options:
+        if value.startswith(SINGLE_OBJECT) and "writer_schemas" not in self.payload.format_row.options:
             return f'the values look like Avro\'s single-object encoding, and {given} was given: try format="avro"'
         if not is_framed(value) and bad.row.schema_id is None:
             return (

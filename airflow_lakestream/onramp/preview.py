@@ -315,7 +315,7 @@ def _decoded(base: TopicPreview, sample: TopicSample, chosen: TopicSample, tombs
     source = base.columns_by
     if source is ColumnsBy.RECORDS and statement is not None:
         source = ColumnsBy.SQL
-    elif source is ColumnsBy.RECORDS and design.schema is None and config.payload.row.first_columns is None:
+    elif source is ColumnsBy.RECORDS and design.schema is None and config.payload.format_row.first_columns is None:
         source = ColumnsBy.FORMAT
     kinds = {} if statement is not None else kinds_of(list(documents_of(config, sample)))
     base = replace(base, columns=columns, columns_by=source, kinds=kinds)

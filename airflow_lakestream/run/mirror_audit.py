@@ -60,7 +60,7 @@ from airflow_lakestream.tables.schema.columns import to_schema
 if TYPE_CHECKING:
     from airflow_lakestream.audit.key_comparison import KeyComparison
 
-_FOLD = "audit.rows"
+_FOLDED_TABLE = "audit.rows"
 _TRIES = 10
 # Python's numbers take ten times the memory of Arrow's.
 _PART = 50_000
@@ -106,11 +106,11 @@ class MirrorAudit:
             fold = TopicFold(self._config(identity.topic, note), self.audit, table, note, Path(folder))
             landed = union(entry.landed for _, _, entry in ledgers.entries())
             if compare is VersionComparison and len(landed.partitions) > 1:
-                fold.noted = KeyPartitions(database, table.key).add
+                fold.on_events = KeyPartitions(database, table.key).add
             match = None
             if then is not None and isinstance(payload := fold.config.payload, RecordPayload):
                 match = KafkaKeyMatch(database, table, payload)
-                fold.noted, fold.noted_records = match.add_rows, match.add_records
+                fold.on_events, fold.on_records = match.add_rows, match.add_records
             try:
                 fold.read(identity, landed)
             except (TopicMissing, TopicReplaced) as e:
@@ -143,7 +143,7 @@ class MirrorAudit:
         # One commit for each batch of bytes, small for bounded memory: how long it took does not matter.
         return MirrorConfig(
             topic=topic,
-            table=_FOLD,
+            table=_FOLDED_TABLE,
             consumer_group=self.audit.consumer_group,
             checkpoint_interval=86_400,
             max_batch_bytes="64MiB",
@@ -277,8 +277,8 @@ class TopicFold:
     """The records of a topic folded by key, in a mirror of a local folder.
 
     `seen` counts the offsets with a record in Kafka, `shown` the offsets that were read, `damaged` those of damaged
-    batches. `borrowed` are the values that a record left out. `noted`, if set, takes all events, and
-    `noted_records` the records of a partition.
+    batches. `borrowed` are the values that a record left out. `on_events`, if set, is called with all
+    events, `on_records` with the records of a partition.
 
     :param table: the table to compare with, whose columns the fold gets.
     :param note: the note of that table.
@@ -290,14 +290,14 @@ class TopicFold:
         self.config, self._audit = config, audit
         self.shown, self.damaged, self.borrowed = RangeSet(), RangeSet(), BorrowedValues()
         self.seen: dict[PartitionKey, OffsetTally] = {}
-        self.noted: Callable[[pa.Table], None] | None = None
-        self.noted_records: Callable[[int, RawBatch], None] | None = None
+        self.on_events: Callable[[pa.Table], None] | None = None
+        self.on_records: Callable[[int, RawBatch], None] | None = None
         uri, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}/fold"
         self._catalog = SqlCatalog("audit", uri=uri, warehouse=warehouse)
-        self._catalog.create_namespace(_FOLD.partition(".")[0])
-        # The fold begins before all logs that the mirror has followed.
+        self._catalog.create_namespace(_FOLDED_TABLE.partition(".")[0])
+        # The folded table starts empty: its note leaves out the logs that the mirror has followed already.
         properties = {MIRROR: json.dumps({name: value for name, value in note.items() if name != "logs"})}
-        self._catalog.create_table(_FOLD, to_schema(table.columns), properties=properties)
+        self._catalog.create_table(_FOLDED_TABLE, to_schema(table.columns), properties=properties)
 
     def seen_in(self, topic: str, partition: int) -> int:
         """Return the number of offsets of a partition with a record in Kafka."""
@@ -306,12 +306,12 @@ class TopicFold:
 
     def note(self) -> Mapping[str, Any]:
         """Return the note of the fold."""
-        note: Mapping[str, Any] = json.loads(self._catalog.load_table(_FOLD).properties[MIRROR])
+        note: Mapping[str, Any] = json.loads(self._catalog.load_table(_FOLDED_TABLE).properties[MIRROR])
         return note
 
     def table(self) -> KeyedTable:
         """Return the folded rows."""
-        return keyed_iceberg(self._catalog, self._catalog.load_table(_FOLD))
+        return keyed_iceberg(self._catalog, self._catalog.load_table(_FOLDED_TABLE))
 
     def read(self, identity: TopicIdentity, landed: RangeSet) -> None:
         """Fold the landed offsets that Kafka still has.
@@ -323,10 +323,10 @@ class TopicFold:
         job = build_job(self.config, kafka, self._catalog, run_id="audit", where=where, stop=self._audit.stop, dry=True)
         inner = mirror_of(job)
         assert isinstance(inner.table, IcebergMirror), "its catalog has no other"
-        inner.table.borrowed, inner.noted = self.borrowed.add, self.noted
+        inner.table.borrowed, inner.noted = self.borrowed.add, self.on_events
         if (current := job.source.identity()) != identity:
             raise TopicReplaced(identity, current, self._audit.consumer_group, self._audit.table)
-        job = replace(job, reader=_NotingReader(job.reader, self.seen, self.noted_records))
+        job = replace(job, reader=_NotingReader(job.reader, self.seen, self.on_records))
         tries = 0
         while True:
             try:

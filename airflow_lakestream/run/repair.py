@@ -167,7 +167,7 @@ class TableRepair(DecodingSettings):
                 "unknown_fields", '"evolve" adds columns, and a repair adds none.', 'Use "ignore", "rescue" or "fail".'
             )
         payload = self.payload
-        needs_it = self.sql_input == SqlInput.DECODED or payload.row.positional or payload.times
+        needs_it = self.sql_input == SqlInput.DECODED or payload.format_row.positional or payload.times
         if is_given(self.schema) and not needs_it:
             raise InvalidArgument(
                 "schema",

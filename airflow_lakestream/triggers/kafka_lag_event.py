@@ -87,23 +87,23 @@ class KafkaLagEventTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look for ever, and fire each time `LevelAlarm` fires. After an error the next look comes."""
-        watch, alarm, connections, patience = await asyncio.to_thread(self._open)
+        watch, alarm, connections, looks = await asyncio.to_thread(self._open)
         while True:
-            waiting = await patience.look(watch.look(connections))
+            waiting = await looks.look(watch.look(connections))
             if waiting is not None and alarm.fires(waiting, time.time()):
                 yield TriggerEvent(self._event(waiting))  # type: ignore[no-untyped-call]  # Airflow has no types here
-            await asyncio.sleep(patience.pause(watch.subject))
+            await asyncio.sleep(looks.pause(watch.subject))
 
     def _open(self) -> tuple[Any, Any, Any, Any]:
-        # Imported late, neither in a DAG's parser nor in the triggerer's loop: PyIceberg and librdkafka.
+        # These import PyIceberg and librdkafka, which take long: not while a DAG is parsed, nor in the event loop.
         from airflow_lakestream.hooks.places import AirflowPlaces
         from airflow_lakestream.triggers.shared_looks import WatcherLooks
         from airflow_lakestream.watching.lag.check import LevelAlarm, LevelWatch
 
         source = {name: getattr(self, name) for name in _OF_SOURCE}
         watch = LevelWatch(**source, min_records=self.min_records, min_wait=self.min_wait)
-        patience = WatcherLooks(f"The records that wait for {watch.subject} can't be counted", self.poll_interval)
-        return watch, LevelAlarm(self.again_after), AirflowPlaces(), patience
+        looks = WatcherLooks(f"The records that wait for {watch.subject} can't be counted", self.poll_interval)
+        return watch, LevelAlarm(self.again_after), AirflowPlaces(), looks
 
     def _event(self, waiting: Any) -> dict[str, Any]:
         consumer = {

@@ -77,7 +77,7 @@ class LandingProducer(SharedStreamProducer):
         self._subscription.quiet.set()
 
     def _open(self) -> tuple[Any, Any, Any]:
-        # Imported late, neither in a DAG's parser nor in the triggerer's loop: PyIceberg and librdkafka.
+        # These import PyIceberg and librdkafka, which take long: not while a DAG is parsed, nor in the event loop.
         from airflow_lakestream.hooks.places import AirflowPlaces
         from airflow_lakestream.triggers.shared_looks import WatcherLooks
         from airflow_lakestream.watching.streams.looking import LandingWatch
@@ -92,7 +92,7 @@ class LandingProducer(SharedStreamProducer):
         """Return the cursor to begin at.
 
         A trigger without a cursor begins at `since`. This first cursor is stored at once: otherwise a killed triggerer
-        would begin at a later "now". After an error of the look the next look comes.
+        would begin at a later "now". If a look fails, the next look is after `poll_interval` seconds.
         """
         cursor = await self._subscription.cursors.read()
         while cursor is None:

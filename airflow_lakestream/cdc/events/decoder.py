@@ -156,7 +156,7 @@ class EventPayload(PayloadFormats):
     def value_columns(self, first: RawBatch) -> pa.Schema:
         """Return the columns of events for the columns of the records' rows."""
         row = self.record_schemas().row(first)
-        if ValueEnvelope.CONNECT in self.row.envelopes and row:
+        if ValueEnvelope.CONNECT in self.format_row.envelopes and row:
             return self._of_row(row)
         # Take the records' columns: the registry's newest schema may have more, and bare JSON has no schema.
         return grown(super().value_columns(first), self._of_row(row))

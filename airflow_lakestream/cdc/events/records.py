@@ -177,7 +177,7 @@ class RecordPayload(PayloadFormats):
 
     def record_schemas(self) -> RecordSchemas | None:
         """Return the finder of columns in the records' schemas, or None for a format without schemas."""
-        if (self.row.kind is None and self.envelope is None) or self.statement is not None:
+        if (self.format_row.kind is None and self.envelope is None) or self.statement is not None:
             return None
         return RecordSchemas(self.format, self.finder, self.names.table, of_records=True)
 

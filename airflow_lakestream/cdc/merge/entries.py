@@ -104,13 +104,15 @@ class EntrySearch:
 
     def __call__(self, file: EntryFile) -> list[pa.Table]:
         """Return the entries."""
-        parts = (part.filter(pa.array(self._is_wanted(part))) for part in file.read(()))
+        parts = (part.filter(pa.array(self._mask_of_needed(part))) for part in file.read(()))
         return [part for part in parts if len(part)]
 
-    def _is_wanted(self, part: pa.Table) -> Mask:
-        wanted: Mask = part[self.key[0]].is_null().to_numpy() | part[row_column(self.key)].is_valid().to_numpy()
-        wanted[self.search(part)[0]] = True
-        return wanted
+    def _mask_of_needed(self, entries: pa.Table) -> Mask:
+        is_for_all_keys = entries[self.key[0]].is_null().to_numpy()
+        has_row = entries[row_column(self.key)].is_valid().to_numpy()
+        needed: Mask = is_for_all_keys | has_row
+        needed[self.search(entries)[0]] = True
+        return needed
 
 
 def compacted(

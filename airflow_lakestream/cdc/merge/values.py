@@ -65,7 +65,7 @@ def with_values(rows: pa.Table, column: str, values: dict[int, pa.Scalar | None]
     new = [pa.nulls(1, there.type) if one is None else pa.repeat(one, 1).cast(there.type) for one in values.values()]
     takes = np.arange(len(rows))
     takes[list(values)] = len(rows) + np.arange(len(values))
-    # Also for arrays, in which Arrow can't replace by a mask.
+    # Arrow's replace_with_mask has no lists; `take` has all types.
     filled = pa.concat_arrays([there, *new]).take(pa.array(takes))
     return rows.set_column(rows.column_names.index(column), field_, filled)
 

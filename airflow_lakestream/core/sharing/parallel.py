@@ -87,7 +87,7 @@ def plan_shares(job: LandingJob, most: int, least_width: int = LEAST_WIDTH) -> S
 
 
 def _plan_shares_once(job: LandingJob, most: int, least_width: int) -> SharedPlan:
-    # A landing without rows takes place once at most: the next look sees the table and the origin.
+    # If the table or the origin is missing, the first round commits it without rows: the second round finds both.
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
@@ -96,7 +96,7 @@ def _plan_shares_once(job: LandingJob, most: int, least_width: int) -> SharedPla
         if (table.exists and not plan.origin) or not plan.ranges:
             return _shares(job, table, plan, most, least_width)
         try:
-            if not _found(job, table, plan):
+            if not _commit_without_rows(job, table, plan):
                 return SharedPlan(now.identity, (), _bounds(job, plan.ranges, plan.ranges))
         except BaseException:
             job.sink.discard()
@@ -186,8 +186,8 @@ def _bounds(job: LandingJob, plan_ranges: RangeSet, ranges: RangeSet) -> RangeSe
     return None if isinstance(job.mode, IntervalMode) and ranges == plan_ranges else ranges
 
 
-def _found(job: LandingJob, table: TableState, plan: Plan) -> bool:
-    """Commit table and origin without rows; return False without a schema or a record to infer the schema.
+def _commit_without_rows(job: LandingJob, table: TableState, plan: Plan) -> bool:
+    """Commit table and origin without rows; return False if neither a schema nor a record shows the columns.
 
     Returns True after the commit. Raises Conflict, Stopped, and errors of reading and decoding.
     """

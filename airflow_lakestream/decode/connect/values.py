@@ -37,8 +37,9 @@ _DATES = ({-622191234, -2147472692}, {-625821272, -2147472691})
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 # PostgreSQL has no earlier timestamp; a lower number is a number above 2**63 after an overflow.
 _EARLIEST = -211_000_000_000_000_000
-# Debezium's -infinity.
-_MINUS = -9_223_372_036_832_400_000
+# Debezium's -infinity, and its +infinity, which is less far from 0.
+_MINUS_INFINITY = -9_223_372_036_832_400_000
+_PLUS_INFINITY = 9_223_372_036_825_200_000
 
 
 def infinite(values: Integers, logical: LogicalType) -> tuple[Mask, Mask]:
@@ -54,9 +55,10 @@ def infinite(values: Integers, logical: LogicalType) -> tuple[Mask, Mask]:
         return nothing, nothing
     # The constants are microseconds; the scale is the number of the type's units in a millisecond.
     scale = 1000 // max(logical.nanos // 1000, 1) if logical.nanos >= 1000 else 1000 * 1000
-    earliest, minus_one, plus_one = (one // 1000 * scale for one in (_EARLIEST, _MINUS, -_MINUS - 7_200_000_000))
-    minus = values == minus_one
-    return ((values < earliest) & ~minus) | (values >= plus_one), minus
+    micros = (_EARLIEST, _MINUS_INFINITY, _PLUS_INFINITY)
+    earliest, minus_infinity, plus_infinity = (one // 1000 * scale for one in micros)
+    minus = values == minus_infinity
+    return ((values < earliest) & ~minus) | (values >= plus_infinity), minus
 
 
 def settled(values: Integers, logical: LogicalType, policy: OutOfRange) -> Integers:

@@ -111,8 +111,8 @@ class RejectTable:
             counting += len(own.filter(pc.invert(not_counting)))
         return there, counting
 
-    def gone(self, identity: TopicIdentity, settlement: RejectSettlement) -> int:
-        """Return the number of a topic's rejected records, by the main table's ledger, without a row in this table.
+    def count_missing(self, identity: TopicIdentity, settlement: RejectSettlement) -> int:
+        """Return how many of the topic's rejected records, as counted by the main table's ledger, have no row here.
 
         For example, a replace that was rolled back has removed such rows. The result is 0 without a main table.
         """
@@ -263,7 +263,7 @@ class RejectingSink(WrappedSink):
             there, counting = self._rejects.count(identity, ranges, settlement)
             if entry.replaced and entry.removed == Counts():
                 topics[identity] = replace(entry, removed=Counts(read=counting, rejected=counting))
-                gone += self._rejects.gone(identity, settlement)
+                gone += self._rejects.count_missing(identity, settlement)
             if there or any(len(of_topic(part, identity.topic)) for part in held):
                 pending.append(
                     PendingLanding(

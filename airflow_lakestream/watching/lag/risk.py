@@ -25,15 +25,14 @@ LAST_PART = 4
 class PartitionView:
     """State of a partition at a moment. Times are seconds since the epoch.
 
-    `unread` is the number of unread records, `first_at` the timestamp of the first. `produced` and `landed` are rates,
-    in records per second. `retention` is in seconds, `capacity` the number of records that fit into the log by size;
-    None without such a limit.
+    `unread` is the number of unread records, `first_at` the timestamp of the first. `retention` is in seconds,
+    `capacity` the number of records that fit into the log by size; None without such a limit.
     """
 
     unread: int
     first_at: float | None
-    produced: float
-    landed: float
+    produced_per_second: float
+    landed_per_second: float
     retention: float | None
     capacity: float | None = None
 
@@ -70,19 +69,20 @@ def _by_time(view: PartitionView, now: float) -> TimeLeft:
     if view.retention is None or view.first_at is None:
         return TimeLeft()
     stopped = max(0.0, view.first_at + view.retention - now)
-    # The unread records were written at `density` records per second: reading that many gains a second.
+    # The unread records were written at `density` records per second: landing as many moves the first unread record,
+    # and so the end of its time, one second later.
     density = view.unread / max(1.0, now - view.first_at)
-    gained = view.landed / density
-    return TimeLeft(going_on=stopped / (1 - gained) if gained < 1 else math.inf, stopped=stopped)
+    gained_per_second = view.landed_per_second / density
+    return TimeLeft(going_on=stopped / (1 - gained_per_second) if gained_per_second < 1 else math.inf, stopped=stopped)
 
 
 def _by_size(view: PartitionView) -> TimeLeft:
     """Return the time until new records displace the first unread record from a log of limited size."""
-    if view.capacity is None or view.produced <= 0:
+    if view.capacity is None or view.produced_per_second <= 0:
         return TimeLeft()
     room = max(0.0, view.capacity - view.unread)
-    growth = view.produced - view.landed
-    return TimeLeft(going_on=room / growth if growth > 0 else math.inf, stopped=room / view.produced)
+    growth = view.produced_per_second - view.landed_per_second
+    return TimeLeft(going_on=room / growth if growth > 0 else math.inf, stopped=room / view.produced_per_second)
 
 
 def rate_to_catch_up(view: PartitionView, left: TimeLeft) -> float:
@@ -94,8 +94,8 @@ def rate_to_catch_up(view: PartitionView, left: TimeLeft) -> float:
         return 0.0
     within = left.stopped / 2
     if not math.isfinite(within):
-        return view.produced
-    return view.produced + view.unread / max(1.0, within)
+        return view.produced_per_second
+    return view.produced_per_second + view.unread / max(1.0, within)
 
 
 # Seconds over which rates are measured; less if Kafka's retention is short.
@@ -281,8 +281,8 @@ def partition_risks(
         view = PartitionView(
             unread=unread.records(p),
             first_at=None if first is None else first.timestamp_ms / 1000,
-            produced=settings.produced.get(p, 0) / settings.window,
-            landed=sum(step.offsets.get((topic, p), 0) for step in recent) / window,
+            produced_per_second=settings.produced.get(p, 0) / settings.window,
+            landed_per_second=sum(step.offsets.get((topic, p), 0) for step in recent) / window,
             retention=None if retention.milliseconds is None else retention.milliseconds / 1000,
             capacity=_capacity(retention, sizes, marks.end - marks.low),
         )

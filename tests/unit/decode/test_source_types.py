@@ -101,7 +101,7 @@ def decoded(
     texts = {1: {"v": before}, 2: {"v": after}}
     if payload.format != "json":
         make = kinds.avro_schema if payload.format == "avro" else kinds.json_schema
-        fake = FakeRegistry({n: (payload.row.kind or "", make(of)) for n, of in texts.items()})
+        fake = FakeRegistry({n: (payload.format_row.kind or "", make(of)) for n, of in texts.items()})
         vars(payload)["registry_client"] = fake
     schema = pa.schema([("id", pa.int64()), (name, column)])
     for number, of in texts.items():
