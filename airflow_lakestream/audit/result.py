@@ -335,7 +335,7 @@ def _unverified_lines(audit: PartitionAudit, is_full: bool) -> list[str]:
     if is_full:
         named.append(
             (
-                "not verifiable (no longer in Kafka, adopted, or without a row since perhaps skipped or filtered)",
+                "not verifiable: no longer in Kafka, adopted, or without a row (perhaps skipped or filtered)",
                 audit.not_verifiable,
             )
         )

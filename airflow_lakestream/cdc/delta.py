@@ -113,7 +113,7 @@ class DeltaEntries(DeltaSink):
         """Return the table's schema change by the next commit; a dropped mirror may have had another key."""
         if self._is_own(head):
             return super().change_of(head)
-        return SchemaChange.nowhere(whole_schema(self._design, None))
+        return SchemaChange.without_catalog(whole_schema(self._design, None))
 
     def target(self) -> DeltaTarget:
         """Return the target of the next commit; it has none of the columns of a dropped mirror."""
@@ -249,6 +249,7 @@ class DeltaSwap:
         assert head is not None, "it was looked at, and is there"
         assert aside is not None, "it was built before"
         schema = aside.schema
+        # Entries of another log, or with other types of key, no longer apply: a new id leaves them behind.
         other_log = is_other_log(aside.properties, held)
         if other_log or _types_of_key(head.schema, held.key or ()) != _types_of_key(schema, key):
             mirror.own_id = str(uuid.uuid4())
@@ -257,7 +258,7 @@ class DeltaSwap:
         columns, target = swapped_columns(head, schema, key)
         payload = [one for one in columns if one.name not in design.table.metadata.names]
         made = TableDesign(metadata=design.table.metadata, schema=to_schema(pa.schema(payload)))
-        mirror.take_design(replace(design.table, notes=notes), SchemaChange.nowhere(whole_schema(made, None)))
+        mirror.take_design(replace(design.table, notes=notes), SchemaChange.without_catalog(whole_schema(made, None)))
         has_new_id = mirror.own_id != id_of(head)
         if not has_new_id:
             self.remember(key)
@@ -265,7 +266,7 @@ class DeltaSwap:
         self.swap = RowSwap(self._name, columns, read, key, design.rows, other_log, mirror.write_files)
         version = self._exchange(self.swap, landing, reach, target)
         if has_new_id:
-            # Until the commit the mirror has the old id, and the entries of that id count.
+            # Only after the commit: until then merges use the entries of the old id.
             self.remember(key)
         return version
 

@@ -151,7 +151,7 @@ class ExtractConfig(DecodingSettings, StreamSettings):
             super().payload,
             refused_characters=self.lake.characters_refused,
             taken_columns=self.lake.columns_taken,
-            given=tuple(name for name in given if name != KEY_COLUMN),
+            given_columns=tuple(name for name in given if name != KEY_COLUMN),
         )
 
     def _check_payload(self) -> None:

@@ -285,7 +285,7 @@ class MirrorConfig(ExtractConfig):
             renamed=held.renamed,
             refused_characters=held.refused_characters,
             taken_columns=held.taken_columns,
-            given=held.given,
+            given_columns=held.given_columns,
             format_of_keys=held.key_format or (held.format if has_registry else KeyFormat.JSON),
             sequence_by=self._sequence,
             statement=None if statement is None else RecordStatement(statement.transform, self._metadata),

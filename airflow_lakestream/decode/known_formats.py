@@ -66,7 +66,7 @@ class PayloadSettings:
     :param times: sources of time columns that are made from another type in the records, by path.
     :param out_of_range: see `core.policies.OutOfRange`; for JSON with a database's values.
     :param timestamps_finer: see `core.policies.TimestampsFiner`; for times, too.
-    :param given: the user's columns for values, in their order; empty if the table defines the columns.
+    :param given_columns: the user's columns for values, in their order; empty if the table defines the columns.
     :param csv_delimiter: the text between the fields of CSV.
     :param unavailable_placeholder: the `unavailable.value.placeholder` of Debezium's connector.
     :param unavailable_values: policy for events that leave a value out, see `core.policies.UnavailableValues`.
@@ -86,7 +86,7 @@ class PayloadSettings:
     times: Sources = ()
     out_of_range: str = OutOfRange.REJECT
     timestamps_finer: str = TimestampsFiner.REJECT
-    given: tuple[str, ...] = ()
+    given_columns: tuple[str, ...] = ()
     csv_delimiter: str = ","
     unavailable_placeholder: str = UNAVAILABLE
     unavailable_values: str = UnavailableValues.REJECT
@@ -307,7 +307,7 @@ FORMATS: Mapping[str, FormatRow] = {
     ),
     ValueFormat.CSV: FormatRow(
         decoder=lambda payload, schema:
-            CsvDecoder(schema, payload.unknown_fields, payload.given, payload.csv_delimiter, payload.finer),
+            CsvDecoder(schema, payload.unknown_fields, payload.given_columns, payload.csv_delimiter, payload.finer),
         positional=True, options={"csv_delimiter": check_delimiter},
     ),
     ValueFormat.PROTOBUF: FormatRow(

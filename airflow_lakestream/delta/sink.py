@@ -370,7 +370,7 @@ class DeltaSink(TableSink[Add]):
 
         Raises InvalidArgument for columns impossible in Delta, and TableNotWritable.
         """
-        self._change = SchemaChange.nowhere(whole_schema(self._design, rows))
+        self._change = SchemaChange.without_catalog(whole_schema(self._design, rows))
         # Refuses names and types unknown to Delta.
         delta_fields(self.columns)
         # A mirror's schema may have only some of its columns.
@@ -383,7 +383,7 @@ class DeltaSink(TableSink[Add]):
             problem = f"{self._name} has a column {name!r} of Delta's byte or short."
             raise InvalidArgument("table", problem, "Make it an int with ALTER TABLE.")
         try:
-            held = SchemaChange.nowhere(to_schema(head.schema, "table"))
+            held = SchemaChange.without_catalog(to_schema(head.schema, "table"))
         except InvalidArgument as e:
             # The new error begins with the name of the argument again.
             raise InvalidArgument("table", f"{self._name}: {str(e).removeprefix('table: ')}") from e

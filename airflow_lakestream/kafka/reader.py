@@ -236,7 +236,8 @@ class KafkaReader:
             part = parts[tp.partition]
             log_ends = (_log_end(consumer, part, ask_leader=ask) for ask in (False, True))
             if tp.offset > part.end and all(tp.offset > log_end for log_end in log_ends):
-                # No log ends there: a damaged batch without records, such as a transaction's marker, has wrong offsets.
+                # Beyond the end of the log: a damaged batch without records, such as a transaction's marker, has wrong
+                # offsets.
                 raise DamagedBatch(part.topic, part.partition, part.reached, part.reached + 1, DISORDER)
             if tp.offset > part.seen:
                 part.seen, part.heard_at = tp.offset, polled

@@ -329,7 +329,7 @@ def documents_of(config: ExtractConfig, sample: TopicSample) -> Iterator[RawBatc
     """
     if config.format == ValueFormat.JSON and not is_given(config.envelope):
         yield from sample.batches
-    elif config.format == ValueFormat.CSV and (names := config.payload.given):
+    elif config.format == ValueFormat.CSV and (names := config.payload.given_columns):
         decoder = CsvDecoder(pa.schema([pa.field(name, pa.string()) for name in names]), delimiter=config.csv_delimiter)
         for batch in sample.batches:
             found = decoder.decode(batch)

@@ -108,10 +108,12 @@ class EntrySearch:
         return [part for part in parts if len(part)]
 
     def _mask_of_needed(self, entries: pa.Table) -> Mask:
+        # A merge needs entries of its keys, of truncations, and with a deleted row: the row may have got another key.
         is_for_all_keys = entries[self.key[0]].is_null().to_numpy()
         has_row = entries[row_column(self.key)].is_valid().to_numpy()
         needed: Mask = is_for_all_keys | has_row
-        needed[self.search(entries)[0]] = True
+        found, _ = self.search(entries)
+        needed[found] = True
         return needed
 
 

@@ -87,7 +87,8 @@ def plan_shares(job: LandingJob, most: int, least_width: int = LEAST_WIDTH) -> S
 
 
 def _plan_shares_once(job: LandingJob, most: int, least_width: int) -> SharedPlan:
-    # If the table or the origin is missing, the first round commits it without rows: the second round finds both.
+    # The plan has an origin only if the ledger has none yet. The first round commits it, and a missing table, without
+    # rows; the second round finds both.
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
@@ -97,6 +98,7 @@ def _plan_shares_once(job: LandingJob, most: int, least_width: int) -> SharedPla
             return _shares(job, table, plan, most, least_width)
         try:
             if not _commit_without_rows(job, table, plan):
+                # Nothing shows the columns of a new table: there is nothing to share.
                 return SharedPlan(now.identity, (), _bounds(job, plan.ranges, plan.ranges))
         except BaseException:
             job.sink.discard()

@@ -265,7 +265,7 @@ class SchemaChange:
         return cls(metadata, metadata)
 
     @classmethod
-    def nowhere(cls, schema: Schema) -> SchemaChange:
+    def without_catalog(cls, schema: Schema) -> SchemaChange:
         """Return an empty change for a table of another format, as if Iceberg had the table without a catalog.
 
         So the rules for changes of columns serve Delta, too. No name is reserved.

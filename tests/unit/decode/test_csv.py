@@ -156,7 +156,7 @@ def test_a_field_of_many_megabytes_is_read_and_an_unclosed_one_is_rejected() -> 
 
 def test_the_order_of_the_fields_is_that_of_the_given_columns_and_other_columns_are_null() -> None:
     table = pa.schema([("new", pa.int64()), ("b", pa.string()), ("a", pa.int64()), ("_key", pa.string())])
-    payload = pickle.loads(pickle.dumps(PayloadFormats("csv", given=("a", "b"), key_format="string")))
+    payload = pickle.loads(pickle.dumps(PayloadFormats("csv", given_columns=("a", "b"), key_format="string")))
     decoder = pickle.loads(pickle.dumps(payload.decoder(table)))
     records = pa.array([b"k"], pa.binary())
     given = batch([b"1,x"])
@@ -200,4 +200,4 @@ def test_nothing_but_a_schema_says_the_columns() -> None:
     with pytest.raises(InvalidArgument, match=r"the columns of the value of orders are unknown.*Give the columns"):
         PayloadFormats("csv").columns(batch([b"a,1"]))
     with pytest.raises(InvalidArgument, match="it has a column b, and the table has none"):
-        PayloadFormats("csv", given=("a", "b")).decoder(pa.schema([("a", pa.string())]))
+        PayloadFormats("csv", given_columns=("a", "b")).decoder(pa.schema([("a", pa.string())]))
