@@ -266,7 +266,7 @@ class DeltaSwap:
         self.swap = RowSwap(self._name, columns, read, key, design.rows, other_log, mirror.write_files)
         version = self._exchange(self.swap, landing, reach, target)
         if has_new_id:
-            # Only after the commit: until then merges use the entries of the old id.
+            # Only after the commit, which decides about the id: until then the entries of the old id apply.
             self.remember(key)
         return version
 

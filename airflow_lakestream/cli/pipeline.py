@@ -40,10 +40,10 @@ def validate(
 ) -> None:
     """Check pipelines as a run would, including their SQL, without a connection. Exit code 2: something is wrong."""
     with output_to_stderr():
-        from airflow_lakestream.pipelines.dags import find_functions, make_dags
+        from airflow_lakestream.pipelines.dags import make_dags, make_functions_importable
         from airflow_lakestream.pipelines.folder import read_path
 
-        find_functions(paths)
+        make_functions_importable(paths)
         right = 0
         wrong: list[BrokenFile] = []
         for path in paths:

@@ -272,7 +272,7 @@ class MirrorConfig(ExtractConfig):
 
     def _of_records(self, held: PayloadFormats, common: Mapping[str, Any]) -> RecordPayload:
         """Return the payload settings of a mirror of plain records, which are rows and not change events."""
-        has_registry, statement = held.registry is not None and held.format_row.kind is not None, self.statement
+        keys_from_registry, statement = held.registry is not None and held.format_row.kind is not None, self.statement
         keeps_unknown = held.format_row.keeps_unknown and self.value_envelope is None
         return RecordPayload(
             **common,
@@ -286,7 +286,7 @@ class MirrorConfig(ExtractConfig):
             refused_characters=held.refused_characters,
             taken_columns=held.taken_columns,
             given_columns=held.given_columns,
-            format_of_keys=held.key_format or (held.format if has_registry else KeyFormat.JSON),
+            format_of_keys=held.key_format or (held.format if keys_from_registry else KeyFormat.JSON),
             sequence_by=self._sequence,
             statement=None if statement is None else RecordStatement(statement.transform, self._metadata),
             delete_when=self._condition or "",

@@ -86,7 +86,7 @@ def make_dags(found: PipelineFolder) -> tuple[dict[str, DAG], list[BrokenFile]]:
     return dags, wrong
 
 
-def find_functions(paths: Iterable[Path]) -> None:
+def make_functions_importable(paths: Iterable[Path]) -> None:
     """Make modules importable from Airflow's DAG folder and from the folders of the given pipeline files.
 
     The command line needs this for the functions in files; Airflow does the same for DAG files.

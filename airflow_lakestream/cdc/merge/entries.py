@@ -108,10 +108,11 @@ class EntrySearch:
         return [part for part in parts if len(part)]
 
     def _mask_of_needed(self, entries: pa.Table) -> Mask:
-        # A merge needs entries of its keys, of truncations, and with a deleted row: the row may have got another key.
+        # A merge needs the entries of its own keys, the entries of truncations, which have no key, and the entries that
+        # hold a copy of the deleted row: an event may change the key of that row, and leave values out.
         is_for_all_keys = entries[self.key[0]].is_null().to_numpy()
-        has_row = entries[row_column(self.key)].is_valid().to_numpy()
-        needed: Mask = is_for_all_keys | has_row
+        holds_row = entries[row_column(self.key)].is_valid().to_numpy()
+        needed: Mask = is_for_all_keys | holds_row
         found, _ = self.search(entries)
         needed[found] = True
         return needed

@@ -216,7 +216,7 @@ class Batch:
         return SharePiece(self.plan.state.identity, ranges, counts, self.plan.epochs, files, self.bad, use=self.use)
 
     def _epochs(self) -> dict[int, int]:
-        # The epochs from before a piece was read: the next reader must notice an unclean election after it.
+        # The oldest epochs: the next reader must notice an unclean election that took place while the pieces were read.
         epochs = dict(self.plan.epochs)
         for piece in self.pieces:
             for partition, epoch in piece.epochs.items():

@@ -83,10 +83,10 @@ def plan_shares(job: LandingJob, most: int, least_width: int = LEAST_WIDTH) -> S
     """
     _refuse(job)
     conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop, then="Planning again.")
-    return conflicts.run(partial(_plan_shares_once, job, most, least_width))
+    return conflicts.run(partial(_try_to_plan_shares, job, most, least_width))
 
 
-def _plan_shares_once(job: LandingJob, most: int, least_width: int) -> SharedPlan:
+def _try_to_plan_shares(job: LandingJob, most: int, least_width: int) -> SharedPlan:
     # The plan has an origin only if the ledger has none yet. The first round commits it, and a missing table, without
     # rows; the second round finds both.
     while True:

@@ -114,7 +114,8 @@ class RejectTable:
     def count_missing(self, identity: TopicIdentity, settlement: RejectSettlement) -> int:
         """Return how many of the topic's rejected records, as counted by the main table's ledger, have no row here.
 
-        For example, a replace that was rolled back has removed such rows. The result is 0 without a main table.
+        For example, a replace removed rows here, and the main table was rolled back to before the replace. The result
+        is 0 without a main table.
         """
         if settlement.main_ledgers is None:
             return 0
