@@ -43,7 +43,7 @@ class CheckProcess(BoundedProcess):
         self._before: list[Message] = [(asdict(BOUNDS), no_rows(_NO_COLUMNS))]
         self._seconds = SECONDS
         self._handles: dict[int, Any] = {}
-        self._failed: BaseException | None = None
+        self._read_error: BaseException | None = None
 
     def select(self, sql: str) -> str:
         """Return a SELECT as parsed by DuckDB. Raises InvalidArgument for another statement."""
@@ -95,8 +95,8 @@ class CheckProcess(BoundedProcess):
             try:
                 data = self._part(*words["read"])
             except BaseException as error:
-                # For the caller the process has ended; `_asked` raises the error itself in place of Exceeded.
-                self._failed = error
+                # This ends the process, which looks like Exceeded to the caller: `_asked` raises the error instead.
+                self._read_error = error
                 raise EOFError from error
             column = pa.array([data], pa.large_binary())
             send(self._to, {}, pa.Table.from_arrays([column], ["data"]))
@@ -112,14 +112,15 @@ class CheckProcess(BoundedProcess):
         return bytes(data)
 
     def _asked(self, request: str, argument: object, columns: pa.Schema = _NO_COLUMNS) -> dict[str, Any]:
-        """Send a request to the process; return the answer. Raises InvalidArgument, and a failed process's error."""
+        """Send a request to the process; return the answer. Raises InvalidArgument, Exceeded, and errors of reading."""
         messages = [*self._before, ({request: argument, "seconds": self._seconds}, no_rows(columns))]
         self._before = []
         try:
             answer, _ = self.ask(messages, self._seconds)
         except Exceeded:
-            if self._failed is not None:
-                raise self._failed from None
+            # A failed read ends the process, too.
+            if self._read_error is not None:
+                raise self._read_error from None
             raise
         if "invalid" in answer:
             raise InvalidArgument(*answer["invalid"])

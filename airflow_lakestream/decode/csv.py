@@ -184,7 +184,8 @@ class CsvDecoder(SchemaDecoder):
         return pa.concat_arrays([at_once, rest]).take(pa.array(places, mask=places < 0))
 
     def _one_by_one(self, field: pa.Field, texts: pa.Array, places: Sequence[int], reasons: Reasons) -> pa.Array:
-        # Returns the values at these places only; a misfit is null, and a null in a required column has a reason.
+        # Returns the values at these places only. A text that does not fit the column, or a missing text of a required
+        # column, becomes null, with its reason in `reasons`.
         found = []
         for place in places:
             text = texts[place].as_py()

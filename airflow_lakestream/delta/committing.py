@@ -193,7 +193,7 @@ class DeltaCommitter:
         self._tables, self._commit, self._table = tables, commit, commit.table
         # The new files of the committed version.
         self.committed: Sequence[Add] = ()
-        # Versions requested without an answer: each may be this landing's, or may yet be.
+        # Versions requested without an answer: this landing may have committed each, or may still commit it.
         self._open: list[int] = []
 
     @cached_property

@@ -162,7 +162,7 @@ class MirrorAudit:
     ) -> KeyedRules:
         return KeyedRules(
             landed=landed,
-            seen=fold.seen,
+            seen=fold.record_tallies,
             lost=own.lost | fold.damaged,
             is_by_log=not is_of_records(note),
             first_stays=bool(note.get("insert_only")),
@@ -224,7 +224,7 @@ def _report(
         wrong = [one for one in verdict.wrong if one.partition == partition]
         landed = rules.landed.of_partition(topic, partition)
         seen = fold.seen_in(topic, partition)
-        shown = fold.shown.of_partition(topic, partition)
+        shown = fold.read_offsets.of_partition(topic, partition)
         at = {fault: _ranges(topic, wrong, fault) for fault in RowFault}
         result.partitions.append(
             PartitionAudit(
@@ -276,9 +276,9 @@ def _ranges(topic: str, wrong: list[WrongRow], fault: RowFault) -> RangeSet:
 class TopicFold:
     """The records of a topic folded by key, in a mirror of a local folder.
 
-    `seen` counts the offsets with a record in Kafka, `shown` the offsets that were read, `damaged` those of damaged
-    batches. `borrowed` are the values that a record left out. `on_events`, if set, is called with all
-    events, `on_records` with the records of a partition.
+    `record_tallies` counts, by partition, the offsets with a record in Kafka. `read_offsets` are the offsets that were
+    read, `damaged` the offsets of damaged batches. `borrowed` are the values that a record left out. `on_events`, if
+    set, is called with all events, `on_records` with the records of a partition.
 
     :param table: the table to compare with, whose columns the fold gets.
     :param note: the note of that table.
@@ -288,8 +288,8 @@ class TopicFold:
         self, config: MirrorConfig, audit: Audit, table: KeyedTable, note: Mapping[str, Any], folder: Path
     ) -> None:
         self.config, self._audit = config, audit
-        self.shown, self.damaged, self.borrowed = RangeSet(), RangeSet(), BorrowedValues()
-        self.seen: dict[PartitionKey, OffsetTally] = {}
+        self.read_offsets, self.damaged, self.borrowed = RangeSet(), RangeSet(), BorrowedValues()
+        self.record_tallies: dict[PartitionKey, OffsetTally] = {}
         self.on_events: Callable[[pa.Table], None] | None = None
         self.on_records: Callable[[int, RawBatch], None] | None = None
         uri, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}/fold"
@@ -301,7 +301,7 @@ class TopicFold:
 
     def seen_in(self, topic: str, partition: int) -> int:
         """Return the number of offsets of a partition with a record in Kafka."""
-        segments = TallySegments({"seen": self.seen.get((topic, partition), OffsetTally())})
+        segments = TallySegments({"seen": self.record_tallies.get((topic, partition), OffsetTally())})
         return segments.width(pc.greater(segments.counts["seen"], 0))
 
     def note(self) -> Mapping[str, Any]:
@@ -326,7 +326,7 @@ class TopicFold:
         inner.table.borrowed, inner.noted = self.borrowed.add, self.on_events
         if (current := job.source.identity()) != identity:
             raise TopicReplaced(identity, current, self._audit.consumer_group, self._audit.table)
-        job = replace(job, reader=_NotingReader(job.reader, self.seen, self.on_records))
+        job = replace(job, reader=_NotingReader(job.reader, self.record_tallies, self.on_records))
         tries = 0
         while True:
             try:
@@ -338,7 +338,7 @@ class TopicFold:
                 tries += 1
                 if tries == _TRIES:
                     raise
-        self.shown = job.sink.load("audit").ledger.entry(identity).landed
+        self.read_offsets = job.sink.load("audit").ledger.entry(identity).landed
 
 
 def mirror_of(job: LandingJob) -> Mirror:

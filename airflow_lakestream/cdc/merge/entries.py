@@ -108,8 +108,9 @@ class EntrySearch:
         return [part for part in parts if len(part)]
 
     def _mask_of_needed(self, entries: pa.Table) -> Mask:
-        # A merge needs the entries of its own keys, the entries of truncations, which have no key, and the entries that
-        # hold a copy of the deleted row: an event may change the key of that row, and leave values out.
+        # A merge needs the entries of its own keys, the entries of truncations, which have no key, and all entries that
+        # hold a copy of the deleted row. A change of a row's key is a deletion of the old key and an insert of the new
+        # key; if the insert leaves values out, these come from the copy under the old key.
         is_for_all_keys = entries[self.key[0]].is_null().to_numpy()
         holds_row = entries[row_column(self.key)].is_valid().to_numpy()
         needed: Mask = is_for_all_keys | holds_row

@@ -69,8 +69,8 @@ def _by_time(view: PartitionView, now: float) -> TimeLeft:
     if view.retention is None or view.first_at is None:
         return TimeLeft()
     stopped = max(0.0, view.first_at + view.retention - now)
-    # The unread records were written at `density` records per second. After each landing of `density` records, the first
-    # unread record is one written a second later, and expires a second later.
+    # The unread records were written at `density` records per second. After a landing of `density` records, the first
+    # unread record was written a second later, and expires a second later.
     density = view.unread / max(1.0, now - view.first_at)
     gained_per_second = view.landed_per_second / density
     return TimeLeft(going_on=stopped / (1 - gained_per_second) if gained_per_second < 1 else math.inf, stopped=stopped)
