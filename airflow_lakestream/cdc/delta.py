@@ -27,11 +27,11 @@ from airflow_lakestream.cdc.swap import (
     CannotSwap,
     MirrorSwap,
     RowSwap,
+    add_entries,
     beyond,
     is_other_log,
     is_required,
     note_for,
-    remember,
 )
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
@@ -261,22 +261,23 @@ class DeltaSwap:
         mirror.take_design(replace(design.table, notes=notes), SchemaChange.without_catalog(whole_schema(made, None)))
         has_new_id = mirror.own_id != id_of(head)
         if not has_new_id:
-            self.remember(key)
+            # As in a merge: the new rows must never be there without their entries.
+            self.add_entries(key)
         read = DeltaHead(self._tables, aside, schema)
         self.swap = RowSwap(self._name, columns, read, key, design.rows, other_log, mirror.write_files)
         version = self._exchange(self.swap, landing, reach, target)
         if has_new_id:
-            # Only after the commit, which decides about the id: until then the entries of the old id apply.
-            self.remember(key)
+            # Entries of a new id remove the entries of the old id, which apply until the commit.
+            self.add_entries(key)
         return version
 
-    def remember(self, key: Sequence[str]) -> None:
+    def add_entries(self, key: Sequence[str]) -> None:
         """Add the entries of the rebuilt table to the mirror's own entries; see `cdc.swap.TableSwap`."""
         aside, mirror = self._tables.open(self._aside), self._mirror
         assert aside is not None, "it was built before"
         read_again = DeltaEntries(self._tables, self._aside, id_of(aside), key_columns(aside.schema, key))
         own = DeltaEntries(self._tables, self._name, mirror.own_id, key_columns(mirror.columns, key))
-        remember(read_again, own)
+        add_entries(read_again, own)
 
     def _exchange(self, swap: RowSwap, landing: Landing, reach: RangeSet, target: DeltaTarget) -> int:
         def not_ahead(commit: DeltaCommit, head: DeltaTableHead | None) -> None:

@@ -38,11 +38,11 @@ from airflow_lakestream.cdc.swap import (
     CannotSwap,
     MirrorSwap,
     RowSwap,
+    add_entries,
     beyond,
     is_other_log,
     is_required,
     note_for,
-    remember,
 )
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
@@ -284,7 +284,7 @@ def swapping(commit: TableCommit, reach: RangeSet) -> TableCommit:
 
 
 class IcebergSwap:
-    """`cdc.swap.TableSwap` in Iceberg; `aside` is the name of the table with the new rows."""
+    """`cdc.swap.TableSwap` in Iceberg; `aside` is the name of the rebuilt table, which has the new rows."""
 
     swap: RowSwap | None = None
 
@@ -292,7 +292,7 @@ class IcebergSwap:
         self._catalog, self._name, self._mirror, self._aside = catalog, table, mirror, aside
 
     def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Replace all rows by the rows aside, in a single snapshot; see `cdc.swap.TableSwap.exchange`."""
+        """Replace all rows by those of the rebuilt table, in a single snapshot; see `cdc.swap.TableSwap.exchange`."""
         assert self._mirror.loaded is not None, "it was looked at, and is there"
         metadata, aside = self._mirror.loaded.metadata, self._catalog.load_table(self._aside)
         changes_key = _types_of_key(metadata.schema(), held.key or ()) != _types_of_key(aside.schema(), key)
@@ -303,7 +303,8 @@ class IcebergSwap:
         notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}
         self._mirror.take_design(replace(design.table, notes=notes), change)
         if own == mirror_id(metadata):
-            self.remember(key)
+            # As in a merge: the new rows must never be there without their entries.
+            self.add_entries(key)
         read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(change.schema)
         self.swap = swap = RowSwap(self._name, columns, read, key, design.rows, other_log, self._mirror.write_files)
 
@@ -314,14 +315,14 @@ class IcebergSwap:
 
         snapshot_id = self._mirror.rewrite(landing, rewrite, swap.written, partial(swapping, reach=reach))
         if own != mirror_id(metadata):
-            # Entries of the new id replace the old ones, which count until the commit.
-            self.remember(key)
+            # Entries of a new id remove the entries of the old id, which apply until the commit.
+            self.add_entries(key)
         return snapshot_id
 
-    def remember(self, key: Sequence[str]) -> None:
-        """Add the entries next to the table aside to the mirror's own; see `cdc.swap.TableSwap`."""
+    def add_entries(self, key: Sequence[str]) -> None:
+        """Add the entries of the rebuilt table to the mirror's own entries; see `cdc.swap.TableSwap`."""
         aside, target = self._catalog.load_table(self._aside), self._mirror.target()
-        remember(*(self._entries(name, one, key) for name, one in ((self._aside, aside), (self._name, target))))
+        add_entries(*(self._entries(name, one, key) for name, one in ((self._aside, aside), (self._name, target))))
 
     def _entries(self, name: str, table: Table, key: Sequence[str]) -> IcebergEntries:
         return IcebergEntries(self._catalog, name, mirror_id(table.metadata), key_columns(table.schema(), key))

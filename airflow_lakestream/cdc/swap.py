@@ -126,8 +126,8 @@ class TableSwap(Protocol):
         :param held: the mirror's design until now.
         """
 
-    def remember(self, key: Sequence[str]) -> None:
-        """Add the entries next to the table aside to the mirror's own: of rows deleted while the new rows were read.
+    def add_entries(self, key: Sequence[str]) -> None:
+        """Add the entries of the rebuilt table to the mirror's own entries: of rows deleted while the rows were read.
 
         :param key: the columns of the mirror's key.
         """
@@ -190,7 +190,7 @@ def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:
     return {MIRROR: json.dumps({**json.loads(aside[MIRROR]), "soft_delete": held.rows.keeps_deleted})}
 
 
-def remember(read_again: MirrorEntries, own: MirrorEntries) -> None:
+def add_entries(read_again: MirrorEntries, own: MirrorEntries) -> None:
     """Add the entries of newly read rows to a mirror's own entries."""
     opened = read_again.open()
     if opened is not None and len(entries := opened.read()):

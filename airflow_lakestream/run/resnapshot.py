@@ -327,7 +327,7 @@ class MirrorResnapshot:
         swap = tables.swap(self.consumer_group, design.rows)
         state = swap.mirror.load(_run_of(begun or "none"))
         if begun is not None and state.landed_by_run:
-            swap.table.remember(tables.staging_key())
+            swap.table.add_entries(tables.staging_key())
             self.report(f"{self.table}: an earlier run has replaced the rows; its staging table is dropped.")
             tables.drop_staging()
             return ResnapshotResult(self.table, state.landed_by_run[-1][0], None, None)

@@ -98,7 +98,7 @@ def _try_to_plan_shares(job: LandingJob, most: int, least_width: int) -> SharedP
             return _shares(job, table, plan, most, least_width)
         try:
             if not _commit_without_rows(job, table, plan):
-                # Nothing shows the columns of a new table: there is nothing to share.
+                # Neither a schema nor a record shows the columns of the missing table: no share can land without it.
                 return SharedPlan(now.identity, (), _bounds(job, plan.ranges, plan.ranges))
         except BaseException:
             job.sink.discard()

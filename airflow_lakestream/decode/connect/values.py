@@ -57,6 +57,7 @@ def infinite(values: Integers, logical: LogicalType) -> tuple[Mask, Mask]:
     scale = 1000 // max(logical.nanos // 1000, 1) if logical.nanos >= 1000 else 1000 * 1000
     micros = (_EARLIEST, _MINUS_INFINITY, _PLUS_INFINITY)
     earliest, minus_infinity, plus_infinity = (one // 1000 * scale for one in micros)
+    # A number before the earliest timestamp is +infinity after an overflow.
     minus = values == minus_infinity
     return ((values < earliest) & ~minus) | (values >= plus_infinity), minus
 

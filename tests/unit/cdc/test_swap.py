@@ -89,7 +89,7 @@ def test_rows_deleted_while_new_ones_were_read_stay_deleted(resnapshot: Resnapsh
         with pytest.raises(Killed):
             resnapshot.exchange(5, swap)
         assert resnapshot.rows() == {2: ("b", "B")}
-        resnapshot.swap().table.remember(KEY)
+        resnapshot.swap().table.add_entries(KEY)
     else:
         resnapshot.exchange(5, swap)
     resnapshot.mirror.design = replace(resnapshot.mirror.design, key=KEY)
