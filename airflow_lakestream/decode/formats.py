@@ -294,7 +294,7 @@ class PayloadFormats(PayloadSettings):
             return self._value_decoder(schema)
         keys = pa.schema([schema.field(KEY_COLUMN)])
         values = pa.schema([column for column in schema if column.name != KEY_COLUMN])
-        return KeyedDecoder(self._value_decoder(values), FORMATS[self.key_format].key(self, keys), schema)
+        return KeyedDecoder(self._value_decoder(values), FORMATS[self.key_format].key_decoder(self, keys), schema)
 
     def value_columns(self, first: RawBatch) -> pa.Schema:
         """Return the columns of a new table for values, from the format, the registry or the first records."""

@@ -198,7 +198,7 @@ class FormatRow:
     :param decoder: returns the decoder of values, for columns.
     :param events: returns the decoder of change events, for which further members of an event are not unknown fields.
         None: `decoder` is used, with columns for the further members.
-    :param key: returns the decoder of keys, for the single column of keys.
+    :param key_decoder: returns the decoder of keys, for the single column of keys.
     :param first_columns: returns the columns of a new table by the first records; None if they can't define columns.
     :param fixed_columns: the columns of a new table if always the same, else empty.
     :param first_key: returns the type of the keys' column by the first keys; None if they can't define a type.
@@ -220,7 +220,7 @@ class FormatRow:
 
     decoder: Callable[[PayloadSettings, pa.Schema], ColumnDecoder] = _nothing
     events: Callable[[PayloadSettings, pa.Schema], ColumnDecoder] | None = None
-    key: Callable[[PayloadSettings, pa.Schema], ColumnDecoder] = _record_key
+    key_decoder: Callable[[PayloadSettings, pa.Schema], ColumnDecoder] = _record_key
     first_columns: Callable[[PayloadSettings, RawBatch], pa.Schema] | None = None
     fixed_columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
     first_key: Callable[[PayloadSettings, RawBatch], pa.DataType] | None = None
@@ -298,7 +298,7 @@ FORMATS: Mapping[str, FormatRow] = {
     ),
     ValueFormat.AVRO: FormatRow(
         decoder=_avro, events=lambda payload, schema: _avro(payload, schema, KNOWN_MEMBERS),
-        key=lambda payload, schema:
+        key_decoder=lambda payload, schema:
             AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, payload.finer, to_end=True),
         kind=AvroDecoder.kind, schema_columns=lambda found: avro_schema.arrow_schema(found.text, found.texts),
         schema_key=lambda found: avro_schema.arrow_field(KEY_COLUMN, found.text, found.texts).type,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,8 +186,9 @@ class RecordPayload(PayloadFormats):
         """Return the reader of Kafka keys into these columns of the key. Raises InvalidArgument for an unfit type."""
         paths = [self.path_of(name) for name in columns.names]
         fields = pa.schema([one.with_name(".".join(path)) for one, path in zip(columns, paths, strict=True)])
-        row = FORMATS[self.format_of_keys]
-        return KafkaKeyReader(self.format_of_keys, fields, paths, self.finder, lambda schema: row.key(self, schema))
+        format_row = FORMATS[self.format_of_keys]
+        decoder_of = partial(format_row.key_decoder, self)
+        return KafkaKeyReader(self.format_of_keys, fields, paths, self.finder, decoder_of)
 
     def key_records(self, schema: pa.Schema) -> ColumnDecoder:
         """Return the decoder of Kafka keys that are records, for the records' columns."""

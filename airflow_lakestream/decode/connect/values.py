@@ -53,10 +53,9 @@ def infinite(values: Integers, logical: LogicalType) -> tuple[Mask, Mask]:
     if logical.meaning != "timestamp":
         nothing = np.zeros(len(values), np.bool_)
         return nothing, nothing
-    # The constants are microseconds; the scale is the number of the type's units in a millisecond.
-    scale = 1000 // max(logical.nanos // 1000, 1) if logical.nanos >= 1000 else 1000 * 1000
+    units_per_millisecond = 1_000_000 // logical.nanos
     micros = (_EARLIEST, _MINUS_INFINITY, _PLUS_INFINITY)
-    earliest, minus_infinity, plus_infinity = (one // 1000 * scale for one in micros)
+    earliest, minus_infinity, plus_infinity = (one // 1000 * units_per_millisecond for one in micros)
     # A number before the earliest timestamp is +infinity after an overflow.
     minus = values == minus_infinity
     return ((values < earliest) & ~minus) | (values >= plus_infinity), minus

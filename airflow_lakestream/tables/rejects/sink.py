@@ -122,7 +122,8 @@ class RejectTable:
         entry = settlement.main_ledgers.ledger(self._group).entry(identity)
         if not entry.counts.rejected:
             return 0
-        return max(0, entry.counts.rejected - self.count(identity, entry.landed, settlement)[1])
+        _, rows_here = self.count(identity, entry.landed, settlement)
+        return max(0, entry.counts.rejected - rows_here)
 
     def write_down(
         self, records: Sequence[pa.Table], pending: Sequence[PendingLanding], run_id: str, settlement: RejectSettlement

@@ -85,7 +85,7 @@ def test_rows_deleted_while_new_ones_were_read_stay_deleted(resnapshot: Resnapsh
         def die(*_: Any) -> None:
             raise Killed
 
-        swap.table.remember = die
+        swap.table.add_entries = die
         with pytest.raises(Killed):
             resnapshot.exchange(5, swap)
         assert resnapshot.rows() == {2: ("b", "B")}
