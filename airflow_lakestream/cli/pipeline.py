@@ -55,7 +55,7 @@ def validate(
     for problem in sorted(problems):
         report_text(printable(str(problem)), err=True)
     if partial := sorted(one.file for one in wrong if one.is_partial):
-        report_text(printable(f"Further checks of {', '.join(partial)} wait for these."), err=True)
+        report_text(printable(f"Correct these first: {', '.join(partial)} will then be checked further."), err=True)
     mistakes_in_all = f" ({len(problems)} mistake{'s' * (len(problems) != 1)})" if problems else ""
     report_text(f"{right} right, {len(wrong)} wrong{mistakes_in_all}.")
     raise typer.Exit(2 if problems else 0)

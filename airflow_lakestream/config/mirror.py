@@ -245,35 +245,36 @@ class MirrorConfig(ExtractConfig):
     @property
     def payload(self) -> EventPayload | RecordPayload:
         """Formats of change events, or of plain records."""
-        held = super().payload
-        if held.times:
+        formats = super().payload
+        if formats.times:
             whose = (
                 "a table by key takes times as they are" if self.is_of_records else "a mirror has the database's types"
             )
-            problem = f"column {held.times[0][0][0]!r}: {whose}, and can't convert them."
-            raise InvalidArgument("schema", problem, f"Leave '{held.times[0][1]}' out.")
+            problem = f"column {formats.times[0][0][0]!r}: {whose}, and can't convert them."
+            raise InvalidArgument("schema", problem, f"Leave '{formats.times[0][1]}' out.")
         common: dict[str, Any] = {
-            "format": held.format,
-            "registry": held.registry,
-            "writer_schemas": held.writer_schemas,
-            "timestamps_finer": held.timestamps_finer,
+            "format": formats.format,
+            "registry": formats.registry,
+            "writer_schemas": formats.writer_schemas,
+            "timestamps_finer": formats.timestamps_finer,
             "names": self.names,
             "key": self._key,
         }
         if self.is_of_records:
-            return self._of_records(held, common)
+            return self._of_records(formats, common)
         return EventPayload(
             **common,
-            envelope=held.envelope,
+            envelope=formats.envelope,
             out_of_range=self.out_of_range,
-            unavailable_placeholder=held.unavailable_placeholder,
+            unavailable_placeholder=formats.unavailable_placeholder,
             stops=self.error_policy is OnError.FAIL,
         )
 
-    def _of_records(self, held: PayloadFormats, common: Mapping[str, Any]) -> RecordPayload:
+    def _of_records(self, formats: PayloadFormats, common: Mapping[str, Any]) -> RecordPayload:
         """Return the payload settings of a mirror of plain records, which are rows and not change events."""
-        keys_from_registry, statement = held.registry is not None and held.format_row.kind is not None, self.statement
-        keeps_unknown = held.format_row.keeps_unknown and self.value_envelope is None
+        statement = self.statement
+        keys_from_registry = formats.registry is not None and formats.format_row.kind is not None
+        keeps_unknown = formats.format_row.keeps_unknown and self.value_envelope is None
         return RecordPayload(
             **common,
             nested=self._nested,
@@ -281,16 +282,17 @@ class MirrorConfig(ExtractConfig):
             envelope=self.value_envelope,
             is_flattened=self.is_flattened,
             placeholder=self.unavailable_placeholder,
-            csv_delimiter=held.csv_delimiter,
-            renamed=held.renamed,
-            refused_characters=held.refused_characters,
-            taken_columns=held.taken_columns,
-            given_columns=held.given_columns,
-            format_of_keys=held.key_format or (held.format if keys_from_registry else KeyFormat.JSON),
+            csv_delimiter=formats.csv_delimiter,
+            renamed=formats.renamed,
+            refused_characters=formats.refused_characters,
+            taken_columns=formats.taken_columns,
+            given_columns=formats.given_columns,
+            format_of_keys=formats.key_format or (formats.format if keys_from_registry else KeyFormat.JSON),
             sequence_by=self._sequence,
             statement=None if statement is None else RecordStatement(statement.transform, self._metadata),
             delete_when=self._condition or "",
-            is_timed=self._within is not None or (self._strategy.keeps_versions and not self.is_flattened),
+            # A history begins and ends versions at these times; flattened events have a time of their own.
+            needs_timestamp=self._within is not None or (self._strategy.keeps_versions and not self.is_flattened),
             keeps_absent=self._merge is RecordMerge.GIVEN,
         )
 

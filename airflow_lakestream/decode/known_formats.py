@@ -281,13 +281,13 @@ def _bytes_key(payload: PayloadSettings, schema: pa.Schema) -> ColumnDecoder:
 
 
 FORMATS: Mapping[str, FormatRow] = {
-    KeyFormat.STRING: FormatRow(key=_bytes_key, first_key=lambda payload, keys: pa.string()),
+    KeyFormat.STRING: FormatRow(key_decoder=_bytes_key, first_key=lambda payload, keys: pa.string()),
     ValueFormat.RAW: FormatRow(
         decoder=lambda payload, schema: raw.RawDecoder(schema, payload.unknown_fields), is_text=True,
-        fixed_columns=raw.arrow_schema(), key=_bytes_key, first_key=lambda payload, keys: pa.binary(),
+        fixed_columns=raw.arrow_schema(), key_decoder=_bytes_key, first_key=lambda payload, keys: pa.binary(),
     ),
     ValueFormat.JSON: FormatRow(
-        decoder=_json, first_columns=_json_columns, key=_json_key, first_key=_json_key_type,
+        decoder=_json, first_columns=_json_columns, key_decoder=_json_key, first_key=_json_key_type,
         keeps_unknown=True, envelopes=(ValueEnvelope.CONNECT, ValueEnvelope.DEBEZIUM), is_text=True,
     ),
     ValueFormat.JSON_SCHEMA: FormatRow(

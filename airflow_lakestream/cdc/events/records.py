@@ -43,7 +43,7 @@ class RecordPayload(PayloadFormats):
     :param format_of_keys: of Kafka keys, which are decoded only where a value lacks the key.
     :param sequence_by: the columns that order the records of a key; empty if offsets alone do.
     :param delete_when: a SQL condition over a record's columns: such a record deletes its key; empty for no record.
-    :param is_timed: whether the first column of `sequence_by` has to be a timestamp.
+    :param needs_timestamp: whether the first column of `sequence_by` has to be a timestamp.
     :param statement: makes rows of values, before the key is taken; None if values are decoded into rows.
     :param is_flattened: whether records are Debezium's flattened events, in JSON perhaps with Connect's schema.
     :param placeholder: the connector's text for a value that it leaves out: a record with it is bad.
@@ -56,7 +56,7 @@ class RecordPayload(PayloadFormats):
     format_of_keys: str = KeyFormat.JSON
     sequence_by: tuple[str, ...] = ()
     delete_when: str = ""
-    is_timed: bool = False
+    needs_timestamp: bool = False
     keeps_absent: bool = False
     statement: RecordStatement | None = None
     is_flattened: bool = False

@@ -24,13 +24,14 @@ def check_sequence(names: Sequence[str]) -> None:
         raise InvalidArgument("sequence_by", f"{', '.join(names)}: one or two columns order records.")
 
 
-def check_type(column: pa.Field, *, is_timed: bool = False, is_number: bool = False) -> None:
+def check_type(column: pa.Field, *, needs_timestamp: bool = False, is_number: bool = False) -> None:
     """Refuse a column whose values have no order. Raises InvalidArgument.
 
-    :param is_timed: whether the column has to be a timestamp, and `is_number` whether its values have to be numbers.
+    :param needs_timestamp: whether the column has to be a timestamp.
+    :param is_number: whether its values have to be numbers.
     """
     kind = column.type
-    if is_timed and not t.is_timestamp(kind):
+    if needs_timestamp and not t.is_timestamp(kind):
         remedy = f'Name a column of timestamps; or give it that type, with schema="{column.name} timestamptz".'
         raise InvalidArgument("sequence_by", f"{column.name} is {kind}, and within goes by a timestamp.", remedy)
     if t.is_nested(kind) or t.is_null(kind):

@@ -251,7 +251,7 @@ class UpsertDecoder:
                 decoded.refuse(~decoded.is_tombstone, _no_order(name))
                 continue
             field = pa.field(name, column.type)
-            check_type(field, is_timed=self._payload.is_timed and not number, is_number=keeps_versions)
+            check_type(field, needs_timestamp=self._payload.needs_timestamp and not number, is_number=keeps_versions)
             every.append(column)
             decoded.refuse(column.is_null().to_numpy(zero_copy_only=False), _no_order(name))
             if has_numbers(column.type):
