@@ -261,13 +261,14 @@ class DeltaSwap:
         mirror.take_design(replace(design.table, notes=notes), SchemaChange.without_catalog(whole_schema(made, None)))
         has_new_id = mirror.own_id != id_of(head)
         if not has_new_id:
-            # As in a merge: the new rows must never be there without their entries.
+            # With the same id the entries come first, as in a merge: a killed run leaves no rows without entries.
             self.add_entries(key)
         read = DeltaHead(self._tables, aside, schema)
         self.swap = RowSwap(self._name, columns, read, key, design.rows, other_log, mirror.write_files)
         version = self._exchange(self.swap, landing, reach, target)
         if has_new_id:
-            # Entries of a new id remove the entries of the old id, which apply until the commit.
+            # With a new id they come last: they remove the entries of the old id, which apply until the commit. After a
+            # kill in between, the next run adds them; see `run.resnapshot`.
             self.add_entries(key)
         return version
 

@@ -303,7 +303,7 @@ class IcebergSwap:
         notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}
         self._mirror.take_design(replace(design.table, notes=notes), change)
         if own == mirror_id(metadata):
-            # As in a merge: the new rows must never be there without their entries.
+            # With the same id the entries come first, as in a merge: a killed run leaves no rows without entries.
             self.add_entries(key)
         read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(change.schema)
         self.swap = swap = RowSwap(self._name, columns, read, key, design.rows, other_log, self._mirror.write_files)
@@ -315,7 +315,8 @@ class IcebergSwap:
 
         snapshot_id = self._mirror.rewrite(landing, rewrite, swap.written, partial(swapping, reach=reach))
         if own != mirror_id(metadata):
-            # Entries of a new id remove the entries of the old id, which apply until the commit.
+            # With a new id they come last: they remove the entries of the old id, which apply until the commit. After a
+            # kill in between, the next run adds them; see `run.resnapshot`.
             self.add_entries(key)
         return snapshot_id
 
