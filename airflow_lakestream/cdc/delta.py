@@ -267,8 +267,8 @@ class DeltaSwap:
         self.swap = RowSwap(self._name, columns, read, key, design.rows, other_log, mirror.write_files)
         version = self._exchange(self.swap, landing, reach, target)
         if has_new_id:
-            # With a new id they come last: they remove the entries of the old id, which apply until the commit. After a
-            # kill in between, the next run adds them; see `run.resnapshot`.
+            # With a new id they come last: to add them removes all entries of the old id, which apply until the commit.
+            # After a kill in between, the next run adds them; see `run.resnapshot`.
             self.add_entries(key)
         return version
 

@@ -315,8 +315,8 @@ class IcebergSwap:
 
         snapshot_id = self._mirror.rewrite(landing, rewrite, swap.written, partial(swapping, reach=reach))
         if own != mirror_id(metadata):
-            # With a new id they come last: they remove the entries of the old id, which apply until the commit. After a
-            # kill in between, the next run adds them; see `run.resnapshot`.
+            # With a new id they come last: to add them removes all entries of the old id, which apply until the commit.
+            # After a kill in between, the next run adds them; see `run.resnapshot`.
             self.add_entries(key)
         return snapshot_id
 

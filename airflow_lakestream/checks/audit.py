@@ -118,7 +118,7 @@ class CheckProcess(BoundedProcess):
         try:
             answer, _ = self.ask(messages, self._seconds)
         except Exceeded:
-            # The process ends after a failed read, too.
+            # A failed read ends the process as well, which is Exceeded here.
             if self._read_error is not None:
                 raise self._read_error from None
             raise

@@ -291,7 +291,7 @@ class MirrorConfig(ExtractConfig):
             sequence_by=self._sequence,
             statement=None if statement is None else RecordStatement(statement.transform, self._metadata),
             delete_when=self._condition or "",
-            # A history begins and ends versions at these times; flattened events have a time of their own.
+            # A history's versions begin and end at the record's times; flattened events have a time of their own.
             needs_timestamp=self._within is not None or (self._strategy.keeps_versions and not self.is_flattened),
             keeps_absent=self._merge is RecordMerge.GIVEN,
         )

@@ -279,8 +279,8 @@ class PayloadFormats(PayloadSettings):
         if self.renamed and self.format_row.positional:
             problem = f"with format={self.format!r} fields have no names: the columns have the names in schema."
             raise InvalidArgument("rename_columns", problem, "Leave it out.")
-        kept = frozenset({KEY_COLUMN, RESCUED})
-        self.new_names.check(NameRules(kept, self.refused_characters, frozenset(self.taken_columns)))
+        reserved = frozenset({KEY_COLUMN, RESCUED})
+        self.new_names.check(NameRules(reserved, self.refused_characters, frozenset(self.taken_columns)))
 
     def decoder(self, schema: pa.Schema) -> ColumnDecoder:
         """Return the decoder for these columns. Raises InvalidArgument for columns unfit for the format."""

@@ -56,8 +56,8 @@ def infinite(values: Integers, logical: LogicalType) -> tuple[Mask, Mask]:
     units_per_millisecond = 1_000_000 // logical.nanos
     micros = (_EARLIEST, _MINUS_INFINITY, _PLUS_INFINITY)
     earliest, minus_infinity, plus_infinity = (one // 1000 * units_per_millisecond for one in micros)
-    # A number before the earliest timestamp is +infinity after an overflow.
     minus = values == minus_infinity
+    # A number before the earliest timestamp is +infinity after an overflow.
     return ((values < earliest) & ~minus) | (values >= plus_infinity), minus
 
 

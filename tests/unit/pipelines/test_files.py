@@ -432,10 +432,8 @@ def test_references_and_sql_are_checked_beside_wrong_keys_and_values(
             "orchestration.parallelism:",
         ]
         assert "DuckDB does not understand it" in found[2]
-        assert (last.startswith("Correct these first: "), last.endswith("p.yaml will then be checked further.")) == (
-            True,
-            True,
-        )
+        assert last.startswith("Correct these first: ")
+        assert last.endswith("p.yaml will then be checked further.")
         assert "0 right, 1 wrong (5 mistakes)." in printed.out
     # The rest of it in the second round, which is the last.
     (pipes / "p.yaml").write_text(EXAMPLE.replace("day(event_timestamp)", "day(at)"))
