@@ -83,7 +83,11 @@ def _defaults(module: str) -> Iterator[tuple[str, str]]:
     names = {**vars(policies), **vars(routing), "DEFAULT_METADATA": DEFAULT_METADATA, "RecordMerge": RecordMerge}
     for node in ast.walk(tree):
         match node:
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant() | ast.Name() | ast.Attribute() as value):
+            case ast.AnnAssign(
+                target=ast.Name(id=name),
+                value=ast.Call(func=ast.Name(id="SettingField"), args=[value, *_])
+                | (ast.Constant() | ast.Name() | ast.Attribute() as value),
+            ):
                 yield name, _shown(eval(ast.unparse(value), names))  # our own source
 
 

@@ -112,16 +112,14 @@ def plan(
         from airflow_lakestream.run.job import ExtractConfig, build_job
 
         # Check arguments before anything is read.
+        texts: dict[str, Any] = {"start_offset": start_offset, "start_timestamp": start_timestamp}
+        texts |= {"max_records": max_records, "max_batch_bytes": max_batch_bytes, "on_data_loss": on_data_loss}
         config = ExtractConfig(
             topic=topic or "the-only-one",
             table=table,
             table_format=lake_of(table).format,
             consumer_group=group or "the-only-one",
-            start_offset=start_offset,
-            start_timestamp=start_timestamp,
-            max_records=max_records,
-            max_batch_bytes=max_batch_bytes,
-            on_data_loss=on_data_loss,
+            **texts,
         )
         kafka = open_kafka(kafka_conn)
         lake = open_lake(table, iceberg_conn, storage_conn)

@@ -21,8 +21,10 @@ _SAMPLE = 'Write {"not_null": ["id"]}.'
 
 def parse_checks(argument: str, value: object) -> LandingChecks | None:
     """Return the checks of a landing's rows, or None without checks. Raises InvalidArgument."""
-    if not is_given(value) or value == {}:
+    if not is_given(value) or value in ({}, LandingChecks()):
         return None
+    if isinstance(value, LandingChecks):
+        return value
     if not isinstance(value, Mapping):
         raise InvalidArgument(argument, f"{value!r} is not a mapping of checks by their kind.", _SAMPLE)
     for kind in value:
