@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 def rename(
     table: Table,
-    to: Annotated[str, typer.Option("--to", help="the group's new name")],
+    to: Annotated[str, typer.Option(help="the group's new name")],
     group: Annotated[
-        str | None, typer.Option("--group", help="the group as it is called now; default: the only one of the table")
+        str | None, typer.Option(help="the group as it is called now; default: the only one of the table")
     ] = None,
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
@@ -105,9 +105,7 @@ def reset(
 def rebuild(
     table: Table,
     group: GroupIfSeveral = None,
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="topics of the group; default: all of the rows'")
-    ] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="topics of the group; default: all of the rows'")] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
@@ -151,15 +149,13 @@ def forget(
     table: AnyTable,
     group: GroupIfSeveral = None,
     rows: Annotated[
-        list[str] | None, typer.Option("--rows", help="topic[partition]:from-until, until not included; repeatable")
+        list[str] | None, typer.Option(help="topic[partition]:from-until, until not included; repeatable")
     ] = None,
     missing: Annotated[bool, typer.Option("--missing", help="all that a full audit finds missing now")] = False,
     damaged: Annotated[
         bool, typer.Option("--damaged", help="batches that can't be read, of what the group still lacks")
     ] = False,
-    topic: Annotated[
-        str | None, typer.Option("--topic", help="with --damaged; default: the topics of the ledger")
-    ] = None,
+    topic: Annotated[str | None, typer.Option(help="with --damaged; default: the topics of the ledger")] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     storage_conn: StorageConn = None,

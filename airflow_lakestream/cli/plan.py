@@ -196,14 +196,10 @@ def _sample(job: LandingJob, plan: Plan) -> tuple[int, int]:
 
 
 def doctor(
-    topic: Annotated[str | None, typer.Option("--topic", help="look at this topic, too")] = None,
-    table: Annotated[
-        str | None, typer.Option("--table", help="namespace.table, or the path or URI of a Delta table")
-    ] = None,
-    engine: Annotated[str, typer.Option("--engine", help="what lands: extract, group, spark or mirror")] = "extract",
-    checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", help="with --engine spark: its checkpoint_location")
-    ] = None,
+    topic: Annotated[str | None, typer.Option(help="look at this topic, too")] = None,
+    table: Annotated[str | None, typer.Option(help="namespace.table, or the path or URI of a Delta table")] = None,
+    engine: Annotated[str, typer.Option(help="what lands: extract, group, spark or mirror")] = "extract",
+    checkpoint: Annotated[str | None, typer.Option(help="with --engine spark: its checkpoint_location")] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="write nothing: no scratch table, no file")] = False,
     schema_registry: Annotated[str | None, option_of("schema_registry")] = None,
     bootstrap_servers: Servers = None,
