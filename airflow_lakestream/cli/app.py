@@ -34,6 +34,7 @@ from airflow_lakestream.cli.connections import (
     open_streams,
     report_text,
 )
+from airflow_lakestream.cli.edits import maintain
 from airflow_lakestream.cli.plan import doctor, plan
 from airflow_lakestream.cli.preview import (
     Servers,
@@ -45,7 +46,7 @@ from airflow_lakestream.cli.preview import (
     without_logs,
 )
 from airflow_lakestream.cli.status import status
-from airflow_lakestream.cli.tables import audit, maintain, mirror_app, rejects_app
+from airflow_lakestream.cli.tables import audit, mirror_app, rejects_app
 from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal

@@ -29,7 +29,7 @@ from airflow_lakestream.cli.connections import (
     open_store_properties,
     report_text,
 )
-from airflow_lakestream.cli.ledger_edits import forget, rebuild, rename, reset
+from airflow_lakestream.cli.edits import forget, rebuild, rename, reset
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet, shown
 from airflow_lakestream.exceptions import InvalidArgument

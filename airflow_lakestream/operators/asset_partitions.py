@@ -126,8 +126,8 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
         if answer.emission is None:
             raise AirflowSkipException(f"No {self.every} of {self.table} is to be emitted: {answer.text}")
         emission = answer.emission
-        keys = [look.size.key(start) for start in emission.starts]
-        reopened = {look.size.key(start): rows for start, rows in emission.reopened.items()}
+        keys = [look.every.key(start) for start in emission.starts]
+        reopened = {look.every.key(start): rows for start, rows in emission.reopened.items()}
         asset, state_asset = self.outlets
         context["outlet_events"][state_asset].extra = {_EXTRA: {"name": look.name, **emission.after.to_json()}}
         event = context["outlet_events"][asset]
