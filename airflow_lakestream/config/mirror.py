@@ -15,14 +15,7 @@ from airflow_lakestream.cdc.events.sequence import check_sequence
 from airflow_lakestream.cdc.events.statement import RecordStatement
 from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.checks import (
-    check_flattened,
-    check_history,
-    check_insert_only,
-    check_key_given,
-    check_merge,
-    checks_of_mirror,
-)
+from airflow_lakestream.config.checks import check_mirror, checks_of_mirror
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.setting import RecordEnvelope, RecordMerge, SettingTaker
 from airflow_lakestream.config.settings import SettingField, mirror_taker, refusal_of, written
@@ -99,9 +92,9 @@ class MirrorConfig(ExtractConfig):
 
     def __post_init__(self) -> None:
         self._check_taken()
-        check_history(given := {one.name: written(self, one.name) for one in fields(self)})
+        check_mirror({one.name: written(self, one.name) for one in fields(self)}, of_records=self.is_of_records)
         if self.is_of_records:
-            self._check_records(given)
+            self._check_records()
         elif self.out_of_range is not OutOfRange.REJECT and ValueEnvelope.CONNECT not in super().payload.row.envelopes:
             problem = f'{str(self.out_of_range)!r} goes with format="json", not with {self.format!r}.'
             raise InvalidArgument(
@@ -129,12 +122,8 @@ class MirrorConfig(ExtractConfig):
             if is_set and not is_ours and not is_usual and (refused := refusal_of(taker, one.name)):
                 raise refused
 
-    def _check_records(self, given: Mapping[str, Any]) -> None:
-        """Refuse arguments that plain records contradict. Raises InvalidArgument.
-
-        :param given: the arguments as written.
-        """
-        check_key_given(self.key)
+    def _check_records(self) -> None:
+        """Refuse arguments that plain records contradict. Raises InvalidArgument."""
         statement = self.statement
         if self.format == ValueFormat.RAW and statement is None:
             raise InvalidArgument("format", "'raw' has no fields for the columns of a key.", "Name another format.")
@@ -151,9 +140,6 @@ class MirrorConfig(ExtractConfig):
                 raise InvalidArgument("sql", f"it makes a column {name!r}: {reason}.", "Give it another name: AS.")
         by = self.sequence_by or ()
         check_sequence(by)
-        check_insert_only(given)
-        check_merge(given)
-        check_flattened(given)
         if self.within is not None and len(by) > 1:
             problem = f"{', '.join(by)}: within goes by one column, the time of a record."
             raise InvalidArgument("sequence_by", problem, "Name that column alone.")
