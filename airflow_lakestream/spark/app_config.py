@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 import pyarrow as pa
@@ -88,7 +88,7 @@ class AppConfig(AppSettings):
         if self.trigger is not None:
             raise InvalidArgument("trigger", f"goes with a query; landing.mode is '{extract.mode}'.", "Leave it out.")
 
-    @property
+    @cached_property
     def extract(self) -> ExtractConfig:
         """The landing, as arguments of the extract path. Raises InvalidArgument."""
         if self.storage:
