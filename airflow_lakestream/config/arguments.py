@@ -122,18 +122,24 @@ def reject_limit(argument: str, value: object) -> RejectLimit:
     return RejectLimit(share=number)
 
 
-def proven_share(argument: str, value: object) -> float:
-    """Return the share of the records to compare: 1 for "all", 0 for "off". Raises InvalidArgument.
+class ProvenShare(float):
+    """Share of the records to compare: 1 for all, 0 for none."""
 
-    A share is written as a number between 0 and 1, or its text.
+
+def proven_share(argument: str, value: object) -> ProvenShare:
+    """Return the share of the records to compare, from "all", "off", or a number between 0 and 1, also as text.
+
+    Raises InvalidArgument.
     """
+    if isinstance(value, ProvenShare):
+        return value
     text = str(value).strip().lower()
     if text in (ALL, OFF):
-        return float(text == ALL)
+        return ProvenShare(text == ALL)
     if isinstance(value, bool) or not re.fullmatch(r"0?\.\d+", text) or float(text) == 0:
         problem = f"{value!r} is not a share of the records."
         raise InvalidArgument(argument, problem, 'Write "all", a number between 0 and 1 such as 0.05, or "off".')
-    return float(text)
+    return ProvenShare(text)
 
 
 def flag(argument: str, value: object) -> bool:
