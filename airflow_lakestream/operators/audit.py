@@ -48,7 +48,9 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
 
     .. seealso:: docs/operators/audit.md
 
-    :param table: `namespace.table`, or the path or URI of a Delta table (templated)
+    :param table: `namespace.table`, or the path or URI of a Delta table, repaired only if it is a table by key
+        (templated)
+    :param table_format: `"iceberg"` or `"delta"`; default: by the table's name (templated)
     :param topic: a topic of the ledger; None: all topics (templated)
     :param full: read every row's position and the topic, instead of file statistics alone (templated)
     :param repair: land missing rows and make doubled rows one, of a table by key all wrong rows, in one snapshot, then
