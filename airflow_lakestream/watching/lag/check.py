@@ -259,10 +259,10 @@ class LevelWatch(ConsumerSource):
         try:
             return (yield from self.read_progress(connections))
         except NotThere:
-            if not self.topics:
+            if not self.topic:
                 raise
             # Before the first run all records of the given topics are unread.
-            return ConsumerProgress("a consumer that has not begun", self.topics, positions={})
+            return ConsumerProgress("a consumer that has not begun", self.topic, positions={})
 
 
 @dataclass
