@@ -31,20 +31,23 @@ _SETTINGS = re.compile(rf"<!-- settings: (\w+) -->{_ELSEWHERE}")
 # Where a page has the table of the settings that a taker refuses.
 _REFUSED = re.compile(rf"<!-- refused: (\w+) -->{_ELSEWHERE}")
 _ENGINES = re.compile(rf"<!-- engines -->{_ELSEWHERE}")
+# Where a page has the table of an operator's arguments, by the operator's module.
+_ARGUMENTS = re.compile(rf"<!-- arguments: (\w+) -->{_ELSEWHERE}")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Write the tables of settings and engines."""
+    """Write the tables of settings, arguments and engines."""
     return with_tables(markdown, page.file.src_uri.count("/"))
 
 
 def with_tables(markdown: str, depth: int) -> str:
-    """Return a page with its tables of settings, and of engines.
+    """Return a page with its tables of settings, arguments and engines.
 
     :param depth: the number of folders between `docs` and the page.
     """
     up = "../" * depth
     markdown = _ENGINES.sub(lambda _: "\n".join(engines_table()), markdown)
+    markdown = _ARGUMENTS.sub(lambda found: "\n".join(_arguments(found[1], up)), markdown)
     markdown = _REFUSED.sub(lambda found: "\n".join(_refusals(SettingTaker[found[1].upper()])), markdown)
     return _SETTINGS.sub(lambda found: "\n".join(_rows(SettingTaker[found[1].upper()], up)), markdown)
 
@@ -54,10 +57,33 @@ def _rows(taker: SettingTaker, up: str) -> Iterator[str]:
     yield "| parameter | default | meaning |\n|---|---|---|"
     for one in SETTINGS.values():
         if one.doc and not _is_refused(one, taker):
-            text = re.sub(r"\]\((?=\w)", f"]({up}", one.markdown(taker)).replace("|", "\\|")
+            text = _linked(one.markdown(taker), up)
             default = one.mirrors_default if taker in MIRRORS else None
             yield f"| `{one.name}` | {default or one.default or defaults.get(one.name, '')} | {text} |"
     yield f"\nAll are there since {FIRST_VERSION}, except where a row names a later version."
+
+
+def _linked(text: str, up: str) -> str:
+    return re.sub(r"\]\((?=\w)", f"]({up}", text).replace("|", "\\|")
+
+
+def _arguments(module: str, up: str) -> Iterator[str]:
+    """Yield the table of an operator's arguments: by its docstring, or else by their settings."""
+    tree = ast.parse(_PACKAGE.joinpath("operators", f"{module}.py").read_text())
+    kind = [one for one in tree.body if isinstance(one, ast.ClassDef)][-1]
+    [init] = (one for one in kind.body if isinstance(one, ast.FunctionDef) and one.name == "__init__")
+    values = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
+    defaults = {one.arg: "" if value is None else _shown(eval(ast.unparse(value), _NAMES)) for one, value in values}
+    # With a decorator it takes the arguments of decoding, too.
+    defaults |= dict(_defaults("decoding")) if init.decorator_list else {}
+    documented = dict(re.findall(r":param (\w+): (.+(?:\n +.+)*)", ast.get_docstring(kind) or ""))
+    # Airflow's own arguments have a meaning of their own here, if the docstring has them.
+    defaults |= {name: "" for name in documented if name not in defaults}
+    yield "| parameter | default | meaning |\n|---|---|---|"
+    for name, default in defaults.items():
+        setting, text = SETTINGS.get(name), " ".join(documented.get(name, "").split()).removesuffix(" (templated)")
+        meaning = text or ("" if setting is None else _linked(setting.markdown(), up))
+        yield f"| `{name}` | {(setting and setting.default) or default} | {meaning} |"
 
 
 def _refusals(taker: SettingTaker) -> Iterator[str]:
@@ -73,18 +99,23 @@ def _is_refused(setting: Setting, taker: SettingTaker) -> bool:
     return all(setting.refusal(one) is not None for one in takers)
 
 
+_PACKAGE = Path(__file__).parents[1] / "airflow_lakestream"
+_NAMES = {**vars(policies), **vars(routing), "DEFAULT_METADATA": DEFAULT_METADATA, "RecordMerge": RecordMerge}
 # The wheel's build has neither Arrow nor PyIceberg, so that the configurations are read, not imported.
 _CONFIGS = {SettingTaker.LANDING: ("decoding", "landing"), SettingTaker.MIRROR: ("decoding", "landing", "mirror")}
 
 
 def _defaults(module: str) -> Iterator[tuple[str, str]]:
     """Yield the fields of a configuration's module, and their defaults in Markdown."""
-    tree = ast.parse(Path(__file__).parents[1].joinpath("airflow_lakestream", "config", f"{module}.py").read_text())
-    names = {**vars(policies), **vars(routing), "DEFAULT_METADATA": DEFAULT_METADATA, "RecordMerge": RecordMerge}
+    tree = ast.parse(_PACKAGE.joinpath("config", f"{module}.py").read_text())
     for node in ast.walk(tree):
         match node:
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant() | ast.Name() | ast.Attribute() as value):
-                yield name, _shown(eval(ast.unparse(value), names))  # our own source
+            case ast.AnnAssign(
+                target=ast.Name(id=name),
+                value=ast.Call(func=ast.Name(id="SettingField"), args=[value, *_])
+                | (ast.Constant() | ast.Name() | ast.Attribute() as value),
+            ):
+                yield name, _shown(eval(ast.unparse(value), _NAMES))  # our own source
 
 
 def _shown(default: object) -> str:

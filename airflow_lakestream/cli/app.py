@@ -34,7 +34,7 @@ from airflow_lakestream.cli.connections import (
     output_to_stderr,
     report_text,
 )
-from airflow_lakestream.cli.maintain import maintain
+from airflow_lakestream.cli.edits import maintain
 from airflow_lakestream.cli.plan import doctor, plan
 from airflow_lakestream.cli.preview import (
     Servers,
@@ -72,21 +72,21 @@ class FileExists(LakestreamError, Terminal):
 
 @takes_decoding()
 def init(
-    topic: Annotated[str | None, typer.Option("--topic", help="topic to land; asked for on a terminal")] = None,
+    topic: Annotated[str | None, typer.Option(help="topic to land; asked for on a terminal")] = None,
     table: Annotated[
         str | None,
-        typer.Option("--table", help="namespace.table, or the path or URI of a Delta table; default: lake.<topic>"),
+        typer.Option(help="namespace.table, or the path or URI of a Delta table; default: lake.<topic>"),
     ] = None,
-    group: Annotated[str | None, typer.Option("--group", help="consumer group; default: the DAG's id")] = None,
+    group: Annotated[str | None, typer.Option(help="consumer group; default: the DAG's id")] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="what lands: extract, group, spark or mirror; default: by the topic")
+        str | None, typer.Option(help="what lands: extract, group, spark or mirror; default: by the topic")
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option("--schedule", help='cron or a preset, such as "@hourly"; default: by engine')
+        str | None, typer.Option(help='cron or a preset, such as "@hourly"; default: by engine')
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", help="file to write, or a folder; default: <topic>_to_lake.py (or .yaml) here"),
+        typer.Option(help="file to write, or a folder; default: <topic>_to_lake.py (or .yaml) here"),
     ] = None,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="write a pipeline in YAML instead of a DAG file")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,

@@ -265,7 +265,7 @@ def _options_of(
         refuse({argument: value})
         # Typer calls an option's callback only with its own value, not with this one.
         check = next((info.callback for info in get_args(one.annotation)[1:] if getattr(info, "callback", None)), None)
-        found[name] = (check or _unchanged)(_as_option(value))
+        found[name] = check(_as_option(value)) if check else _as_option(value)
     return found
 
 
@@ -287,10 +287,6 @@ def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[st
 
 def _seconds(value: timedelta) -> str:
     return f"{value.total_seconds()}s"
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _as_option(value: Any) -> Any:

@@ -29,7 +29,7 @@ from airflow_lakestream.cli.connections import (
     output_to_stderr,
     report_text,
 )
-from airflow_lakestream.cli.ledger_edits import forget, rebuild, rename, reset
+from airflow_lakestream.cli.edits import forget, rebuild, rename, reset
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet, shown
 from airflow_lakestream.exceptions import InvalidArgument
@@ -244,11 +244,11 @@ def adopt(
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option("--columns", help='columns with the positions: "topic=a,partition=b,offset=c.d"; topic may go'),
+        typer.Option(help='columns with the positions: "topic=a,partition=b,offset=c.d"; topic may go'),
     ] = None,
     yes: Yes = False,
     watch: Annotated[
-        str, typer.Option("--watch", help="how long the table must not change if the tool gives no sign of life")
+        str, typer.Option(help="how long the table must not change if the tool gives no sign of life")
     ] = "10s",
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
@@ -366,7 +366,7 @@ class HeirKind(StrEnum):
 def hand_over(
     table: AnyTable,
     topic: Topic,
-    to: Annotated[HeirKind, typer.Option("--to", help="the tool to continue at the end of the ledger")],
+    to: Annotated[HeirKind, typer.Option(help="the tool to continue at the end of the ledger")],
     name: Annotated[str, typer.Argument(help="the group's or connector's name")],
     group: GroupIfSeveral = None,
     yes: Yes = False,

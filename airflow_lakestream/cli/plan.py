@@ -112,16 +112,14 @@ def plan(
         from airflow_lakestream.run.job import ExtractConfig, build_job
 
         # Check arguments before anything is read.
+        texts: dict[str, Any] = {"start_offset": start_offset, "start_timestamp": start_timestamp}
+        texts |= {"max_records": max_records, "max_batch_bytes": max_batch_bytes, "on_data_loss": on_data_loss}
         config = ExtractConfig(
             topic=topic or "the-only-one",
             table=table,
             table_format=lake_of(table).format,
             consumer_group=group or "the-only-one",
-            start_offset=start_offset,
-            start_timestamp=start_timestamp,
-            max_records=max_records,
-            max_batch_bytes=max_batch_bytes,
-            on_data_loss=on_data_loss,
+            **texts,
         )
         kafka = open_kafka(kafka_conn)
         lake = open_lake(table, iceberg_conn, storage_conn)
@@ -198,14 +196,10 @@ def _sample(job: LandingJob, plan: Plan) -> tuple[int, int]:
 
 
 def doctor(
-    topic: Annotated[str | None, typer.Option("--topic", help="look at this topic, too")] = None,
-    table: Annotated[
-        str | None, typer.Option("--table", help="namespace.table, or the path or URI of a Delta table")
-    ] = None,
-    engine: Annotated[str, typer.Option("--engine", help="what lands: extract, group, spark or mirror")] = "extract",
-    checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", help="with --engine spark: its checkpoint_location")
-    ] = None,
+    topic: Annotated[str | None, typer.Option(help="look at this topic, too")] = None,
+    table: Annotated[str | None, typer.Option(help="namespace.table, or the path or URI of a Delta table")] = None,
+    engine: Annotated[str, typer.Option(help="what lands: extract, group, spark or mirror")] = "extract",
+    checkpoint: Annotated[str | None, typer.Option(help="with --engine spark: its checkpoint_location")] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="write nothing: no scratch table, no file")] = False,
     schema_registry: Annotated[str | None, option_of("schema_registry")] = None,
     bootstrap_servers: Servers = None,

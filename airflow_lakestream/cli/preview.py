@@ -42,14 +42,12 @@ _PLACE = re.compile(r"(\d+):(\d+)")
 @takes_decoding()
 def preview(
     topic: Annotated[str, typer.Argument(help="topic to look at")],
-    limit: Annotated[int, typer.Option("--limit", help="records to show")] = 10,
+    limit: Annotated[int, typer.Option(help="records to show")] = 10,
     from_offset: Annotated[
         list[str] | None,
-        typer.Option("--from-offset", help="from partition:offset on, such as 0:1200; may be repeated"),
+        typer.Option(help="from partition:offset on, such as 0:1200; may be repeated"),
     ] = None,
-    from_timestamp: Annotated[
-        str | None, typer.Option("--from-timestamp", help="from a time on, such as 2026-11-20T10:00Z")
-    ] = None,
+    from_timestamp: Annotated[str | None, typer.Option(help="from a time on, such as 2026-11-20T10:00Z")] = None,
     tombstones: Annotated[str, option_of("tombstones")] = "keep",
     bootstrap_servers: Servers = None,
     kafka_conn: KafkaConn = "kafka_default",

@@ -234,14 +234,12 @@ def status(
     tables: Tables = None,
     namespaces: Namespaces = None,
     checkpoints: Checkpoints = None,
-    group: Annotated[str | None, typer.Option("--group", help="only streams of this consumer group")] = None,
-    max_age: Annotated[
-        str, typer.Option("--max-age", help="how long a record may wait before it is overdue, such as 15m")
-    ] = "15m",
+    group: Annotated[str | None, typer.Option(help="only streams of this consumer group")] = None,
+    max_age: Annotated[str, typer.Option(help="how long a record may wait before it is overdue, such as 15m")] = "15m",
     watch: Annotated[bool, typer.Option("--watch", help="look again and again, until Ctrl-C")] = False,
-    every: Annotated[str, typer.Option("--every", help="with --watch: the time between two looks")] = "10s",
+    every: Annotated[str, typer.Option(help="with --watch: the time between two looks")] = "10s",
     html: Annotated[
-        Path | None, typer.Option("--html", help="write a page with timelines of landings and lag into this file")
+        Path | None, typer.Option(help="write a page with timelines of landings and lag into this file")
     ] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",

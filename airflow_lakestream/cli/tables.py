@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def audit(
     table: AnyTable,
     group: GroupIfSeveral = None,
-    topic: Annotated[str | None, typer.Option("--topic", help="one topic of the ledger; default: all")] = None,
+    topic: Annotated[str | None, typer.Option(help="one topic of the ledger; default: all")] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     storage_conn: StorageConn = None,
@@ -56,7 +56,7 @@ def audit(
     tombstones: Annotated[str | None, option_of("tombstones", "with --repair: ")] = None,
     landing: Annotated[
         str | None,
-        typer.Option("--landing", help="of a table by key or a fan-out: more arguments of its landing, as JSON"),
+        typer.Option(help="of a table by key or a fan-out: more arguments of its landing, as JSON"),
     ] = None,
     on_data_loss: Annotated[str | None, option_of("on_data_loss", "with --repair: ")] = None,
     as_json: Json = False,
@@ -147,10 +147,10 @@ Reason = Annotated[str | None, typer.Option("--reason", help="only those whose r
 @rejects_app.command()
 def show(
     table: AnyTable,
-    group: Annotated[str | None, typer.Option("--group", help="consumer group; default: all")] = None,
+    group: Annotated[str | None, typer.Option(help="consumer group; default: all")] = None,
     stage: Stage = None,
     reason: Reason = None,
-    limit: Annotated[int, typer.Option("--limit", help="most examples of each reason", min=0)] = 3,
+    limit: Annotated[int, typer.Option(help="most examples of each reason", min=0)] = 3,
     iceberg_conn: IcebergConn = "iceberg_default",
     storage_conn: StorageConn = None,
     as_json: Json = False,
@@ -197,7 +197,7 @@ def replay(
     group: GroupIfSeveral = None,
     stage: Stage = None,
     reason: Reason = None,
-    limit: Annotated[int | None, typer.Option("--limit", help="most records; default: all")] = None,
+    limit: Annotated[int | None, typer.Option(help="most records; default: all")] = None,
     schema_evolution: Annotated[str | None, option_of("schema_evolution")] = None,
     tombstones: Annotated[str | None, option_of("tombstones")] = None,
     kafka_conn: KafkaConn = "kafka_default",
@@ -249,39 +249,31 @@ def _mirror() -> None:
 def resnapshot(
     table: AnyTable,
     group: GroupIfSeveral = None,
-    topic: Annotated[str | None, typer.Option("--topic", help="default: the ledger's")] = None,
-    signal_topic: Annotated[
-        str | None, typer.Option("--signal-topic", help="signal.kafka.topic; default: topic.prefix-signal")
-    ] = None,
+    topic: Annotated[str | None, typer.Option(help="default: the ledger's")] = None,
+    signal_topic: Annotated[str | None, typer.Option(help="signal.kafka.topic; default: topic.prefix-signal")] = None,
     no_signal: Annotated[
         bool, typer.Option("--no-signal", help="use the last snapshot of the whole table in the topic")
     ] = False,
     since_offset: Annotated[
         list[str] | None,
-        typer.Option("--since-offset", help="with --no-signal: look from partition:offset on; repeatable"),
+        typer.Option(help="with --no-signal: look from partition:offset on; repeatable"),
     ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", help="the app's checkpoint_location: refuse while it runs")
-    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="the app's checkpoint_location: refuse while it runs")] = None,
     start_over: Annotated[bool, typer.Option("--anew", help="discard what an earlier run has begun")] = False,
-    timeout: Annotated[
-        str, typer.Option("--timeout", help="how long to wait for Debezium's next row, such as 10m")
-    ] = "5m",
+    timeout: Annotated[str, typer.Option(help="how long to wait for Debezium's next row, such as 10m")] = "5m",
     key: Annotated[
-        str | None, typer.Option("--key", help="columns of the key; default: the records', else the mirror's")
+        str | None, typer.Option(help="columns of the key; default: the records', else the mirror's")
     ] = None,
     value_format: Annotated[
         str | None, typer.Option("--format", help=f"of the events: {_FORMATS}; default json")
     ] = None,
     schema: Annotated[
         str | None,
-        typer.Option(
-            "--schema", help="columns as DDL, with types that the app was configured with: 'amount decimal(12, 2)'"
-        ),
+        typer.Option(help="columns as DDL, with types that the app was configured with: 'amount decimal(12, 2)'"),
     ] = None,
     schema_registry: Annotated[str | None, option_of("schema_registry")] = None,
     landing: Annotated[
-        str | None, typer.Option("--landing", help="further arguments of the app's landing, as a JSON object")
+        str | None, typer.Option(help="further arguments of the app's landing, as a JSON object")
     ] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",

@@ -9,43 +9,23 @@ import difflib
 import json
 import re
 from calendar import timegm
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
-from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pendulum
 
 from airflow_lakestream.core.bad_records import RejectLimit
-from airflow_lakestream.core.policies import OF_INPUT, choose, is_given, seconds, with_short_unit
+from airflow_lakestream.core.landing.modes import RangesMode, parse_ranges
+from airflow_lakestream.core.policies import OF_INPUT, is_given, seconds, with_short_unit
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
-
-Value = TypeVar("Value")
-Choice = TypeVar("Choice", bound=StrEnum)
 
 AVAILABLE_NOW = "available_now"
 ALL, OFF = "all", "off"
 # Milliseconds since 1970.
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
 _TIMES = "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
-
-
-class ParsedSetting(cached_property[Value]):
-    """Typed value of a configuration's field, parsed at the first read and kept.
-
-    :param name: the field's name.
-    :param parse: takes the name and the value as given; raises InvalidArgument.
-    """
-
-    def __init__(self, name: str, parse: Callable[[str, Any], Value]) -> None:
-        super().__init__(lambda config: parse(name, getattr(config, name)))
-
-
-def chosen(kind: type[Choice], name: str) -> ParsedSetting[Choice]:
-    """Return the parsed value of a field with a few choices."""
-    return ParsedSetting(name, partial(choose, kind))
 
 
 def as_text(argument: str, annotation: str, value: object) -> object:
@@ -102,7 +82,7 @@ def positive_seconds(argument: str, value: object) -> float:
 
 def between_batches(argument: str, value: object) -> float | None:
     """Return the seconds between the starts of two batches, or None for "available_now". Raises InvalidArgument."""
-    if value == AVAILABLE_NOW:
+    if value is None or value == AVAILABLE_NOW:
         return None
     try:
         return seconds(argument, with_short_unit(value))
@@ -111,15 +91,15 @@ def between_batches(argument: str, value: object) -> float | None:
         raise InvalidArgument(argument, problem, 'Write "10 seconds".') from None
 
 
-def microseconds(argument: str, value: object) -> int | None:
-    """Return a time above 0 in microseconds, from "7 days", "12h", seconds or a timedelta, or None if not given.
+def positive_time(argument: str, value: object) -> timedelta | None:
+    """Return a time above 0, from "7 days", "12h", seconds or a timedelta, or None if not given.
 
     Raises InvalidArgument.
     """
     if not is_given(value):
         return None
     given = value.total_seconds() if isinstance(value, timedelta) else with_short_unit(value)
-    return round(positive_seconds(argument, given) * 10**6)
+    return timedelta(seconds=positive_seconds(argument, given))
 
 
 def reject_limit(argument: str, value: object) -> RejectLimit:
@@ -127,6 +107,8 @@ def reject_limit(argument: str, value: object) -> RejectLimit:
 
     A number with a point is a share, a number without is a count.
     """
+    if isinstance(value, RejectLimit):
+        return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", str(value))
     if match is None or isinstance(value, bool):
         raise InvalidArgument(argument, f"{value!r} is neither a count nor a share.", 'Write 100, 0.01 or "1%".')
@@ -140,18 +122,24 @@ def reject_limit(argument: str, value: object) -> RejectLimit:
     return RejectLimit(share=number)
 
 
-def proven_share(argument: str, value: object) -> float:
-    """Return the share of the records to compare: 1 for "all", 0 for "off". Raises InvalidArgument.
+class ProvenShare(float):
+    """Share of the records to compare: 1 for all, 0 for none."""
 
-    A share is written as a number between 0 and 1, or its text.
+
+def proven_share(argument: str, value: object) -> ProvenShare:
+    """Return the share of the records to compare, from "all", "off", or a number between 0 and 1, also as text.
+
+    Raises InvalidArgument.
     """
+    if isinstance(value, ProvenShare):
+        return value
     text = str(value).strip().lower()
     if text in (ALL, OFF):
-        return float(text == ALL)
+        return ProvenShare(text == ALL)
     if isinstance(value, bool) or not re.fullmatch(r"0?\.\d+", text) or float(text) == 0:
         problem = f"{value!r} is not a share of the records."
         raise InvalidArgument(argument, problem, 'Write "all", a number between 0 and 1 such as 0.05, or "off".')
-    return float(text)
+    return ProvenShare(text)
 
 
 def flag(argument: str, value: object) -> bool:
@@ -184,11 +172,6 @@ def items(argument: str, value: object) -> tuple[str, ...] | None:
     if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
         raise InvalidArgument(argument, f"{value!r} is not a list of texts.", 'Write ["first", "second"].')
     return tuple(items)
-
-
-def names_in(argument: str, value: object) -> tuple[str, ...]:
-    """Return texts as `items` does; empty if not given."""
-    return items(argument, value) or ()
 
 
 def schemas(argument: str, value: object) -> tuple[str, ...] | None:
@@ -244,11 +227,12 @@ def json_object(argument: str, value: object) -> dict[str, Any]:
     return dict(found) if isinstance(found, Mapping) else {}
 
 
-def output_mode(argument: str, value: object) -> None:
-    """Refuse any output mode of a streaming query except "append". Raises InvalidArgument."""
+def output_mode(argument: str, value: object) -> str:
+    """Return the output mode of a streaming query, "append". Raises InvalidArgument for any other."""
     if value != "append":
         problem = f"{value!r} brings rows again that have landed, changed; a landing only adds rows."
         raise InvalidArgument(argument, problem, 'Leave it out, or write "append": rows come when they are final.')
+    return "append"
 
 
 def regex(argument: str, value: object) -> str | None:
@@ -263,28 +247,30 @@ def regex(argument: str, value: object) -> str | None:
     return str(value)
 
 
-def properties(value: object) -> Mapping[str, str]:
+def properties(argument: str, value: object) -> Mapping[str, str]:
     """Return table properties as texts; None is no properties."""
     value = {} if value is None else value
     if not isinstance(value, Mapping):
-        raise InvalidArgument("table_properties", f"{value!r} is not a mapping.", 'Write {"key": "value"}.')
+        raise InvalidArgument(argument, f"{value!r} is not a mapping.", 'Write {"key": "value"}.')
     # The properties are shown in the table's metadata as well.
-    refuse_shown("table_properties", value)
+    refuse_shown(argument, value)
     return {str(key): str(item) for key, item in value.items()}
 
 
-def range_list(value: object) -> Sequence[Sequence[int]]:
-    """Return [[partition, from, until], ...] from a list or JSON, without a check of the ranges."""
+def ranges(argument: str, value: object) -> RangesMode:
+    """Return the mode of [[partition, from, until], ...], from a list or JSON. Raises InvalidArgument."""
+    if isinstance(value, RangesMode):
+        return value
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError as e:
-            raise InvalidArgument("ranges", f"{value!r} is not JSON ({e}).", "Write [[0, 100, 250]].") from e
+            raise InvalidArgument(argument, f"{value!r} is not JSON ({e}).", "Write [[0, 100, 250]].") from e
     if not isinstance(value, Sequence) or not all(isinstance(item, Sequence) for item in value):
         raise InvalidArgument(
-            "ranges", f"{value!r} is not a list of [partition, from, until].", "Write [[0, 100, 250]]."
+            argument, f"{value!r} is not a list of [partition, from, until].", "Write [[0, 100, 250]]."
         )
-    return value
+    return parse_ranges(value)
 
 
 def milliseconds(argument: str, value: object) -> int:

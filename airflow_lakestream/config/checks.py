@@ -21,8 +21,10 @@ _SAMPLE = 'Write {"not_null": ["id"]}.'
 
 def parse_checks(argument: str, value: object) -> LandingChecks | None:
     """Return the checks of a landing's rows, or None without checks. Raises InvalidArgument."""
-    if not is_given(value) or value == {}:
+    if not is_given(value) or value in ({}, LandingChecks()):
         return None
+    if isinstance(value, LandingChecks):
+        return value
     if not isinstance(value, Mapping):
         raise InvalidArgument(argument, f"{value!r} is not a mapping of checks by their kind.", _SAMPLE)
     for kind in value:
@@ -79,18 +81,27 @@ def refuse_incompatible_with_checks(given: Mapping[str, Any]) -> None:
         raise InvalidArgument("checks.freshness", 'needs "timestamp" in metadata_columns, from which it is computed.')
 
 
-def check_key_given(key: object) -> None:
-    """Refuse a mirror of plain records without a key. Raises InvalidArgument."""
-    if not is_given(key):
-        problem = "is missing: plain records do not show which columns identify a row."
-        raise InvalidArgument("key", problem, 'Name the columns, such as ["id"].')
-
-
-def check_insert_only(given: Mapping[str, Any]) -> None:
-    """Refuse arguments about changes and deletions if the first record of a key stays. Raises InvalidArgument.
+def check_mirror(given: Mapping[str, Any], *, of_records: bool) -> None:
+    """Refuse arguments of a mirror that contradict each other. Raises InvalidArgument.
 
     :param given: the arguments by name; templates are not known yet, and pass.
+    :param of_records: whether the mirror is one of plain records, or of flattened events.
     """
+    _check_history(given)
+    if not of_records:
+        return
+    if not is_given(given["key"]):
+        problem = "is missing: plain records do not show which columns identify a row."
+        raise InvalidArgument("key", problem, 'Name the columns, such as ["id"].')
+    _check_insert_only(given)
+    if given["merge"] == RecordMerge.GIVEN:
+        _refuse_others("merge", _NOT_WITH_GIVEN, given)
+    if given["envelope"] == RecordEnvelope.FLATTENED:
+        _refuse_others("envelope", _NOT_WITH_FLATTENED, given)
+
+
+def _check_insert_only(given: Mapping[str, Any]) -> None:
+    """Refuse arguments about changes and deletions if the first record of a key stays. Raises InvalidArgument."""
     if not is_literal(given["insert_only"]):
         return
     within, is_first = given["within"], arguments.flag("insert_only", given["insert_only"])
@@ -105,29 +116,8 @@ def check_insert_only(given: Mapping[str, Any]) -> None:
         _refuse_others("insert_only", others, given)
 
 
-def check_merge(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that records with some of the fields contradict. Raises InvalidArgument.
-
-    :param given: the arguments by name; templates are not known yet, and pass.
-    """
-    if given["merge"] == RecordMerge.GIVEN:
-        _refuse_others("merge", _NOT_WITH_GIVEN, given)
-
-
-def check_flattened(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that flattened events of a database contradict. Raises InvalidArgument.
-
-    :param given: the arguments by name; templates are not known yet, and pass.
-    """
-    if given["envelope"] == RecordEnvelope.FLATTENED:
-        _refuse_others("envelope", _NOT_WITH_FLATTENED, given)
-
-
-def check_history(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that the history of rows contradicts, and a history without times. Raises InvalidArgument.
-
-    :param given: the arguments by name; templates are not known yet, and pass.
-    """
+def _check_history(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that the history of rows contradicts, and a history without times. Raises InvalidArgument."""
     if not is_literal(given["history"]):
         return
     if not arguments.flag("history", given["history"]):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyiceberg import types as iceberg
 
-from airflow_lakestream.config import arguments
 from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.core.names import STREAM_TRANSFORM, TRANSFORM, check_function
-from airflow_lakestream.core.policies import ModeName, OnDataLoss, SqlInput, StateStore, UnknownFields, choose, is_given
+from airflow_lakestream.core.policies import ModeName, OnDataLoss, SqlInput, StateStore, UnknownFields, is_given
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
@@ -37,14 +37,13 @@ class FrameConfig(ExtractConfig):
 
     transform: str | None = None
     stream_transform: str | None = None
-    state_store: str | None = None
-    output_mode: str = "append"
+    state_store: SettingField[StateStore | None] = SettingField(None)
+    output_mode: SettingField[str] = SettingField("append")
 
     def __post_init__(self) -> None:
-        arguments.output_mode("output_mode", self.output_mode)
         if is_given(self.stream_transform):
             self._check_stream(f"stream_transform={str(self.stream_transform)!r}")
-        elif is_given(self.state_store):
+        elif self.state_store is not None:
             raise InvalidArgument("state_store", "goes with stream_transform, whose state it keeps.", "Leave it out.")
         if self.function is not None:
             self._check_function(f"{self.argument}={check_function(self.function, self.argument)!r}")
@@ -71,19 +70,17 @@ class FrameConfig(ExtractConfig):
             raise InvalidArgument(
                 "transform", f"does not go with {given}.", "Let the one function do what the other does."
             )
-        if (mode := self.run_mode) is not ModeName.RESUME:
-            problem = f'"{mode}" does not go with {given}: a state knows no order but that of the stream.'
+        if self.mode is not ModeName.RESUME:
+            problem = f'"{self.mode}" does not go with {given}: a state knows no order but that of the stream.'
             raise InvalidArgument("mode", problem, "Leave it out.")
         if is_pattern(self.topic):
             problem = f"{self.topic!r} is a regex, which does not go with {given}: a checkpoint's state is one topic's."
             raise InvalidArgument("topic", problem, "Name one topic for each task.")
-        if self.loss_policy is not OnDataLoss.FAIL:
+        if self.on_data_loss is not OnDataLoss.FAIL:
             problem = (
                 f'"{self.on_data_loss}" does not go with {given}: it is unknown which records its state lacks then.'
             )
             raise InvalidArgument("on_data_loss", problem, "Leave it out; begin again with another table.")
-        if is_given(self.state_store):
-            choose(StateStore, "state_store", self.state_store)
 
     def _check_function(self, given: str) -> None:
         if is_given(self.sql) or self.sql_input != SqlInput.RAW:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
-from functools import cached_property, partial
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -14,11 +12,12 @@ from pyiceberg.schema import Schema
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.config.decoding import DecodingSettings
+from airflow_lakestream.config.settings import SettingField, written
 from airflow_lakestream.config.sql import SqlStatement
 from airflow_lakestream.core.bad_records import USUAL, RejectLimit
-from airflow_lakestream.core.checks import RowChecker
+from airflow_lakestream.core.checks import LandingChecks, RowChecker
 from airflow_lakestream.core.landing.batch import RunLimits
-from airflow_lakestream.core.landing.modes import IntervalMode, ResumeMode, RunMode, parse_ranges
+from airflow_lakestream.core.landing.modes import IntervalMode, RangesMode, ResumeMode, RunMode
 from airflow_lakestream.core.names import DEFAULT_METADATA, check_group
 from airflow_lakestream.core.policies import (
     MaintainMode,
@@ -34,8 +33,6 @@ from airflow_lakestream.core.policies import (
     choose,
     is_given,
     landing_tombstones,
-    seconds,
-    size_in_bytes,
 )
 from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern, is_pattern
 from airflow_lakestream.decode.formats import PayloadFormats
@@ -64,27 +61,20 @@ class StreamSettings:
     topic: str
     table: str
     consumer_group: str
-    start_offset: str = StartOffset.EARLIEST
-    start_timestamp: str | int | datetime | None = None
-    max_rejected: int | float | str | None = None
-    partition_by: Sequence[str] | str | None = None
-    table_properties: Mapping[str, str] = field(default_factory=dict)
-    on_data_loss: str = OnDataLoss.FAIL
-    checks: Mapping[str, Any] | None = None
+    start_offset: SettingField[StartOffset] = SettingField(StartOffset.EARLIEST)
+    start_timestamp: SettingField[int | None] = SettingField(None)
+    max_rejected: SettingField[RejectLimit | None] = SettingField(None)
+    partition_by: SettingField[tuple[str, ...] | None] = SettingField(None)
+    table_properties: SettingField[Mapping[str, str]] = SettingField(None, arguments.properties)
+    on_data_loss: SettingField[OnDataLoss] = SettingField(OnDataLoss.FAIL)
+    checks: SettingField[LandingChecks | None] = SettingField(None)
 
-    loss_policy = arguments.chosen(OnDataLoss, "on_data_loss")
-    partitioning = arguments.ParsedSetting("partition_by", arguments.items)
-    properties = arguments.ParsedSetting("table_properties", lambda _, value: arguments.properties(value))
-
-    @cached_property
+    @property
     def start(self) -> StartAt:
-        """Start of the group's first resume."""
-        offset = choose(StartOffset, "start_offset", self.start_offset)
-        if (offset is StartOffset.TIMESTAMP) != is_given(self.start_timestamp):
+        """Start of the group's first resume. Raises InvalidArgument."""
+        if (self.start_offset is StartOffset.TIMESTAMP) != (self.start_timestamp is not None):
             raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
-        if offset is not StartOffset.TIMESTAMP:
-            return StartAt(offset)
-        return StartAt(offset, arguments.milliseconds("start_timestamp", self.start_timestamp))
+        return StartAt(self.start_offset, self.start_timestamp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,34 +86,28 @@ class ExtractConfig(DecodingSettings, StreamSettings):
     """
 
     table_format: str = TableFormat.ICEBERG
-    mode: str = ModeName.RESUME
-    interval_start: str | int | datetime | None = None
-    interval_end: str | int | datetime | None = None
-    ranges: str | Sequence[Sequence[int]] | None = None
-    replace: bool | str = False
-    max_records: int | str | None = None
-    max_batch_bytes: int | str = "256MiB"
-    max_bytes_per_second: int | str | None = None
-    checkpoint_interval: float | str = 60
-    poll_timeout: float | str = 30
-    idle_timeout: float | str = 0
-    schema_evolution: str = SchemaEvolution.NONE
-    on_error: str = OnError.REJECT
+    mode: SettingField[ModeName] = SettingField(ModeName.RESUME)
+    interval_start: SettingField[int | None] = SettingField(None)
+    interval_end: SettingField[int | None] = SettingField(None)
+    ranges: SettingField[RangesMode | None] = SettingField(None)
+    replace: SettingField[bool] = SettingField(False)
+    max_records: SettingField[int | None] = SettingField(None)
+    max_batch_bytes: SettingField[int] = SettingField("256MiB")
+    max_bytes_per_second: SettingField[int | None] = SettingField(None)
+    checkpoint_interval: SettingField[float] = SettingField(60)
+    poll_timeout: SettingField[float] = SettingField(30)
+    idle_timeout: SettingField[float] = SettingField(0)
+    schema_evolution: SettingField[SchemaEvolution] = SettingField(SchemaEvolution.NONE)
+    on_error: SettingField[OnError] = SettingField(OnError.REJECT)
     tombstones: str | None = Tombstones.KEEP
     metadata_columns: Sequence[str] = DEFAULT_METADATA
-    sort_order: Sequence[str] | str | None = None
-    maintain: str | None = None
-    new_tables: str = NewTables.FAIL
-    max_tables: int | str = 100
+    sort_order: SettingField[tuple[str, ...] | None] = SettingField(None)
+    maintain: SettingField[MaintainMode | None] = SettingField(None)
+    new_tables: SettingField[NewTables] = SettingField(NewTables.FAIL)
+    max_tables: SettingField[int | None] = SettingField(100)
     home_table: str | None = None
-    allow_group_overlap: bool | str = False
-    parallelism: int | str | None = None
-
-    run_mode = arguments.chosen(ModeName, "mode")
-    error_policy = arguments.chosen(OnError, "on_error")
-    unknown_policy = arguments.chosen(UnknownFields, "unknown_fields")
-    poll_seconds = arguments.ParsedSetting("poll_timeout", arguments.positive_seconds)
-    overlaps = arguments.ParsedSetting("allow_group_overlap", arguments.flag)
+    allow_group_overlap: SettingField[bool] = SettingField(False)
+    parallelism: SettingField[int | None] = SettingField(None)
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -132,8 +116,9 @@ class ExtractConfig(DecodingSettings, StreamSettings):
         check_topic_or_pattern(self.topic)
         check_group(self.consumer_group)
         self._check_payload()
-        _ = self.fan_out, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
-        _ = self.processes, self.overlaps, self.maintain_mode, self.loss_policy, self.error_policy
+        self._check_replacement()
+        self._check_limits()
+        _ = self.fan_out, self.coverage, self.start, self.design, self.maintain_mode
         self.lake.check_design(self.table_design)
         _ = self.auditor
         _ = self.tombstone_policy
@@ -190,7 +175,7 @@ class ExtractConfig(DecodingSettings, StreamSettings):
             if is_set and self.template.by_record:
                 raise InvalidArgument(
                     argument,
-                    f"{getattr(self, argument)!r} is not for {self.table!r}, a table that records choose: one commit "
+                    f"'{getattr(self, argument)}' is not for {self.table!r}, a table that records choose: one commit "
                     "can't change the schemas of several tables.",
                     "Change these tables by hand, the home table with them.",
                 )
@@ -220,8 +205,6 @@ class ExtractConfig(DecodingSettings, StreamSettings):
     @property
     def fan_out(self) -> FanOut | None:
         """Fan-out for records that choose a table, or None without a choice."""
-        new_tables = choose(NewTables, "new_tables", self.new_tables)
-        max_tables = arguments.count("max_tables", self.max_tables)
         template = self.template
         if not template.by_record:
             if is_given(self.home_table):
@@ -239,71 +222,72 @@ class ExtractConfig(DecodingSettings, StreamSettings):
         name = home.of_topic(self.topic).text if is_given(self.home_table) else ""
         if not is_pattern(self.topic):
             name = name or template.home(self.topic, self.consumer_group)
-        return FanOut(self.topic, template, name, decoding, new_tables, max_tables or 100)
+        return FanOut(self.topic, template, name, decoding, self.new_tables, self.max_tables or 100)
 
     @property
     def coverage(self) -> RunMode:
         """Mode of the run. The mode decides about the covered offsets."""
-        mode = self.run_mode
+        mode = self.mode
         for argument, owner in _BELONGS_TO.items():
             if mode is not owner and is_given(getattr(self, argument)):
                 raise InvalidArgument(argument, f'goes with mode="{owner}"; the mode is "{mode}".')
-        if mode is not ModeName.RESUME and self.start.offset is not StartOffset.EARLIEST:
+        if mode is not ModeName.RESUME and self.start_offset is not StartOffset.EARLIEST:
             raise InvalidArgument("start_offset", f'goes with mode="resume"; mode="{mode}" has its own begin.')
         if mode is ModeName.RANGES:
             if is_pattern(self.topic):
                 raise InvalidArgument("ranges", "belong to one topic; the topic is a regex.", "Name the topic.")
-            return parse_ranges(arguments.range_list(self.ranges))
+            if self.ranges is None:
+                raise InvalidArgument("ranges", 'is missing; mode="ranges" needs it.', "Write [[0, 100, 250]].")
+            return self.ranges
         if mode is ModeName.INTERVAL:
             return self._by_interval()
-        start = self.start.offset
+        start = self.start_offset
         return ResumeMode(start_moves=start is StartOffset.LATEST, from_the_first=start is StartOffset.EARLIEST)
 
-    @property
-    def replaces(self) -> bool:
-        """Whether landed offsets are read again and replaced."""
-        replaces = arguments.flag("replace", self.replace)
-        if replaces and self.template.by_record:
+    def _check_replacement(self) -> None:
+        """Refuse settings that the replacement of landed offsets contradicts. Raises InvalidArgument."""
+        if not self.replace:
+            return
+        if self.template.by_record:
             raise InvalidArgument("replace", f"does not go with {self.table!r}, a table that records choose.")
-        if replaces and self.run_mode is ModeName.RESUME:
+        if self.mode is ModeName.RESUME:
             raise InvalidArgument("replace", 'goes with mode="interval" or "ranges", which set what to replace.')
-        if replaces and is_given(self.max_records):
+        if self.max_records is not None:
             raise InvalidArgument("max_records", "can't limit a replacement, which is one snapshot.", "Leave it out.")
-        return replaces
 
     def _by_interval(self) -> IntervalMode:
-        for argument in ("interval_start", "interval_end"):
-            if not is_given(getattr(self, argument)):
-                raise InvalidArgument(argument, 'is missing; mode="interval" needs it.')
-        start, end = (arguments.milliseconds(name, getattr(self, name)) for name in ("interval_start", "interval_end"))
+        start, end = self.interval_start, self.interval_end
+        if start is None or end is None:
+            missing = "interval_start" if start is None else "interval_end"
+            raise InvalidArgument(missing, 'is missing; mode="interval" needs it.')
         if end <= start:
-            raise InvalidArgument("interval_end", f"{self.interval_end} is not after {self.interval_start}.")
+            given = [written(self, name) for name in ("interval_end", "interval_start")]
+            raise InvalidArgument("interval_end", f"{given[0]} is not after {given[1]}.")
         return IntervalMode(start, end)
+
+    def _check_limits(self) -> None:
+        """Refuse limits that the mode, the topic or the policy contradicts. Raises InvalidArgument."""
+        if self.idle_timeout and self.mode is not ModeName.RESUME:
+            raise InvalidArgument("idle_timeout", 'goes with mode="resume": the other modes have their own end.')
+        if self.idle_timeout and is_pattern(self.topic):
+            raise InvalidArgument("idle_timeout", "can't follow the topics of a regex, which are landed in turn.")
+        if self.max_rejected is not None and self.on_error is OnError.FAIL:
+            problem = 'goes with on_error="reject" or "skip"; with "fail" the first bad record fails the run.'
+            raise InvalidArgument("max_rejected", problem)
+        if self.max_bytes_per_second is not None and (self.parallelism or 1) > 1:
+            problem = f"{self.parallelism} processes do not share a limit of max_bytes_per_second."
+            raise InvalidArgument("parallelism", problem, "Leave one of both out.")
 
     @property
     def limits(self) -> RunLimits:
         """Limits of the run: for each commit, and for the end."""
-        idle_timeout = seconds("idle_timeout", self.idle_timeout)
-        if idle_timeout and self.run_mode is not ModeName.RESUME:
-            raise InvalidArgument("idle_timeout", 'goes with mode="resume": the other modes have their own end.')
-        if idle_timeout and is_pattern(self.topic):
-            raise InvalidArgument("idle_timeout", "can't follow the topics of a regex, which are landed in turn.")
         return RunLimits(
-            max_records=arguments.count("max_records", self.max_records),
-            max_batch_bytes=size_in_bytes("max_batch_bytes", self.max_batch_bytes),
-            checkpoint_interval=seconds("checkpoint_interval", self.checkpoint_interval),
-            idle_timeout=idle_timeout,
-            max_rejected=self._max_rejected(),
+            max_records=self.max_records,
+            max_batch_bytes=self.max_batch_bytes,
+            checkpoint_interval=self.checkpoint_interval,
+            idle_timeout=self.idle_timeout,
+            max_rejected=self.max_rejected or USUAL,
         )
-
-    def _max_rejected(self) -> RejectLimit:
-        if not is_given(self.max_rejected):
-            return USUAL
-        if self.error_policy is OnError.FAIL:
-            raise InvalidArgument(
-                "max_rejected", 'goes with on_error="reject" or "skip"; with "fail" the first bad record fails the run.'
-            )
-        return arguments.reject_limit("max_rejected", self.max_rejected)
 
     @property
     def auditor(self) -> RowChecker | None:
@@ -311,26 +295,15 @@ class ExtractConfig(DecodingSettings, StreamSettings):
         return auditor_of({**vars(self), "table": self.template.text, "table_format": self.lake.format})
 
     @property
-    def bytes_per_second(self) -> int | None:
-        """Most bytes to read in a second; None without a limit."""
-        if not is_given(self.max_bytes_per_second):
-            return None
-        return size_in_bytes("max_bytes_per_second", self.max_bytes_per_second)
-
-    @property
     def processes(self) -> int | None:
         """Number of reading processes; None to choose a number by the processors."""
-        found = arguments.count("parallelism", self.parallelism, "processes")
-        if self.bytes_per_second is not None and (found or 1) > 1:
-            problem = f"{found} processes do not share a limit of max_bytes_per_second."
-            raise InvalidArgument("parallelism", problem, "Leave one of both out.")
-        return found if self.bytes_per_second is None else 1
+        return self.parallelism if self.max_bytes_per_second is None else 1
 
     @property
     def maintain_mode(self) -> MaintainMode | None:
         """Whether the run compacts the table; None if the table's property decides."""
-        mode = choose(MaintainMode, "maintain", self.maintain) if is_given(self.maintain) else None
-        wanted, argument = mode or self.properties.get(MAINTAIN), "maintain"
+        mode = self.maintain
+        wanted, argument = mode or self.table_properties.get(MAINTAIN), "maintain"
         if wanted != MaintainMode.AUTO:
             return mode
         if mode is None:
@@ -362,17 +335,17 @@ class ExtractConfig(DecodingSettings, StreamSettings):
     @property
     def design(self) -> TableDesign:
         """Design for creating a missing table, and for checking an existing table."""
-        rescues, payload = self.unknown_policy is UnknownFields.RESCUE, self._given_schema
-        check_properties(self.properties)
+        rescues, payload = self.unknown_fields == UnknownFields.RESCUE, self._given_schema
+        check_properties(self.table_properties)
         design = TableDesign(
             metadata=metadata_schema(self.metadata_columns),
             schema=with_rescued(payload) if rescues and payload is not None else payload,
-            partition_by=self.partitioning,
-            sort_order=arguments.items("sort_order", self.sort_order),
-            properties=self.properties,
-            evolution=choose(SchemaEvolution, "schema_evolution", self.schema_evolution),
+            partition_by=self.partition_by,
+            sort_order=self.sort_order,
+            properties=self.table_properties,
+            evolution=self.schema_evolution,
             rescues=rescues,
-            grows=self.unknown_policy is UnknownFields.EVOLVE,
+            grows=self.unknown_fields == UnknownFields.EVOLVE,
             incoming=partial(self.payload.newest_columns, self.topic),
         )
         if (sql := self.statement) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -9,6 +10,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from airflow_lakestream.config import arguments
+from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.core.policies import is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionRule
@@ -16,7 +18,7 @@ from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule
 from airflow_lakestream.lakes import LakeCapability, LakeFormat, lake_of
 from airflow_lakestream.tables.retention import RowRetention
 
-Settings = TypeVar("Settings", "RetentionConfig", "CompactionConfig", "ExpiryConfig", "OrphanConfig")
+Work = TypeVar("Work")
 
 # Keys of works, in the order in which a table is maintained.
 WORKS = ("retention", "compact", "rewrite_manifests", "expire", "remove_orphans")
@@ -25,8 +27,12 @@ _DAY = 86_400.0
 _PART_BYTES = 2 * 2**30
 
 
-def _positive(name: str, value: Any) -> int:
-    return arguments.count(name, value, "bytes or files") or 1
+def _positive(unit: str) -> Callable[[str, Any], int]:
+    return lambda name, value: arguments.count(name, value, unit) or 1
+
+
+def _flag_or_none(name: str, value: object) -> bool | None:
+    return arguments.flag(name, value) if is_given(value) else None
 
 
 def _share(name: str, value: Any) -> float:
@@ -40,11 +46,11 @@ def _share(name: str, value: Any) -> float:
 
 # Options of Iceberg's `rewrite_data_files` that the worker knows: the setting of a rule, and its parser.
 _OPTIONS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "target-file-size-bytes": ("target_bytes", _positive),
-    "min-input-files": ("least_files", _positive),
-    "delete-file-threshold": ("most_deletes", _positive),
+    "target-file-size-bytes": ("target_bytes", _positive("bytes")),
+    "min-input-files": ("least_files", _positive("files")),
+    "delete-file-threshold": ("most_deletes", _positive("files")),
     "delete-ratio-threshold": ("most_deleted", _share),
-    "max-file-group-size-bytes": ("part_bytes", _positive),
+    "max-file-group-size-bytes": ("part_bytes", _positive("bytes")),
 }
 
 
@@ -71,8 +77,8 @@ class CompactionConfig:
     strategy: str | None = None
     sort_order: str | None = None
     where: str | None = None
-    partial_progress: bool | str | None = None
-    tries: int | str = 3
+    partial_progress: SettingField[bool | None] = SettingField(None, _flag_or_none, "maintenance.compact.")
+    tries: SettingField[int] = SettingField(3, _positive("tries"), "maintenance.compact.")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,12 +88,6 @@ class CompactionConfig:
             raise InvalidArgument("maintenance.compact.sort_order", 'goes with strategy "sort".')
         if not isinstance(self.options, Mapping):
             raise InvalidArgument("maintenance.compact.options", "is not a mapping.")
-        _ = self.in_parts, self.most_tries
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether each part is committed by itself."""
-        return arguments.flag("maintenance.compact.partial_progress", self.partial_progress)
 
     def of_mirror(self, sort_order: str | None, *, is_sorted: bool) -> CompactionConfig:
         """Return the compaction of a mirror, with defaults for settings left out by the user.
@@ -118,84 +118,53 @@ class CompactionConfig:
         }
         return CompactionRule(**{"target_bytes": target_bytes, **given})
 
-    @property
-    def most_tries(self) -> int:
-        """The greatest number of tries."""
-        return arguments.count("maintenance.compact.tries", self.tries, "tries") or 1
 
-
-@dataclass(frozen=True, kw_only=True)
-class ExpiryConfig:
-    """Settings for the expiry of snapshots.
-
-    :param older_than: seconds, or text such as "5d" or "36h".
-    :param retain_last: number of main's last snapshots that stay, however old.
-    """
-
-    older_than: float | str = "5d"
-    retain_last: int | str = 1
-
-    def __post_init__(self) -> None:
-        _ = self.rule
-
-    @property
-    def rule(self) -> ExpiryRule:
-        """The rule. Raises InvalidArgument."""
-        keep = arguments.count("maintenance.expire.retain_last", self.retain_last, "snapshots") or 1
-        return ExpiryRule(seconds("maintenance.expire.older_than", self.older_than), keep)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrphanConfig:
-    """Settings for the removal of files without a snapshot.
-
-    :param older_than: seconds, or text such as "3d": younger files stay, since a running job may own them.
-    :param longest_run: the time that the longest run writing into the tables takes, retries of its commit included.
-    """
-
-    older_than: float | str = "3d"
-    longest_run: float | str = "1d"
-
-    def __post_init__(self) -> None:
-        name = "maintenance.remove_orphans.older_than"
-        longest = seconds("maintenance.remove_orphans.longest_run", self.longest_run)
-        if self.age <= longest:
-            problem = f"{self.older_than} is not beyond longest_run, {self.longest_run}: files of runs would go."
-            raise InvalidArgument(name, problem, "Let it be at least twice the longest run.")
-        if self.age < _DAY:
-            raise InvalidArgument(name, f"{self.older_than} is less than a day, which Iceberg refuses.")
-
-    @property
-    def age(self) -> float:
-        """The least age of files to delete, in seconds."""
-        return seconds("maintenance.remove_orphans.older_than", self.older_than)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RetentionConfig:
-    """Settings for the time to live of rows, which only the worker applies.
+    """The time to live of rows, applied by the worker alone: a rule for all tables; None: each table's property."""
+
+    rule: RowRetention | None
+
+
+def _retention(column: object = None, keep: object = None, exact: object = False) -> RetentionConfig:
+    """Return the time to live of rows. Raises InvalidArgument.
 
     :param column: column of times; default: tables with the property `lakestream.retention` follow it, others keep all.
     :param keep: age up to which rows stay, such as "90 days"; goes with `column`.
     :param exact: also write files again in which only some rows are old.
     """
+    is_exact = arguments.flag("maintenance.retention.exact", exact)
+    if is_given(column) or is_given(keep):
+        return RetentionConfig(RowRetention.make("maintenance.retention", column, keep, exact=is_exact))
+    if is_exact:
+        raise InvalidArgument("maintenance.retention.exact", "goes with column and keep.", "Give these, too.")
+    return RetentionConfig(None)
 
-    column: str | None = None
-    keep: float | str | None = None
-    exact: bool | str = False
 
-    def __post_init__(self) -> None:
-        _ = self.rule
+def _expiry(older_than: object = "5d", retain_last: object = 1) -> ExpiryRule:
+    """Return the rule of the expiry of snapshots. Raises InvalidArgument.
 
-    @property
-    def rule(self) -> RowRetention | None:
-        """The rule for all tables, or None if each table's property decides. Raises InvalidArgument."""
-        exact = arguments.flag("maintenance.retention.exact", self.exact)
-        if is_given(self.column) or is_given(self.keep):
-            return RowRetention.make("maintenance.retention", self.column, self.keep, exact=exact)
-        if exact:
-            raise InvalidArgument("maintenance.retention.exact", "goes with column and keep.", "Give these, too.")
-        return None
+    :param older_than: seconds, or text such as "5d" or "36h".
+    :param retain_last: number of main's last snapshots that stay, however old.
+    """
+    keep = _positive("snapshots")("maintenance.expire.retain_last", retain_last)
+    return ExpiryRule(seconds("maintenance.expire.older_than", older_than), keep)
+
+
+def _orphan_age(older_than: object = "3d", longest_run: object = "1d") -> float:
+    """Return the least age of files without a snapshot to delete, in seconds. Raises InvalidArgument.
+
+    :param older_than: seconds, or text such as "3d": younger files stay, since a running job may own them.
+    :param longest_run: the time that the longest run writing into the tables takes, retries of its commit included.
+    """
+    name = "maintenance.remove_orphans.older_than"
+    longest, age = seconds("maintenance.remove_orphans.longest_run", longest_run), seconds(name, older_than)
+    if age <= longest:
+        problem = f"{older_than} is not beyond longest_run, {longest_run}: files of runs would go."
+        raise InvalidArgument(name, problem, "Let it be at least twice the longest run.")
+    if age < _DAY:
+        raise InvalidArgument(name, f"{older_than} is less than a day, which Iceberg refuses.")
+    return age
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,13 +172,14 @@ class MaintenanceSection:
     """The section `maintenance`. A work is done if set to `true` or to a mapping of settings.
 
     :param tables: names of tables, or patterns such as "lake.*" and "lake.clicks*".
+    :param remove_orphans: the least age of files to delete, in seconds.
     """
 
     tables: tuple[str, ...]
     retention: RetentionConfig | None = None
     compact: CompactionConfig | None = None
-    expire: ExpiryConfig | None = None
-    remove_orphans: OrphanConfig | None = None
+    expire: ExpiryRule | None = None
+    remove_orphans: float | None = None
     rewrite_manifests: bool = False
 
     @classmethod
@@ -225,10 +195,10 @@ class MaintenanceSection:
             _check_name(name)
         section = cls(
             tables=tables,
-            retention=_work("retention", RetentionConfig, given.get("retention")),
+            retention=_work("retention", _retention, given.get("retention")),
             compact=_work("compact", CompactionConfig, given.get("compact")),
-            expire=_work("expire", ExpiryConfig, given.get("expire")),
-            remove_orphans=_work("remove_orphans", OrphanConfig, given.get("remove_orphans")),
+            expire=_work("expire", _expiry, given.get("expire")),
+            remove_orphans=_work("remove_orphans", _orphan_age, given.get("remove_orphans")),
             rewrite_manifests=arguments.flag("maintenance.rewrite_manifests", given.get("rewrite_manifests")),
         )
         if not any(getattr(section, work) for work in WORKS):
@@ -237,9 +207,9 @@ class MaintenanceSection:
         return section
 
 
-def _work(key: str, kind: type[Settings], given: Any) -> Settings | None:
+def _work(key: str, kind: Callable[..., Work], given: Any) -> Work | None:
     if isinstance(given, Mapping):
-        arguments.check_keys(f"maintenance.{key}", given, [one.name for one in fields(kind)])
+        arguments.check_keys(f"maintenance.{key}", given, inspect.signature(kind).parameters)
         return kind(**given)
     return kind() if arguments.flag(f"maintenance.{key}", given) else None
 

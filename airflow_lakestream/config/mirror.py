@@ -15,18 +15,12 @@ from airflow_lakestream.cdc.events.sequence import check_sequence
 from airflow_lakestream.cdc.events.statement import RecordStatement
 from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.checks import (
-    check_flattened,
-    check_history,
-    check_insert_only,
-    check_key_given,
-    check_merge,
-    checks_of_mirror,
-)
+from airflow_lakestream.config.checks import check_mirror, checks_of_mirror
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.setting import RecordEnvelope, RecordMerge, SettingTaker
-from airflow_lakestream.config.settings import mirror_taker, refusal_of
+from airflow_lakestream.config.settings import SettingField, mirror_taker, refusal_of, written
 from airflow_lakestream.config.sql import SqlStatement
+from airflow_lakestream.core.checks import LandingChecks
 from airflow_lakestream.core.policies import (
     UNAVAILABLE,
     KeyFormat,
@@ -79,49 +73,40 @@ class MirrorConfig(ExtractConfig):
 
     envelope: str | None = ValueEnvelope.DEBEZIUM
     tombstones: str | None = None
-    on_error: str = OnError.FAIL
+    on_error: SettingField[OnError] = SettingField(OnError.FAIL)
     metadata_columns: Sequence[str] = ("partition", "offset")
-    key: Sequence[str] | str | None = None
-    soft_delete: bool | str = False
-    out_of_range: str = OutOfRange.REJECT
+    checks: SettingField[LandingChecks | None] = SettingField(None, checks_of_mirror)
+    key: SettingField[tuple[str, ...] | None] = SettingField(None)
+    soft_delete: SettingField[bool] = SettingField(False)
+    out_of_range: SettingField[OutOfRange] = SettingField(OutOfRange.REJECT)
     rename_columns: Mapping[str, str] | str | None = None
-    source_tables: str | None = None
-    merge_mode: str = MergeMode.AUTO
-    sequence_by: Sequence[str] | str | None = None
-    delete_when: str | None = None
-    insert_only: bool | str = False
-    within: str | int | float | timedelta | None = None
-    merge: str = RecordMerge.REPLACE
-    history: bool | str = False
-    history_columns: Sequence[str] | str | None = None
-
-    range_policy = arguments.chosen(OutOfRange, "out_of_range")
-    is_insert_only = arguments.ParsedSetting("insert_only", arguments.flag)
-    _given_key = arguments.ParsedSetting("key", arguments.names_in)
-    _sequence = arguments.ParsedSetting("sequence_by", arguments.names_in)
-    _version_columns = arguments.ParsedSetting("history_columns", arguments.names_in)
-    _condition = arguments.ParsedSetting("delete_when", arguments.condition)
-    _within = arguments.ParsedSetting("within", arguments.microseconds)
-    _merge = arguments.chosen(RecordMerge, "merge")
+    source_tables: SettingField[str | None] = SettingField(None)
+    merge_mode: SettingField[MergeMode] = SettingField(MergeMode.AUTO)
+    sequence_by: SettingField[tuple[str, ...] | None] = SettingField(None)
+    delete_when: SettingField[str | None] = SettingField(None)
+    insert_only: SettingField[bool] = SettingField(False)
+    within: SettingField[timedelta | None] = SettingField(None)
+    merge: SettingField[RecordMerge] = SettingField(RecordMerge.REPLACE)
+    history: SettingField[bool] = SettingField(False)
+    history_columns: SettingField[tuple[str, ...] | None] = SettingField(None)
 
     def __post_init__(self) -> None:
         self._check_taken()
-        check_history({one.name: getattr(self, one.name) for one in fields(self)})
+        check_mirror({one.name: written(self, one.name) for one in fields(self)}, of_records=self.is_of_records)
         if self.is_of_records:
             self._check_records()
         elif (
-            self.range_policy is not OutOfRange.REJECT
+            self.out_of_range is not OutOfRange.REJECT
             and ValueEnvelope.CONNECT not in super().payload.format_row.envelopes
         ):
-            problem = f'{self.out_of_range!r} goes with format="json", not with {self.format!r}.'
+            problem = f'{str(self.out_of_range)!r} goes with format="json", not with {self.format!r}.'
             raise InvalidArgument(
                 "out_of_range", problem, 'Leave it out, or make the column a string with schema="...".'
             )
-        checks_of_mirror("checks", self.checks)
         object.__setattr__(self, "metadata_columns", self._metadata)
         super().__post_init__()
         check_mirror_name(self.template)
-        if self.mirror.merge_mode is MergeMode.MERGE_ON_READ:
+        if self.merge_mode is MergeMode.MERGE_ON_READ:
             self.lake.require(LakeCapability.MERGE_ON_READ, "merge_mode", self.table)
         self.names.check_argument()
 
@@ -133,9 +118,6 @@ class MirrorConfig(ExtractConfig):
             raise InvalidArgument("envelope", problem, 'Set "debezium", or None.')
         for one in fields(self):
             given: Any = getattr(self, one.name)
-            if isinstance(one.default, bool):
-                # A template renders a text.
-                given = arguments.flag(one.name, given)
             # A copy of a configuration gets the columns that the original has set itself.
             is_ours = one.name == "metadata_columns" and tuple(given) == self._metadata
             is_usual = one.name == "tombstones" and taker is SettingTaker.MIRROR and given == Tombstones.SKIP
@@ -145,7 +127,6 @@ class MirrorConfig(ExtractConfig):
 
     def _check_records(self) -> None:
         """Refuse arguments that plain records contradict. Raises InvalidArgument."""
-        check_key_given(self.key)
         statement = self.statement
         if self.format == ValueFormat.RAW and statement is None:
             raise InvalidArgument("format", "'raw' has no fields for the columns of a key.", "Name another format.")
@@ -160,13 +141,9 @@ class MirrorConfig(ExtractConfig):
         for name in () if statement is None else statement.schema.column_names:
             if (reason := self.names.problem(name)) is not None:
                 raise InvalidArgument("sql", f"it makes a column {name!r}: {reason}.", "Give it another name: AS.")
-        by = self._sequence
+        by = self.sequence_by or ()
         check_sequence(by)
-        _ = self._condition
-        check_insert_only(given := {one.name: getattr(self, one.name) for one in fields(self)})
-        check_merge(given)
-        check_flattened(given)
-        if self._within is not None and len(by) > 1:
+        if self.within is not None and len(by) > 1:
             problem = f"{', '.join(by)}: within goes by one column, the time of a record."
             raise InvalidArgument("sequence_by", problem, "Name that column alone.")
         if both := sorted({*by} & {*self._key}):
@@ -176,7 +153,7 @@ class MirrorConfig(ExtractConfig):
     @property
     def maintain_mode(self) -> MaintainMode | None:
         """None: a mirror's runs compact nothing. Raises InvalidArgument for a property that asks for it."""
-        if self.properties.get(MAINTAIN) == MaintainMode.AUTO:
+        if self.table_properties.get(MAINTAIN) == MaintainMode.AUTO:
             problem = f"{MAINTAIN} is not for a mirror: a merge changes files all over the table."
             raise InvalidArgument("table_properties", problem, "Use LakestreamMaintainOperator.")
         return None
@@ -213,7 +190,7 @@ class MirrorConfig(ExtractConfig):
     def tombstone_policy(self) -> Tombstones:
         """Outcome of records without a value."""
         if not is_given(self.tombstones):
-            deletes = self.is_of_records and not self.is_insert_only
+            deletes = self.is_of_records and not self.insert_only
             return Tombstones.DELETE if deletes else Tombstones.SKIP
         found = choose(Tombstones, "tombstones", self.tombstones)
         if found is Tombstones.KEEP:
@@ -224,23 +201,22 @@ class MirrorConfig(ExtractConfig):
     @property
     def _key(self) -> tuple[str, ...]:
         """The columns of the key; empty if not given."""
-        given = self._given_key
+        given = self.key or ()
         return tuple(one.replace(".", "_") for one in given) if self.is_of_records else given
 
     @property
     def _nested(self) -> Mapping[str, tuple[str, ...]]:
         """The paths of the columns of the key that are nested fields of plain records."""
-        given = self._given_key if self.is_of_records else ()
+        given = (self.key or ()) if self.is_of_records else ()
         return {one.replace(".", "_"): tuple(one.split(".")) for one in given if "." in one}
 
     @property
     def _strategy(self) -> RowStrategy:
-        flags = {name: arguments.flag(name, getattr(self, name)) for name in ("soft_delete", "history")}
-        return RowStrategy.of(**flags, by_columns=bool(self._version_columns))
+        return RowStrategy.of(soft_delete=self.soft_delete, history=self.history, by_columns=bool(self.history_columns))
 
     @property
     def _metadata(self) -> tuple[str, ...]:
-        return ("partition", "offset") if is_given(self.key) else ("partition", "offset", "key")
+        return ("partition", "offset") if self.key is not None else ("partition", "offset", "key")
 
     @property
     def payload(self) -> EventPayload | RecordPayload:
@@ -267,7 +243,7 @@ class MirrorConfig(ExtractConfig):
             envelope=formats.envelope,
             out_of_range=self.out_of_range,
             unavailable_placeholder=formats.unavailable_placeholder,
-            stops=self.error_policy is OnError.FAIL,
+            stops=self.on_error is OnError.FAIL,
         )
 
     def _of_records(self, formats: PayloadFormats, common: Mapping[str, Any]) -> RecordPayload:
@@ -288,12 +264,12 @@ class MirrorConfig(ExtractConfig):
             taken_columns=formats.taken_columns,
             given_columns=formats.given_columns,
             format_of_keys=formats.key_format or (formats.format if keys_from_registry else KeyFormat.JSON),
-            sequence_by=self._sequence,
+            sequence_by=self.sequence_by or (),
             statement=None if statement is None else RecordStatement(statement.transform, self._metadata),
-            delete_when=self._condition or "",
+            delete_when=self.delete_when or "",
             # A history's versions begin and end at the record's times; flattened events have a time of their own.
-            needs_timestamp=self._within is not None or (self._strategy.keeps_versions and not self.is_flattened),
-            keeps_absent=self._merge is RecordMerge.GIVEN,
+            needs_timestamp=self.within is not None or (self._strategy.keeps_versions and not self.is_flattened),
+            keeps_absent=self.merge is RecordMerge.GIVEN,
         )
 
     @property
@@ -302,7 +278,7 @@ class MirrorConfig(ExtractConfig):
         return ColumnNames(
             self.table,
             arguments.names("rename_columns", self.rename_columns),
-            with_key=not is_given(self.key),
+            with_key=self.key is None,
             rows=self._strategy,
             lake=self.lake,
             of_records=self.is_of_records,
@@ -320,18 +296,18 @@ class MirrorConfig(ExtractConfig):
             table,
             key=self._key or None,
             rows=self._strategy,
-            out_of_range=self.range_policy,
+            out_of_range=self.out_of_range,
             renamed=self.names.renamed,
-            source_tables=arguments.regex("source_tables", self.source_tables),
-            merge_mode=choose(MergeMode, "merge_mode", self.merge_mode),
-            is_key_given=is_given(self.key),
+            source_tables=self.source_tables,
+            merge_mode=self.merge_mode,
+            is_key_given=self.key is not None,
             auditor=self.auditor,
-            sequence_by=self._sequence if self.is_of_records else None,
-            insert_only=self.is_insert_only,
-            within=self._within,
-            keeps_absent=self._merge is RecordMerge.GIVEN,
+            sequence_by=(self.sequence_by or ()) if self.is_of_records else None,
+            insert_only=self.insert_only,
+            within=None if self.within is None else self.within // timedelta(microseconds=1),
+            keeps_absent=self.merge is RecordMerge.GIVEN,
             is_flattened=self.is_flattened,
-            history_columns=self._version_columns,
+            history_columns=self.history_columns or (),
         )
 
     @property

@@ -14,7 +14,6 @@ from airflow_lakestream.config.setting import (
     SettingSection,
     SettingTaker,
 )
-from airflow_lakestream.core.landing.modes import parse_ranges
 from airflow_lakestream.core.names import check_group
 from airflow_lakestream.core.policies import (
     KeyFormat,
@@ -226,7 +225,7 @@ RUN: Rows = (
     Setting(
         "ranges",
         'Offsets of `mode="ranges"`: `[[partition, from, until], ...]`, also as JSON text.',
-        check=lambda _, value: parse_ranges(arguments.range_list(value)),
+        check=arguments.ranges,
         not_for=_IN_ORDER,
     ),
     Setting(

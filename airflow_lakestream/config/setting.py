@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum, auto
+from typing import Any
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import choose, is_given, seconds, size_in_bytes
@@ -121,12 +122,12 @@ class Setting:
     mirrors_default: str | None = None
     since: str = FIRST_VERSION
 
-    def parse(self, value: object) -> None:
-        """Check a literal value. Raises InvalidArgument."""
+    def parse(self, value: object) -> Any:
+        """Return the typed value; a typed value is its own. Raises InvalidArgument."""
         if isinstance(self.kind, type):
-            choose(self.kind, self.name, value)
-        elif (check := self.check or _PARSERS.get(self.kind)) is not None:
-            check(self.name, value)
+            return choose(self.kind, self.name, value)
+        check = self.check or _PARSERS.get(self.kind)
+        return value if check is None else check(self.name, value)
 
     def markdown(self, taker: SettingTaker = SettingTaker.LANDING) -> str:
         """Return the documentation, with all choices, and the version of a setting that came later."""
@@ -167,7 +168,9 @@ _PARSERS: Mapping[SettingKind, Check] = {
     SettingKind.FLAG: arguments.flag,
     SettingKind.COUNT: arguments.count,
     SettingKind.SIZE: size_in_bytes,
-    SettingKind.SECONDS: lambda argument, value: isinstance(value, timedelta) or seconds(argument, value),
+    SettingKind.SECONDS: lambda argument, value: seconds(
+        argument, value.total_seconds() if isinstance(value, timedelta) else value
+    ),
     SettingKind.MOMENT: arguments.milliseconds,
     SettingKind.LIMIT: arguments.reject_limit,
 }

@@ -8,6 +8,7 @@ wait for; so DDL and SQL are left to the run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Generic, TypeVar, overload
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import parse_checks
@@ -23,6 +24,7 @@ from airflow_lakestream.config.reading_settings import (
 )
 from airflow_lakestream.config.setting import (
     MIRRORS,
+    Check,
     RecordEnvelope,
     RecordMerge,
     Setting,
@@ -48,6 +50,8 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.routing import NewTables
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+
+Value = TypeVar("Value")
 
 
 def _metadata(argument: str, value: object) -> None:
@@ -149,7 +153,7 @@ _TABLE: Rows = (
         "table_properties",
         "Properties of a table to be created, [by Iceberg's names](operators/kafka_extract.md#table-properties); its [format version](ledger.md#format-versions) is 2. No secrets: the table's metadata shows them.",
         SettingKind.MAPPING,
-        lambda _, value: arguments.properties(value),
+        arguments.properties,
     ),
     Setting(
         "maintain",
@@ -293,7 +297,7 @@ _OF_MIRRORS: Rows = (
     Setting(
         "within",
         'Time such as `"7 days"`, with `insert_only`: only a record whose time, in the column of `sequence_by`, is that near to the row of its key [changes nothing](upsert.md#within-a-time).',
-        check=arguments.microseconds,
+        check=arguments.positive_time,
         not_for={
             SettingTaker.MIRROR: "a mirror follows the changes of rows",
             SettingTaker.LANDING: _BY_KEY,
@@ -336,6 +340,46 @@ SETTINGS: Mapping[str, Setting] = {
     )
     for one in in_section(section, *rows)
 }
+
+
+class SettingField(Generic[Value]):
+    """Field of a configuration, parsed once, on construction, and typed from then on.
+
+    :param default: the default, as a user writes the value; with None, a value that is not given is None.
+    :param parse: parser in place of the setting's own, also of values that are not given. A typed value is its own, so
+        that a configuration can be copied.
+    :param section: text before the name in errors, such as "maintenance.".
+    """
+
+    def __init__(self, default: object, parse: Check | None = None, section: str = "") -> None:
+        self._default, self._parse, self._section = default, parse, section
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, config: None, owner: type) -> Any: ...
+
+    @overload
+    def __get__(self, config: object, owner: type) -> Value: ...
+
+    def __get__(self, config: object, owner: type) -> Any:
+        return self._default if config is None else vars(config)[self._name]
+
+    def __set__(self, config: object, value: Value) -> None:
+        vars(config).setdefault("_written", {})[self._name] = value
+        if self._parse is not None:
+            parsed = self._parse(f"{self._section}{self._name}", value)
+        elif is_given(value) or self._default is not None:
+            parsed = SETTINGS[self._name].parse(value)
+        else:
+            parsed = None
+        vars(config)[self._name] = parsed
+
+
+def written(config: object, name: str) -> Any:
+    """Return a field's value as the user wrote it, for errors, files and fingerprints."""
+    return vars(config).get("_written", {}).get(name, getattr(config, name))
 
 
 def refusal_of(taker: SettingTaker, name: str, prefix: str = "") -> InvalidArgument | None:

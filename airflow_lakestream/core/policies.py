@@ -193,6 +193,9 @@ def seconds(argument: str, value: object) -> float:
 
     Raises InvalidArgument for any other text, and for more than three hundred years.
     """
+    # A small number's text has an exponent.
+    if isinstance(value, float) and 0 <= value <= _MOST_SECONDS:
+        return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(value))
     if isinstance(value, bool) or match is None or match[2] not in _UNITS:
         raise InvalidArgument(argument, f"{value!r} is not a number of seconds.", 'Write 60, "60s", "5m" or "3d".')

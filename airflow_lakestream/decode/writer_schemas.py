@@ -24,7 +24,6 @@ from airflow_lakestream.decode.avro.schema import (
     AvroEnum,
     AvroFixed,
     AvroMap,
-    AvroPrimitive,
     AvroUnion,
     Node,
     Record,
@@ -174,10 +173,6 @@ def _of_avro_node(node: Node, depth: int) -> ConnectType | None:
         return ConnectType("string")
     if isinstance(node, AvroFixed):
         return ConnectType("bytes", node.logical or "", scale=node.scale)
-    return _of_avro_scalar(node)
-
-
-def _of_avro_scalar(node: AvroPrimitive) -> ConnectType:
     return ConnectType(_KINDS.get(node.name, node.name), node.connect or node.logical or "", scale=node.scale)
 
 

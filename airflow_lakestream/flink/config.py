@@ -12,6 +12,7 @@ from pyiceberg.schema import Schema
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.config.landing import ExtractConfig, StreamSettings
+from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.core.checks import RowChecker
 from airflow_lakestream.core.names import check_branch, check_group, check_table_name, check_topic
 from airflow_lakestream.core.policies import OF_INPUT, OnError, SqlInput, choose, is_given
@@ -51,10 +52,8 @@ class FlinkConfig(StreamSettings, JobConfig):
     registry: Mapping[str, Any] = field(default_factory=dict)
     branch: str = ""
     publish_interval: float = 60.0
-    prove: str | float = arguments.ALL
+    prove: SettingField[float] = SettingField(arguments.ALL, arguments.proven_share)
     on_error: str = ""
-
-    proven_share = arguments.ParsedSetting("prove", arguments.proven_share)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,7 +64,7 @@ class FlinkConfig(StreamSettings, JobConfig):
         check_table_name(self.table)
         check_group(self.consumer_group)
         check_format("format", self.format)
-        if self.leaves_to_extract and self.proven_share < 1:
+        if self.leaves_to_extract and self.prove < 1:
             problem = 'must be "all" with on_error or {{ input }}: a row that is not compared may be wrong.'
             raise InvalidArgument("prove", problem, "Leave it out; or land columns without on_error.")
         if self.is_common:
@@ -78,7 +77,7 @@ class FlinkConfig(StreamSettings, JobConfig):
         check_branch("branch", self.on_branch)
         if is_given(self.schema) and not is_given(self.sql):
             raise InvalidArgument("schema", "goes with sql: without it the table has the columns.", "Leave it out.")
-        _ = self.start, self.design, self.auditor, self.proven_share, self.loss_policy
+        _ = self.start, self.design, self.auditor
 
     def _check_own(self) -> None:
         """Check columns without a statement, or with a statement of Flink's own SQL. Raises InvalidArgument.
@@ -95,7 +94,7 @@ class FlinkConfig(StreamSettings, JobConfig):
         if choose(SqlInput, "sql_input", self.sql_input) is not SqlInput.RAW:
             raise InvalidArgument("sql_input", "goes with sql that reads from {{ input }}.")
         if not self.on_error:
-            if is_given(self.max_rejected):
+            if self.max_rejected is not None:
                 raise InvalidArgument("max_rejected", "goes with on_error.")
         elif is_given(self.sql):
             problem = "does not go with Flink's own SQL, which the extract can't run."
@@ -166,7 +165,7 @@ class FlinkConfig(StreamSettings, JobConfig):
             schema=(self.columns if decodes else self.schema) or None,
             sql=self.sql if self.is_common else None,
             sql_input=self.sql_input,
-            on_error=self.on_error or OnError.REJECT,
+            on_error=choose(OnError, "on_error", self.on_error or OnError.REJECT),
         )
 
     @property
@@ -191,8 +190,8 @@ class FlinkConfig(StreamSettings, JobConfig):
         return TableDesign(
             metadata=metadata_schema(METADATA),
             schema=payload if is_given(self.sql) else self.source_columns,
-            partition_by=self.partitioning,
-            properties=self.properties,
+            partition_by=self.partition_by,
+            properties=self.table_properties,
             argument="schema" if is_given(self.sql) else "columns",
         )
 

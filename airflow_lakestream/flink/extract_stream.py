@@ -189,10 +189,9 @@ class LeftoverExtract:
     def _job(self, of_rest: bool = False) -> LandingJob:
         config, run_id = self._config, f"flink/{uuid.uuid4().hex}"
         extract = config.extract
-        if of_rest and config.checks:
+        if of_rest and config.checks is not None:
             # Both checks are for a whole commit, and these offsets are a rest.
-            checks = {name: one for name, one in config.checks.items() if name not in ("row_count", "freshness")}
-            extract = replace(extract, checks=checks or None)
+            extract = replace(extract, checks=replace(config.checks, row_count=None, freshness=None))
         return build_job(extract, config.kafka, self._catalog, run_id=run_id, where=self._where)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from airflow_lakestream.config.settings import written
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
@@ -61,7 +62,7 @@ class JobConfig(AppSettings):
     @property
     def fingerprint(self) -> str:
         """A fingerprint, equal for two configurations if a driver may serve both."""
-        settings = {one.name: getattr(self, one.name) for one in fields(self)}
+        settings = {one.name: written(self, one.name) for one in fields(self)}
         # The addresses are in `places`; logins may change.
         for name in ("kafka", "catalog", "gateway", "manager", "owner", "database", "registry"):
             settings.pop(name, None)

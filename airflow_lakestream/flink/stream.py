@@ -302,7 +302,7 @@ class FlinkStream(JobStream):
             sink=parts.sink,
             positions=self._positions(savepoint),
             rowless=parts.rowless,
-            on_data_loss=config.loss_policy,
+            on_data_loss=config.on_data_loss,
             proof=parts.proof,
         )
 
@@ -322,7 +322,7 @@ class FlinkStream(JobStream):
         sink = PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
         # A statement may leave records out; without a statement each record with a value has a row.
         rowless = RowlessMeaning.FILTERED if config.sql else RowlessMeaning.MISSING
-        return PublicationParts(KafkaLogView(self._reader()), sink, self._proof(config.proven_share), rowless)
+        return PublicationParts(KafkaLogView(self._reader()), sink, self._proof(config.prove), rowless)
 
     def _proof(self, share: float) -> RowProof | None:
         """Return the proof of the newest job's rows.

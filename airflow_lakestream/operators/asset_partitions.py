@@ -58,11 +58,11 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
     :param since: a time with its zone: the first emitted partition is the first that begins then, or later
         (templated)
     :param every: `"hour"`, or `"day"` of UTC
-    :param consumer_group: the ledger's name; default: the DAG's id (templated)
+    :param consumer_group: the ledger's name; if another DAG lands, that DAG's group (templated)
     :param event_time_column: the column of times that decides about the partition of a late row: of type timestamp, or
         date with `every="day"` (templated)
     :param idle_after: a Kafka partition without a later record counts as done once all of it is landed and this long
-        has passed since the hour's end; default: never (templated)
+        has passed since the hour's end; a partition with an open transaction always waits (templated)
     :param outlets: the asset, exactly one; default: the table's asset, named as by the landing operators
     :param kafka_conn_id: connection of type `kafka` (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
@@ -126,8 +126,8 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
         if answer.emission is None:
             raise AirflowSkipException(f"No {self.every} of {self.table} is to be emitted: {answer.text}")
         emission = answer.emission
-        keys = [look.size.key(start) for start in emission.starts]
-        reopened = {look.size.key(start): rows for start, rows in emission.reopened.items()}
+        keys = [look.every.key(start) for start in emission.starts]
+        reopened = {look.every.key(start): rows for start, rows in emission.reopened.items()}
         asset, state_asset = self.outlets
         context["outlet_events"][state_asset].extra = {_EXTRA: {"name": look.name, **emission.after.to_json()}}
         event = context["outlet_events"][asset]

@@ -13,7 +13,7 @@ from airflow_lakestream.config.decoding import DECODING
 from airflow_lakestream.core.policies import OnDataLoss, TableFormat, Tombstones, choose, is_given, landing_tombstones
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.lakes import lake_of
-from airflow_lakestream.operators.arguments import extras_of, set_arguments, takes_decoding, templated
+from airflow_lakestream.operators.arguments import documented, extras_of, set_arguments, takes_decoding, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
 from airflow_lakestream.operators.sql_template import SqlRendering
 
@@ -35,6 +35,7 @@ class CouldNotLook(LakestreamError, Transient):
     """The audit could not see a part of the facts."""
 
 
+@documented()
 class LakestreamAuditOperator(SqlRendering, BaseOperator):
     """Compare a table with the ledger and with the records in Kafka; only `repair` changes the table.
 
@@ -47,17 +48,14 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
 
     .. seealso:: docs/operators/audit.md
 
-    :param table: `namespace.table`, or the path or URI of a Delta table (templated)
+    :param table: `namespace.table`, or the path or URI of a Delta table, repaired only if it is a table by key
+        (templated)
     :param table_format: `"iceberg"` or `"delta"`; default: by the table's name (templated)
-    :param consumer_group: the ledger's name; default: the DAG's id (templated)
     :param topic: a topic of the ledger; None: all topics (templated)
     :param full: read every row's position and the topic, instead of file statistics alone (templated)
     :param repair: land missing rows and make doubled rows one, of a table by key all wrong rows, in one snapshot, then
         look again; always `full` (templated)
-    :param format: decoding of values, for `repair` and for a table by key only, as the extract operator's; the same
-        holds for the other arguments of decoding: `key_format`, `envelope`, `schema_registry`, `writer_schemas`,
-        `unknown_fields`, `sql`, `sql_input`, `csv_delimiter`, `rename_columns`, `timestamps_finer`,
-        `unavailable_placeholder`, `unavailable_values` (templated)
+    :param format: format of values, which `repair` and a table by key decode, by all arguments of decoding (templated)
     :param schema: for `repair` only: the columns that a statement with `sql_input="decoded"` reads, or the columns of
         CSV's fields (templated)
     :param tombstones: for `repair`, as the extract operator's, or for a table by key, as the mirror operator's
@@ -69,8 +67,6 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
     :param on_data_loss: for `repair` only: `"fail"` if rows are missing that Kafka no longer has, or `"record"` to
         write them into the ledger as lost (templated)
     :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
-    :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param storage_conn_id: connection of a Delta table's store, as for the extract operator (templated)
     """
 
     template_fields_renderers = {"sql": "sql", "schema": "sql"}

@@ -6,17 +6,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-# No import of PyIceberg, Arrow or Kafka's client at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import positive_seconds, proven_share
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.config.literals import Check
+
+# No import of PyIceberg, Arrow or Kafka's client at the top: Airflow parses DAG files again every half minute.
+from airflow_lakestream.config.setting import SettingTaker
 from airflow_lakestream.connect.configuration import SESSION, as_text, complete_config, refuse_literal_secrets
 from airflow_lakestream.connect.connector import ConnectorKind, OnKillConnector
 from airflow_lakestream.core.policies import choose, is_given, is_literal, seconds
 from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionLimits
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run
-from airflow_lakestream.operators.arguments import set_arguments, templated
+from airflow_lakestream.operators.arguments import documented, set_arguments, templated
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
@@ -39,6 +41,7 @@ _CHECKS: dict[str, Check] = {
 }
 
 
+@documented(SettingTaker.CONNECT)
 class KafkaConnectOperator(SupervisedOperator):
     """Run a connector on Kafka Connect, and keep the connector's tasks running and moving.
 
@@ -59,11 +62,7 @@ class KafkaConnectOperator(SupervisedOperator):
     :param kind: `"iceberg_sink"`, published with a ledger; `"sink"` and `"source"`, supervised without (templated)
     :param connect_conn_id: connection of type `http`: the workers' host and port (templated)
     :param kafka_conn_id: connection of type `kafka`, for lag and offsets; None for a source (templated)
-    :param iceberg_conn_id: connection of type `iceberg` with the sink's table (templated)
-    :param consumer_group: name of the ledger of the sink's rows; default: the DAG's id (templated)
     :param publish_interval: time between two publications, by default also between two commits of the sink (templated)
-    :param checks: rules for the rows of each publication of Iceberg's sink, checked before they are visible, such as
-        `{"not_null": ["id"]}`; see docs/checks.md (templated)
     :param prove: `"all"`: before they are visible, rows of Iceberg's sink are compared with the extract's rows of the
         same records; a share of them between 0 and 1; or `"off"`. The ledger records the unproven rows (templated)
     :param stall_timeout: running tasks with unread records that neither read nor commit for that long are

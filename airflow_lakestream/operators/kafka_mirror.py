@@ -7,14 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.config.checks import (
-    check_flattened,
-    check_history,
-    check_insert_only,
-    check_key_given,
-    check_merge,
-    checks_of_mirror,
-)
+from airflow_lakestream.config.checks import check_mirror, checks_of_mirror
 from airflow_lakestream.config.literals import OF_MIRROR
 from airflow_lakestream.config.setting import RecordMerge, SettingTaker
 from airflow_lakestream.config.settings import mirror_taker, refusal_of, refuse_for
@@ -163,12 +156,7 @@ def _check_taken(given: Mapping[str, Any]) -> None:
     taker = mirror_taker(given["envelope"])
     usual = inspect.signature(KafkaMirrorOperator).parameters
     refuse_for(taker, {name: given[name] for name in usual if name in given and given[name] != usual[name].default})
-    check_history(given)
-    if taker is SettingTaker.UPSERT:
-        check_key_given(given["key"])
-        check_insert_only(given)
-        check_merge(given)
-        check_flattened(given)
+    check_mirror(given, of_records=taker is SettingTaker.UPSERT)
 
 
 def _one(_: str, table: object) -> None:

@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import is_given
-from airflow_lakestream.operators.arguments import set_arguments, templated
+from airflow_lakestream.operators.arguments import documented, set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.rendering import TextRendering
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
 
+@documented()
 class LakestreamMaintainOperator(TextRendering, BaseOperator):
     """Maintain Iceberg tables, or Delta tables, as far as needed, without Spark; landings and merges go on meanwhile.
 
@@ -38,8 +39,6 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
     :param remove_orphans: delete old files that no snapshot has (templated)
     :param dry_run: only report what would be gained (templated)
     :param budget: time after which no work begins, such as `"10m"`; the next run goes on (templated)
-    :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param storage_conn_id: connection of the store of Delta tables, as for the extract operator (templated)
     """
 
     ui_color = "#f7ecdf"

@@ -12,7 +12,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.decoding import DECODING
 from airflow_lakestream.core.policies import SchemaEvolution, Tombstones, is_given, landing_tombstones
-from airflow_lakestream.operators.arguments import extras_of, set_arguments, takes_decoding, templated
+from airflow_lakestream.operators.arguments import documented, extras_of, set_arguments, takes_decoding, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
 from airflow_lakestream.operators.sql_template import SqlRendering
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@documented()
 class LakestreamReplayOperator(SqlRendering, BaseOperator):
     """Land the rejected records of a table again, from the reject table, without reading Kafka.
 
@@ -33,20 +34,11 @@ class LakestreamReplayOperator(SqlRendering, BaseOperator):
     .. seealso:: docs/operators/replay.md
 
     :param table: `namespace.table`, or the path or URI of a Delta table (templated)
-    :param consumer_group: the ledger's name; default: the DAG's id (templated)
     :param stage: only records that were found bad at this stage: `"record"`, `"decode"`, `"sql"`, `"route"` or
         `"write"` (templated)
     :param reason: only records whose reason has this text in it (templated)
     :param limit: most records; default: all (templated)
-    :param format: decoding of values, as the extract operator's; the same holds for the other arguments of decoding:
-        `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `schema`, `unknown_fields`, `sql`, `sql_input`,
-        `csv_delimiter`, `rename_columns`, `timestamps_finer`,
-        `unavailable_placeholder`, `unavailable_values` (templated)
-    :param schema_evolution: allowed changes of the table's schema, as the extract operator's (templated)
-    :param tombstones: action on a record without a value, as the extract operator's (templated)
     :param kafka_conn_id: connection of type `kafka`, for its schema registry only (templated)
-    :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param storage_conn_id: connection with the store of a Delta table, if one is needed (templated)
     """
 
     template_fields_renderers = {"sql": "sql", "schema": "sql"}

@@ -24,7 +24,7 @@ from airflow_lakestream.pipelines.compiled import (
 from airflow_lakestream.pipelines.flow import RecordFlow, check_flow, record_flows, unknown_inputs
 from airflow_lakestream.pipelines.model import Pipeline, PipelineSink
 from airflow_lakestream.pipelines.part import ArgumentCollector, plain, seconds_at
-from airflow_lakestream.pipelines.rules import OF_LANDING, contradictions
+from airflow_lakestream.pipelines.rules import OF_LANDING, OF_WORKS, contradictions
 from airflow_lakestream.pipelines.waiting import compiled_sensors, freshness_after
 from airflow_lakestream.pipelines.yaml_file import FileProblem, Path, PipelineError, YamlDocument
 
@@ -308,15 +308,6 @@ def _alerts(document: YamlDocument, pipeline: Pipeline) -> FileArguments:
     return FileArguments(**found.to_fields(document))
 
 
-# Keys of `maintenance` for the mapping of a work, with the mapping's key.
-_OF_WORKS = {
-    "retention": {"retention_column": "column", "keep": "keep", "exact": "exact"},
-    "compact": {"target_file_size": "options.target-file-size-bytes"},
-    "expire": {"expire_older_than": "older_than", "retain_last": "retain_last"},
-    "remove_orphans": {"orphans_older_than": "older_than", "longest_run": "longest_run"},
-}
-
-
 def _maintenance(
     document: YamlDocument, pipeline: Pipeline, landings: Sequence[SinkLanding]
 ) -> Iterator[TableMaintenance]:
@@ -330,7 +321,7 @@ def _maintenance(
         found, table = ArgumentCollector(at), str(landing.arguments["table"])
         has_patterns = LakeCapability.CATALOG in lake_named("type", landing.table_format).can
         found.add("tables", [table, f"{table}__*"] if has_patterns else [table], ("sinks", landing.sink, "table"))
-        for work, keys in _OF_WORKS.items():
+        for work, keys in OF_WORKS.items():
             given = {name: getattr(upkeep, key) for key, name in keys.items() if getattr(upkeep, key) is not None}
             if (size := given.pop("options.target-file-size-bytes", None)) is not None:
                 given["options"] = {"target-file-size-bytes": size}

@@ -204,16 +204,12 @@ def _of_schedule(document: YamlDocument, pipeline: Pipeline) -> Iterator[FilePro
 
 
 _TEMPLATE = re.compile(r"\{\{.*?\}\}")
-# Keys of `maintenance` that go with a work.
-_GO_WITH = {
-    "retention_column": "retention",
-    "keep": "retention",
-    "exact": "retention",
-    "target_file_size": "compact",
-    "expire_older_than": "expire",
-    "retain_last": "expire",
-    "orphans_older_than": "remove_orphans",
-    "longest_run": "remove_orphans",
+# By work: the keys of `maintenance` that go with the work, and their names in the mapping of the work.
+OF_WORKS = {
+    "retention": {"retention_column": "column", "keep": "keep", "exact": "exact"},
+    "compact": {"target_file_size": "options.target-file-size-bytes"},
+    "expire": {"expire_older_than": "older_than", "retain_last": "retain_last"},
+    "remove_orphans": {"orphans_older_than": "older_than", "longest_run": "longest_run"},
 }
 
 
@@ -227,7 +223,7 @@ def _of_maintenance(document: YamlDocument, pipeline: Pipeline) -> Iterator[File
     works = (upkeep.retention, upkeep.compact, upkeep.rewrite_manifests, upkeep.expire, upkeep.remove_orphans)
     if not any(works):
         yield document.problem(at, "maintenance contains nothing to do. Leave out a key that is false.")
-    for key, work in _GO_WITH.items():
+    for key, work in ((key, work) for work, keys in OF_WORKS.items() for key in keys):
         if getattr(upkeep, key) is not None and not getattr(upkeep, work):
             yield document.problem((*at, key), f"{key} goes with {work}, which is false. Leave it out.")
     for name in pipeline.sinks if upkeep.sinks is None else upkeep.sinks:

@@ -61,7 +61,7 @@ def build_job(
     # A mirror's payload has the statement itself.
     is_mirror = isinstance(config, MirrorConfig)
     sql = config.statement.transform if config.statement is not None and not is_mirror else None
-    policies = config.error_policy, config.tombstone_policy
+    policies = config.on_error, config.tombstone_policy
     metadata = tuple(config.metadata_columns)
     decoders = RowDecoderFactory(config.payload, metadata, router, *policies, sql, columns=config.decoded)
     return LandingJob(
@@ -72,19 +72,19 @@ def build_job(
         reader=KafkaReader(
             kafka,
             config.consumer_group,
-            poll_timeout=config.poll_seconds,
+            poll_timeout=config.poll_timeout,
             where=where,
             parts=decoders.parts,
-            bytes_per_second=config.bytes_per_second,
+            bytes_per_second=config.max_bytes_per_second,
         ),
         decoders=decoders,
         sink=sink,
         rejects=cast(RejectStore, sink),
         limits=config.limits,
-        on_data_loss=config.loss_policy,
-        allow_group_overlap=config.overlaps,
+        on_data_loss=config.on_data_loss,
+        allow_group_overlap=config.allow_group_overlap,
         mode=config.coverage,
-        replaces=config.replaces,
+        replaces=config.replace,
         stop=stop or threading.Event(),
         # The events create a mirror's table.
         foresee=None if is_mirror else decoders.foreseen,
@@ -98,7 +98,7 @@ def _router(fan_out: FanOut, sink: Sink) -> RecordRouter:
 
 
 def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None, parts: int) -> Sink:
-    lake, group, overlap = config.lake, config.consumer_group, config.overlaps
+    lake, group, overlap = config.lake, config.consumer_group, config.allow_group_overlap
     table = config.table
     if fan_out is not None:
         catalog = cast(Catalog, opened)

@@ -146,7 +146,7 @@ class MirrorAudit:
             table=_FOLDED_TABLE,
             consumer_group=self.audit.consumer_group,
             checkpoint_interval=86_400,
-            max_batch_bytes="64MiB",
+            max_batch_bytes=64 * 2**20,
             poll_timeout=self.audit.poll_timeout,
             **held | given,
         )

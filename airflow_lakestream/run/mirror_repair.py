@@ -15,8 +15,8 @@ from airflow_lakestream.audit.result import AuditResult, RepairResult
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.cdc.design import strategy_noted
 from airflow_lakestream.cdc.merge.repair import RowRepair
-from airflow_lakestream.config import arguments
 from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
@@ -94,12 +94,7 @@ class MirrorRepair:
     """
 
     audit: MirrorAudit
-    on_data_loss: str = ExtractConfig.on_data_loss
-
-    loss_policy = arguments.chosen(OnDataLoss, "on_data_loss")
-
-    def __post_init__(self) -> None:
-        _ = self.loss_policy
+    on_data_loss: SettingField[OnDataLoss] = SettingField(ExtractConfig.on_data_loss)
 
     def run(self, lake: Lake) -> AuditResult:
         """Audit, repair in a single commit, and return a new audit with the repair.
@@ -126,7 +121,7 @@ class MirrorRepair:
         plan = KeyRepairPlan(found.comparison)
         held = found.comparison.sides["held"]
         lost = tuple(one.path for one in held.lost)
-        if lost and self.loss_policy is OnDataLoss.FAIL and (not plan.is_whole or plan.left()):
+        if lost and self.on_data_loss is OnDataLoss.FAIL and (not plan.is_whole or plan.left()):
             raise MirrorFilesLost(self.audit.audit.table, lost[0], len(lost))
         if (change := plan.change(found.head, lost)) is None:
             return RepairResult(left=tuple(plan.left()))

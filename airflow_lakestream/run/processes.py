@@ -49,7 +49,7 @@ def reader_processes(
     count = config.processes or min(DEFAULT_MOST, processors())
     _bound_allocation()
     # One process writes a replacement, tables that records choose, and a table whose schema grows with its records.
-    if count < 2 or config.replaces or config.fan_out is not None or config.design.grows or not can_fork(idle_threads):
+    if count < 2 or config.replace or config.fan_out is not None or config.design.grows or not can_fork(idle_threads):
         yield None
         return
 

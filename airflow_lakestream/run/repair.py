@@ -23,9 +23,9 @@ from airflow_lakestream.audit.log import bridge_holes
 from airflow_lakestream.audit.result import AuditResult, RepairResult
 from airflow_lakestream.audit.run import Audit, load
 from airflow_lakestream.audit.tally import OffsetTally
-from airflow_lakestream.config import arguments
 from airflow_lakestream.config.decoding import DECODING, DecodingSettings
 from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.bad_records import USUAL, BadRecords
 from airflow_lakestream.core.landing.job import ConflictCount, LandingJob, check_still_there, read_rows
@@ -146,13 +146,10 @@ class TableRepair(DecodingSettings):
 
     audit: Audit
     tombstones: str | None = ExtractConfig.tombstones
-    on_data_loss: str = ExtractConfig.on_data_loss
-
-    loss_policy = arguments.chosen(OnDataLoss, "on_data_loss")
+    on_data_loss: SettingField[OnDataLoss] = SettingField(ExtractConfig.on_data_loss)
 
     def __post_init__(self) -> None:
         _ = self.decoding
-        _ = self.loss_policy
         landing_tombstones("tombstones", self.tombstones)
 
     @property
@@ -262,7 +259,7 @@ class _RepairTry:
         return sink, sink.load(self.id)
 
     def _refuse_losses(self, damage: TableDamage) -> None:
-        if self.repair.loss_policy is OnDataLoss.FAIL:
+        if self.repair.on_data_loss is OnDataLoss.FAIL:
             rows = sum(one.rows_vanished for one in damage.topics)
             if rows:
                 raise RowsLost(

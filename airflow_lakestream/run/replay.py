@@ -20,12 +20,14 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
+from airflow_lakestream.core.bad_records import RejectLimit
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import ConflictCount
+from airflow_lakestream.core.landing.modes import RangesMode
 from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, TopicState
 from airflow_lakestream.core.ledger import REPLAY, Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.names import METADATA_NAMES
-from airflow_lakestream.core.policies import OnError, is_given
+from airflow_lakestream.core.policies import ModeName, OnError, is_given
 from airflow_lakestream.core.ports import RecordChunk, RejectStore, ReplacedMeanwhile, Sink, TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import RawBatch
@@ -245,9 +247,9 @@ class RejectReplay:
             metadata_columns=names,
             on_error=OnError.REJECT,
             # All of these were bad before: many bad records do not show a wrong setting.
-            max_rejected=1.0,
-            mode="ranges",
-            ranges=[[r.partition, r.from_offset, r.until_offset] for r in ranges],
+            max_rejected=RejectLimit(share=1.0),
+            mode=ModeName.RANGES,
+            ranges=RangesMode(tuple((r.partition, r.from_offset, r.until_offset) for r in ranges)),
             replace=True,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 import pyarrow as pa
@@ -13,12 +13,12 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.arguments import AVAILABLE_NOW as AVAILABLE_NOW
-from airflow_lakestream.config.arguments import ParsedSetting, check_keys, problem_of
+from airflow_lakestream.config.arguments import check_keys, problem_of
 from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.config.setting import SettingTaker
-from airflow_lakestream.config.settings import refusal_of
+from airflow_lakestream.config.settings import SettingField, refusal_of
 from airflow_lakestream.core.policies import ModeName, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of_app
@@ -40,7 +40,7 @@ class AppConfig(AppSettings):
     :param storage: for Delta apps, options of the table's store as delta-rs reads them; may hold secrets.
     :param landing: arguments of the landing; for kafka_to_iceberg, the arguments of `KafkaExtractOperator`.
     :param checkpoint_location: path or URI of the query's checkpoint; a query needs one.
-    :param trigger: "available_now", or the time between two batches, such as "10 seconds".
+    :param trigger: "available_now", or the time between two batches, such as "10 seconds": seconds, or None.
     :param max_batches: the number of batches after which the query ends.
     :param max_offsets_per_trigger: most offsets in one batch.
     :param code: fingerprint of the function that `landing` names: another function makes another stream.
@@ -52,16 +52,12 @@ class AppConfig(AppSettings):
     kafka: Mapping[str, Any]
     landing: Mapping[str, Any]
     checkpoint_location: str | None = None
-    trigger: str = AVAILABLE_NOW
-    max_batches: int | str | None = None
-    max_offsets_per_trigger: int | str | None = None
+    trigger: SettingField[float | None] = SettingField(AVAILABLE_NOW, arguments.between_batches)
+    max_batches: SettingField[int | None] = SettingField(None, partial(arguments.count, unit="batches"))
+    max_offsets_per_trigger: SettingField[int | None] = SettingField(None, partial(arguments.count, unit="offsets"))
     run_id: str = ""
     storage: Mapping[str, str] = field(default_factory=dict)
     code: str = ""
-
-    seconds_between_batches = ParsedSetting("trigger", arguments.between_batches)
-    most_batches = ParsedSetting("max_batches", partial(arguments.count, unit="batches"))
-    most_offsets = ParsedSetting("max_offsets_per_trigger", partial(arguments.count, unit="offsets"))
 
     def __post_init__(self) -> None:
         check_app(self.app)
@@ -70,7 +66,6 @@ class AppConfig(AppSettings):
             raise InvalidArgument("kafka", "bootstrap.servers is missing.")
         if problem := problem_of(self.kafka):
             raise InvalidArgument("kafka", *problem)
-        _ = self.seconds_between_batches, self.most_batches, self.most_offsets
         if self.app in LANDING_APPS:
             self._check_landing()
 
@@ -88,12 +83,12 @@ class AppConfig(AppSettings):
             return
         for key in _OF_QUERIES:
             if is_given(getattr(self, key)):
-                problem = f'goes with landing.mode="resume"; the mode is {extract.mode!r}, which is landed at once.'
+                problem = f'goes with landing.mode="resume"; the mode is "{extract.mode}", which is landed at once.'
                 raise InvalidArgument(key, problem, "Leave it out.")
-        if self.trigger != AVAILABLE_NOW:
-            raise InvalidArgument("trigger", f"goes with a query; landing.mode is {extract.mode!r}.", "Leave it out.")
+        if self.trigger is not None:
+            raise InvalidArgument("trigger", f"goes with a query; landing.mode is '{extract.mode}'.", "Leave it out.")
 
-    @property
+    @cached_property
     def extract(self) -> ExtractConfig:
         """The landing, as arguments of the extract path. Raises InvalidArgument."""
         if self.storage:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from airflow_lakestream.config.arguments import check_keys
+from airflow_lakestream.config.settings import written
 from airflow_lakestream.exceptions import InvalidArgument
 
 # Created with this mode at once: Python's `open` would first create a file that others can read.
@@ -68,7 +69,7 @@ class AppSettings:
 
         Raises InvalidArgument for values without a form in JSON.
         """
-        changed = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        changed = {one.name: value for one in fields(self) if (value := written(self, one.name)) != one.default}
         loaded: dict[str, Any] = json.loads(json.dumps({"app": self.app, **changed}, default=self.to_json))
         return loaded
 

@@ -237,7 +237,7 @@ class SparkReaders:
             run_id=job.run_id,
             consumer_group=job.consumer_group,
             kafka=self.kafka,
-            poll_timeout=one.poll_seconds,
+            poll_timeout=one.poll_timeout,
             where=self.where,
             target=target,
             design=design,

@@ -28,6 +28,11 @@ from airflow_lakestream.triggers.logs import log_in_thread
 
 log = logging.getLogger(__name__)
 
+_ARGUMENTS = (
+    *("checkpoint_location", "generation", "limits", "history", "poll_interval"),
+    *("on_kill_action", "seen", "begun", "restarts", "storage_conn_id"),
+)
+
 
 class DriverTrigger(BaseTrigger):
     """Watches a driver by lease and progress, which are visible from any machine.
@@ -85,23 +90,9 @@ class DriverTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
-        return (
-            f"{type(self).__module__}.{type(self).__qualname__}",
-            {
-                "checkpoint_location": self.checkpoint_location,
-                "generation": self.generation,
-                "limits": self.limits,
-                "history": self.history,
-                "poll_interval": self.poll_interval,
-                "on_kill_action": self.on_kill_action,
-                "seen": self.seen,
-                "begun": self.begun,
-                "restarts": self.restarts,
-                "storage_conn_id": self.storage_conn_id,
-                # The arguments of a task that waits since an earlier version stay as they were.
-                **({"links_afterwards": self.links_afterwards} if self.links_afterwards else {}),
-            },
-        )
+        # The arguments of a task that waits since an earlier version stay as they were.
+        names = (*_ARGUMENTS, "links_afterwards") if self.links_afterwards else _ARGUMENTS
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until a worker is needed, and fire once.

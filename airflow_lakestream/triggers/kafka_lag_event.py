@@ -62,15 +62,9 @@ class KafkaLagEventTrigger(BaseEventTrigger):
         storage_conn_id: str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Airflow has no types here
-        self.table = table
-        self.consumer_group = consumer_group
-        self.checkpoint_location = checkpoint_location
-        self.group_id = group_id
-        self.topic = topic
-        self.table_format = table_format
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.storage_conn_id = storage_conn_id
+        self.table, self.consumer_group, self.table_format = table, consumer_group, table_format
+        self.checkpoint_location, self.group_id, self.topic = checkpoint_location, group_id, topic
+        self.kafka_conn_id, self.iceberg_conn_id, self.storage_conn_id = kafka_conn_id, iceberg_conn_id, storage_conn_id
         self._check()
         self.min_wait = arguments.positive_seconds("min_wait", min_wait) if is_given(min_wait) else None
         self.min_records = arguments.count("min_records", min_records)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -29,7 +28,8 @@ class AssetCursors:
     """
 
     def __init__(self, store: Any, key: str) -> None:
-        self._stores = list(_accessors_of(store))
+        # Airflow's own methods refuse several assets.
+        self._stores = [*store._by_name.values(), *store._by_uri.values()]
         self._key = key
 
     async def read(self) -> EventCursor | None:
@@ -42,11 +42,6 @@ class AssetCursors:
         """Keep the cursor for all assets."""
         for one in self._stores:
             await one.aset(self._key, cursor.to_json())
-
-
-def _accessors_of(store: Any) -> Iterable[Any]:
-    """Return the accessors of all assets; Airflow's own methods refuse several assets."""
-    return (*store._by_name.values(), *store._by_uri.values())
 
 
 @dataclass

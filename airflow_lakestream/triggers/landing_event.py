@@ -19,6 +19,12 @@ if AIRFLOW_V_3_3_PLUS:
     from airflow_lakestream.triggers.landing_stream import LandingProducer
 
 
+_ARGUMENTS = (
+    *("table", "consumer_group", "since"),
+    *("iceberg_conn_id", "storage_conn_id", "kafka_conn_id", "poll_interval"),
+)
+
+
 class LandingEventTrigger(BaseEventTrigger):
     """Emits each landing of a table as an event: for an `AssetWatcher`, on Airflow 3.3 and newer.
 
@@ -58,26 +64,15 @@ class LandingEventTrigger(BaseEventTrigger):
                 "was stored, and a killed triggerer would lose landings. Schedule on the outlets of the landing task "
                 "instead; KafkaLagEventTrigger works here."
             )
-        self.table = table
-        self.consumer_group = consumer_group
-        self.since = since
-        self.iceberg_conn_id = iceberg_conn_id
-        self.storage_conn_id = storage_conn_id
-        self.kafka_conn_id = kafka_conn_id
+        self.table, self.consumer_group, self.since = table, consumer_group, since
+        self.iceberg_conn_id, self.storage_conn_id, self.kafka_conn_id = iceberg_conn_id, storage_conn_id, kafka_conn_id
         self.poll_interval = arguments.positive_seconds("poll_interval", poll_interval)
         self._check()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
-        return "airflow_lakestream.triggers.landing_event.LandingEventTrigger", {
-            "table": self.table,
-            "consumer_group": self.consumer_group,
-            "since": self.since,
-            "iceberg_conn_id": self.iceberg_conn_id,
-            "storage_conn_id": self.storage_conn_id,
-            "kafka_conn_id": self.kafka_conn_id,
-            "poll_interval": self.poll_interval,
-        }
+        given = {name: getattr(self, name) for name in _ARGUMENTS}
+        return "airflow_lakestream.triggers.landing_event.LandingEventTrigger", given
 
     def shared_stream_key(self) -> tuple[Any, ...] | None:
         """Return a key for this trigger alone, with a cursor of its own, or None without an asset."""

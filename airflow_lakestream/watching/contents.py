@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.audit.run import load_both
 from airflow_lakestream.config import arguments
+from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.core.bad_records import kind_of
 from airflow_lakestream.core.names import check_table_name
 from airflow_lakestream.core.secrecy import is_secret_name, without_secrets
@@ -59,11 +60,11 @@ class TableContents:
 
     table: str
     consumer_group: str
-    samples: Any = 3
+    samples: SettingField[int] = SettingField(3, arguments.count_from_zero)
 
     def __post_init__(self) -> None:
         check_table_name(self.table)
-        if arguments.count_from_zero("samples", self.samples) > MOST_SAMPLES:
+        if self.samples > MOST_SAMPLES:
             raise InvalidArgument("samples", f"{self.samples} are too many.", f"Take at most {MOST_SAMPLES}.")
 
     def look(self, catalog: Catalog) -> dict[str, Any]:
@@ -95,7 +96,7 @@ class TableContents:
         reasons: list[RejectReason] = []
         if rejects is not None and count:
             rows = newest_counting_rows(rejects, main, self.consumer_group, columns=_COLUMNS, most_bytes=READ_BYTES)
-            reasons = by_reason(rows, arguments.count_from_zero("samples", self.samples))
+            reasons = by_reason(rows, self.samples)
         return {
             "count": count,
             "looked_at": sum(one.count for one in reasons),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,9 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from airflow_lakestream.config import arguments
+from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.policies import MissingPolicy, choose, is_given, seconds
+from airflow_lakestream.core.policies import MissingPolicy, is_given
 from airflow_lakestream.core.ports import BEGINNING_MS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
@@ -37,56 +38,38 @@ from airflow_lakestream.watching.streams.landings import BranchHistory, look_bac
 _OPERATIONS = ("append", "overwrite", "replace", "delete")
 
 
-@dataclass(frozen=True, slots=True)
+def _text(_: str, value: object) -> str | None:
+    return str(value) if is_given(value) else None
+
+
+def _branch(_: str, value: object) -> str:
+    return str(value) if is_given(value) else MAIN_BRANCH
+
+
+def _operations(argument: str, value: object) -> tuple[str, ...]:
+    given = arguments.items(argument, value) or ()
+    for operation in given:
+        if operation not in _OPERATIONS:
+            raise InvalidArgument(argument, f"{operation!r} is not one of {', '.join(_OPERATIONS)}.")
+    return given
+
+
+@dataclass(frozen=True)
 class FreshnessConditions:
-    """Conditions for a fresh table: the arguments of `IcebergSnapshotFreshnessSensor`, parsed.
+    """Conditions for a fresh table: arguments of `IcebergSnapshotFreshnessSensor`.
 
     Ages are seconds, `complete_through` is milliseconds since the epoch. A condition that is None always holds.
     """
 
     table: str
-    consumer_group: str | None = None
-    branch: str = MAIN_BRANCH
-    operations: tuple[str, ...] = ()
-    max_age: float | None = None
-    event_time_column: str | None = None
-    complete_through: int | None = None
-    idle_is_fresh: bool = True
-    idle_after: float | None = None
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> FreshnessConditions:
-        """Parse the sensor's arguments, in the form of users and templates.
-
-        Raises InvalidArgument for a value that can't work, and if neither `max_age` nor `complete_through` is given.
-        """
-        max_age, through = given.get("max_age"), given.get("complete_through")
-        lake = lake_of(table := str(given.get("table")))
-        lake.require(LakeCapability.FRESHNESS, "table", table)
-        idle_after = given.get("idle_after")
-        wanted = cls(
-            table=lake.check_name(table),
-            consumer_group=_text(given.get("consumer_group")),
-            branch=_text(given.get("branch")) or MAIN_BRANCH,
-            operations=_operations(given.get("operations")),
-            max_age=seconds("max_age", max_age) if is_given(max_age) else None,
-            event_time_column=_text(given.get("event_time_column")),
-            complete_through=arguments.milliseconds("complete_through", through) if is_given(through) else None,
-            idle_is_fresh=arguments.flag("idle_is_fresh", given.get("idle_is_fresh", True)),
-            idle_after=seconds("idle_after", idle_after) if is_given(idle_after) else None,
-        )
-        wanted._check()
-        return wanted
-
-    def _check(self) -> None:
-        if self.max_age is None and self.complete_through is None:
-            raise InvalidArgument(
-                "max_age", "is missing, and so is complete_through.", 'Give one: max_age="15m", for instance.'
-            )
-        if self.event_time_column is not None and self.max_age is None:
-            raise InvalidArgument("event_time_column", "needs max_age: how old its newest value may be.")
-        if self.idle_after is not None and self.complete_through is None:
-            raise InvalidArgument("idle_after", "goes with complete_through.")
+    consumer_group: SettingField[str | None] = SettingField(None, _text)
+    branch: SettingField[str] = SettingField(None, _branch)
+    operations: SettingField[tuple[str, ...]] = SettingField(None, _operations)
+    max_age: SettingField[float | None] = SettingField(None)
+    event_time_column: SettingField[str | None] = SettingField(None, _text)
+    complete_through: SettingField[int | None] = SettingField(None)
+    idle_is_fresh: SettingField[bool] = SettingField(True)
+    idle_after: SettingField[float | None] = SettingField(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,47 +204,34 @@ def _judge_late(
     return False, StreamReason(StreamCause.LATE_EVENTS if lands else StreamCause.STOPPED_CONSUMER, text)
 
 
-def _text(value: object) -> str | None:
-    return str(value) if is_given(value) else None
-
-
-def _operations(value: object) -> tuple[str, ...]:
-    given = arguments.items("operations", value) or ()
-    for operation in given:
-        if operation not in _OPERATIONS:
-            raise InvalidArgument("operations", f"{operation!r} is not one of {', '.join(_OPERATIONS)}.")
-    return given
-
-
-@dataclass(frozen=True)
-class FreshnessCheck:
+@dataclass(frozen=True, kw_only=True)
+class FreshnessCheck(FreshnessConditions):
     """`watching.asking.LookCheck` of `IcebergSnapshotFreshnessSensor`, with the arguments of the sensor."""
 
-    table: str
     iceberg_conn_id: str
     kafka_conn_id: str | None = None
-    consumer_group: str | None = None
-    branch: str | None = None
-    operations: Any = None
-    max_age: Any = None
-    event_time_column: str | None = None
-    complete_through: Any = None
-    idle_is_fresh: Any = True
-    idle_after: Any = None
-    fail_when_stale: Any = False
-    missing: Any = MissingPolicy.FAIL
-    wanted: FreshnessConditions = field(init=False)
+    fail_when_stale: SettingField[bool] = SettingField(False)
+    missing: SettingField[MissingPolicy] = SettingField(MissingPolicy.FAIL)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "wanted", FreshnessConditions.of(vars(self)))
-        object.__setattr__(self, "missing", choose(MissingPolicy, "missing", self.missing))
-        if self.wanted.complete_through is not None and not is_given(self.kafka_conn_id):
+        lake = lake_of(str(self.table))
+        lake.require(LakeCapability.FRESHNESS, "table", self.table)
+        object.__setattr__(self, "table", lake.check_name(str(self.table)))
+        if self.max_age is None and self.complete_through is None:
+            raise InvalidArgument(
+                "max_age", "is missing, and so is complete_through.", 'Give one: max_age="15m", for instance.'
+            )
+        if self.event_time_column is not None and self.max_age is None:
+            raise InvalidArgument("event_time_column", "needs max_age: how old its newest value may be.")
+        if self.idle_after is not None and self.complete_through is None:
+            raise InvalidArgument("idle_after", "goes with complete_through.")
+        if self.complete_through is not None and not is_given(self.kafka_conn_id):
             raise InvalidArgument("kafka_conn_id", "is missing.", "complete_through needs it to find offsets by time.")
 
     @property
     def subject(self) -> str:
         """The table."""
-        return f"{self.iceberg_conn_id}/{self.wanted.table}"
+        return f"{self.iceberg_conn_id}/{self.table}"
 
     def look(self, connections: LookConnections, waited: float) -> Looking:
         """Look once; see `watching.asking.LookCheck`.
@@ -270,32 +240,32 @@ class FreshnessCheck:
         `max_age` are idle.
         """
         now_ms = int(time.time() * 1000)
-        table: Table = yield from ask_table(connections, self.iceberg_conn_id, self.wanted.table)
+        table: Table = yield from ask_table(connections, self.iceberg_conn_id, self.table)
         facts: FreshnessFacts = yield self._ask("landings", table, partial(self._landings, table, now_ms))
         if self._asks_kafka(facts, now_ms):
             facts = yield from self._of_kafka(connections, table, facts, now_ms)
-        result = measure_freshness(self.wanted, facts, now_ms)
-        late = LookOutcome.FAILED if arguments.flag("fail_when_stale", self.fail_when_stale) else LookOutcome.WAITING
+        result = measure_freshness(self, facts, now_ms)
+        late = LookOutcome.FAILED if self.fail_when_stale else LookOutcome.WAITING
         outcome = LookOutcome.DONE if result.fresh else late
         return Verdict(outcome, result.reasons, result.to_dict())
 
     def _asks_kafka(self, facts: FreshnessFacts, now_ms: int) -> bool:
-        if self.wanted.complete_through is not None:
+        if self.complete_through is not None:
             return True
-        return is_given(self.kafka_conn_id) and not is_young(self.wanted, facts, now_ms)
+        return is_given(self.kafka_conn_id) and not is_young(self, facts, now_ms)
 
     def _landings(self, table: Table, now_ms: int) -> FreshnessFacts:
-        wanted, since = self.wanted, None
-        if wanted.event_time_column is not None and wanted.max_age is not None:
+        since = None
+        if self.event_time_column is not None and self.max_age is not None:
             # No event in an earlier landing is young enough.
-            since = now_ms - int(wanted.max_age * 1000)
-        history = look_back(table, wanted.consumer_group, wanted.branch, wanted.operations, since)
+            since = now_ms - int(self.max_age * 1000)
+        history = look_back(table, self.consumer_group, self.branch, self.operations, since)
         return FreshnessFacts(history, self._event(table, history, now_ms))
 
     def _event(self, table: Table, history: BranchHistory, now_ms: int) -> int | None:
-        if self.wanted.event_time_column is None:
+        if self.event_time_column is None:
             return None
-        column = EventTimes.of(table, self.wanted.event_time_column)
+        column = EventTimes.of(table, self.event_time_column)
         return column.newest([one.snapshot_id for one in history.recent], now_ms + CLOCK_SKEW_MS)
 
     def _of_kafka(self, connections: LookConnections, table: Table, facts: FreshnessFacts, now_ms: int) -> Step:
@@ -303,11 +273,11 @@ class FreshnessCheck:
 
         Without a backlog the time is incomplete: nothing was landed. The reasons stay None without `complete_through`.
         """
-        wanted, backlogs = self.wanted, []
-        reasons: list[StreamReason] | None = [] if wanted.complete_through is not None else None
+        backlogs = []
+        reasons: list[StreamReason] | None = [] if self.complete_through is not None else None
         watch: KafkaWatch = yield ask_kafka(connections, str(self.kafka_conn_id))
-        completing = CompletenessQuestions(watch, str(self.kafka_conn_id), wanted.table)
-        of = partial(read_ledgers, table, wanted.consumer_group, wanted.branch)
+        completing = CompletenessQuestions(watch, str(self.kafka_conn_id), self.table)
+        of = partial(read_ledgers, table, self.consumer_group, self.branch)
         ledgers: Mapping[str, Ledger] = yield self._ask("ledgers", table, of)
         for group, ledger in ledgers.items():
             for topic in topics_of(ledger):
@@ -315,11 +285,11 @@ class FreshnessCheck:
                 if reasons is not None:
                     reasons += yield from self._incomplete(completing, group, backlogs[-1][1], now_ms)
         if reasons is not None and not backlogs:
-            reasons.append(no_landing_reason(wanted, facts.history))
+            reasons.append(no_landing_reason(self, facts.history))
         return replace(facts, backlogs=tuple(backlogs), incomplete=None if reasons is None else tuple(reasons))
 
     def _incomplete(self, completing: CompletenessQuestions, group: str, backlog: TopicBacklog, now_ms: int) -> Step:
-        at_ms, after = self.wanted.complete_through, self.wanted.idle_after
+        at_ms, after = self.complete_through, self.idle_after
         assert at_ms is not None, "see the caller"
         if at_ms <= BEGINNING_MS:
             return []
@@ -329,9 +299,9 @@ class FreshnessCheck:
             lows = yield completing.boundaries(backlog, part[0])
         is_idle = after is not None and now_ms - at_ms >= after * 1000
         ends = (yield completing.ends(backlog)) if is_idle else None
-        result = measure_completeness(backlog, highs, lows, self.wanted.table, ends=ends)
+        result = measure_completeness(backlog, highs, lows, self.table, ends=ends)
         return result.reasons(group, iso(at_ms))
 
     def _ask(self, kind: str, table: Table, answer: Any) -> LookQuestion:
-        key = (kind, self.iceberg_conn_id, table.metadata_location, replace(self.wanted, complete_through=None))
-        return LookQuestion(key, answer)
+        same = tuple(getattr(self, one.name) for one in fields(FreshnessConditions) if one.name != "complete_through")
+        return LookQuestion((kind, self.iceberg_conn_id, table.metadata_location, same), answer)

@@ -17,10 +17,11 @@ from pyiceberg.types import DateType
 
 from airflow_lakestream.audit.rows import UnreadableRows, check_positions
 from airflow_lakestream.config import arguments
+from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
 from airflow_lakestream.core.names import check_group, check_table_name
-from airflow_lakestream.core.policies import choose, is_given, seconds
+from airflow_lakestream.core.policies import choose
 from airflow_lakestream.core.ports import TimeBoundary
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
@@ -142,27 +143,22 @@ class PartitionsLook:
     table: str
     consumer_group: str
     since: Any
-    every: Any = PartitionLength.HOUR
+    every: SettingField[PartitionLength] = SettingField(PartitionLength.HOUR, partial(choose, PartitionLength))
     event_time_column: str = "_kafka_timestamp"
-    idle_after: Any = None
+    idle_after: SettingField[float | None] = SettingField(None)
     kafka_conn_id: str = "kafka_default"
     iceberg_conn_id: str = "iceberg_default"
-    size: PartitionLength = field(init=False)
     since_ms: int = field(init=False)
-    idle_seconds: float | None = field(init=False)
 
     def __post_init__(self) -> None:
         check_table_name(self.table)
         check_group(self.consumer_group)
-        object.__setattr__(self, "size", choose(PartitionLength, "every", self.every))
         object.__setattr__(self, "since_ms", check_since("since", self.since))
-        idle = seconds("idle_after", self.idle_after) if is_given(self.idle_after) else None
-        object.__setattr__(self, "idle_seconds", idle)
 
     @property
     def name(self) -> str:
         """Name of these partitions, unique among all partitions emitted for an asset."""
-        return f"{self.table}/{self.consumer_group}/{self.size}"
+        return f"{self.table}/{self.consumer_group}/{self.every}"
 
     def look(self, connections: LookConnections, before: EmittedPartitions, now_ms: int | None = None) -> Step:
         """Look once. Returns `PartitionsResult`.
@@ -175,12 +171,12 @@ class PartitionsLook:
         """
         now_ms = int(time.time() * 1000) if now_ms is None else now_ms
         table: Table = yield from ask_table(connections, self.iceberg_conn_id, self.table)
-        check_columns(table, self.event_time_column, self.size)
+        check_columns(table, self.event_time_column, self.every)
         # Before Kafka is asked: partitions are complete only by offsets that this table has.
         ledger = read_ledgers(table, self.consumer_group)[self.consumer_group]
         if not ledger.topics:
             raise NotThere(f"consumer_group: {self.table} has no ledger of {self.consumer_group!r}.")
-        new_rows = late_rows(table, self.event_time_column, self.size, before, before.unseen(ledger))
+        new_rows = late_rows(table, self.event_time_column, self.every, before, before.unseen(ledger))
         watch: KafkaWatch = yield ask_kafka(connections, self.kafka_conn_id)
         return (yield from self.decide(watch, ledger, before, new_rows, now_ms))
 
@@ -197,7 +193,7 @@ class PartitionsLook:
         loss.
         """
         late = late_of(before, new_rows)
-        spans: Sequence[Interval] = emission_candidates(before, self.size, self.since_ms, now_ms, late)
+        spans: Sequence[Interval] = emission_candidates(before, self.every, self.since_ms, now_ms, late)
         completing = CompletenessQuestions(watch, self.kafka_conn_id, self.table)
         reasons: list[StreamReason] = []
         losses: list[DataLoss] = []
@@ -206,7 +202,7 @@ class PartitionsLook:
             backlog = yield from completing.backlog(ledger, topic)
             key = backlog.state.identity.topic, backlog.state.identity.topic_id
             one = _TopicSpans(
-                completing, backlog, self.consumer_group, self.idle_seconds, now_ms, begun=before.begun.get(key)
+                completing, backlog, self.consumer_group, self.idle_after, now_ms, begun=before.begun.get(key)
             )
             # After the last topic only spans are left that are complete in all topics.
             spans = yield from one.complete(spans)

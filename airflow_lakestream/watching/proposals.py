@@ -74,7 +74,7 @@ class Proposing:
     @property
     def _source(self) -> ConsumerSource:
         return ConsumerSource(
-            topic=self.topic,
+            topic=(self.topic,),
             table=self.table,
             consumer_group=self.consumer_group,
             kafka_conn_id=self.kafka_conn_id,

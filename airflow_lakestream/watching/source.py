@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config import arguments
+from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.core.landing.plan import LogTruncated, TopicState
 from airflow_lakestream.core.ledger import Ledger, union
 from airflow_lakestream.core.names import check_topic
@@ -200,16 +201,23 @@ def _no_ledger_text(name: str, consumer_group: str, groups: tuple[str, ...]) -> 
 OPENED = 600.0
 
 
+def _topics(argument: str, value: object) -> tuple[str, ...]:
+    topics = arguments.items(argument, value) or ()
+    for topic in topics:
+        check_topic(topic)
+    return topics
+
+
 @dataclass(frozen=True)
 class ConsumerSource:
     """The consumer of a sensor: exactly `checkpoint_location`, `table` or `group_id` is given.
 
-    The fields are the sensor's arguments. `topic` is a topic or several; None: all topics of the consumer. A table
+    The fields are the sensor's arguments. `topic` is a topic or several; none: all topics of the consumer. A table
     needs `consumer_group`, the name of its ledger. `storage_conn_id` opens the store of a checkpoint or a Delta table.
     Raises InvalidArgument for any other combination.
     """
 
-    topic: Any = None
+    topic: SettingField[tuple[str, ...]] = SettingField(None, _topics)
     checkpoint_location: str | None = None
     table: str | None = None
     consumer_group: str | None = None
@@ -221,17 +229,10 @@ class ConsumerSource:
 
     def __post_init__(self) -> None:
         arguments.check_one_source(self.checkpoint_location, self.table, self.group_id)
-        for topic in self.topics:
-            check_topic(topic)
         if is_given(self.table):
             self.lake.check_name(str(self.table))
             if not is_given(self.consumer_group):
                 raise InvalidArgument("consumer_group", "is missing: each ledger belongs to a consumer group.")
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """The given topics; empty: all topics of the consumer."""
-        return arguments.items("topic", self.topic) or ()
 
     @property
     def lake(self) -> LakeFormat:
@@ -241,7 +242,7 @@ class ConsumerSource:
     @property
     def subject(self) -> str:
         """Name of the consumer and topics."""
-        named = (self.checkpoint_location, self.table, self.consumer_group, self.group_id, *self.topics)
+        named = (self.checkpoint_location, self.table, self.consumer_group, self.group_id, *self.topic)
         return " ".join(str(one) for one in (self.kafka_conn_id, *named) if is_given(one))
 
     def read_progress(self, connections: LookConnections, *, with_steps: bool = False) -> Asking:
@@ -264,7 +265,7 @@ class ConsumerSource:
             watch = yield ask_kafka(connections, self.kafka_conn_id)
             group = str(self.group_id)
             state = yield LookQuestion(("group", self.kafka_conn_id, group), lambda: watch.group(group))
-            return of_group(state, group, self.topics)
+            return of_group(state, group, self.topic)
         return (yield from self._of_table(connections, with_steps))
 
     def _of_table(self, connections: LookConnections, with_steps: bool) -> Asking:
@@ -298,7 +299,7 @@ class ConsumerSource:
         """
         watch = yield ask_kafka(connections, self.kafka_conn_id)
         answers = []
-        for topic in self.topics or progress.topics:
+        for topic in self.topic or progress.topics:
             if topic not in progress.topics:
                 raise NotThere(
                     f"topic: {progress.name} does not know the topic {topic!r}, only {', '.join(progress.topics)}."

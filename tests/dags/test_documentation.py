@@ -11,9 +11,7 @@ import shlex
 import struct
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,6 +27,7 @@ from tests.support.airflow_home import DAGS, AirflowHome, Connections, Run
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import assert_landed_once, events
+from tests.support.loopback import LoopbackHandler, LoopbackServer
 from tests.support.watched import consume, started_by
 
 CHECKOUT = DAGS.parent
@@ -189,16 +188,15 @@ def events_of(run: Run) -> list[int]:
         return list(session.scalars(select(AssetEvent.id).filter_by(source_run_id=run.run_id)))
 
 
-class Webhook(BaseHTTPRequestHandler):
+class Webhook(LoopbackHandler):
     """What Slack's incoming webhook takes: a JSON object with a text."""
 
     texts: list[str] = []
 
-    def do_POST(self) -> None:
+    def respond(self, body: bytes) -> None:
         assert self.headers["Content-Type"] == "application/json"
-        self.texts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
-        self.send_response(200)
-        self.end_headers()
+        self.texts.append(json.loads(body)["text"])
+        self.reply(200)
 
 
 @pytest.mark.parametrize("snippet", IS_ALERT, ids=str)
@@ -206,15 +204,13 @@ def test_a_documented_alert_is_posted(
     snippet: Snippet, airflow: AirflowHome, connections: Connections, topic: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic.delete("refunds", missing_ok=True)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/services/T/B/x"
+    with LoopbackServer(Webhook) as server:
+        url = f"{server.url}/services/T/B/x"
         monkeypatch.setenv("AIRFLOW_CONN_SLACK", json.dumps({"conn_type": "generic", "password": url}))
         file = airflow.write("documented_alert", snippet.text)
         run = airflow.start(airflow.dag(file))
         with airflow.process(run, file, "land") as process:
             process.wait(200)
-        server.shutdown()
     assert run.task("land").state == "failed", process.log
     [text] = Webhook.texts
     assert text.startswith("refunds_watched.land, lake.refunds_watched: ")

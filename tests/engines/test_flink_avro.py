@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from tests.support.broker import Producing
 from tests.support.certificates import KEY_PASSWORD, Authority
 from tests.support.flink import PATIENCE, FlinkLanding
 from tests.support.lake import GROUP, TABLE
+from tests.support.loopback import LoopbackHandler, LoopbackServer
 
 pytestmark = pytest.mark.integration
 
@@ -50,41 +49,30 @@ def guarded(registry: Registry, tmp_path: Path) -> Iterator[Guarded]:
     """Give the session's registry behind a door."""
     wanted = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
 
-    class Door(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Door(LoopbackHandler):
+        def respond(self, _: bytes) -> None:
             if self.headers.get("Authorization") != wanted:
                 made.refused.append(self.path)
-                self._answer(401, b'{"error_code": 401, "message": "who are you?"}')
+                self._say(401, b'{"error_code": 401, "message": "who are you?"}')
                 return
             try:
                 with urllib.request.urlopen(f"{registry.url}{self.path}", timeout=30) as answer:
-                    self._answer(answer.status, answer.read())
+                    self._say(answer.status, answer.read())
             except urllib.error.HTTPError as e:
-                self._answer(e.code, e.read())
+                self._say(e.code, e.read())
 
-        def _answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *told: object) -> None:
-            """Say nothing."""
+        def _say(self, status: int, body: bytes) -> None:
+            self.reply(status, body, Content_Type="application/vnd.schemaregistry.v1+json")
 
     authority = Authority(tmp_path / "authority")
     pair = authority.sign("registry", address=LOOPBACK)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key, KEY_PASSWORD)
-    server = ThreadingHTTPServer((LOOPBACK, 0), Door)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    made = Guarded(f"https://{LOOPBACK}:{server.server_port}", authority.certificate)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    server = LoopbackServer(Door)
+    server.scheme, server.socket = "https", context.wrap_socket(server.socket, server_side=True)
+    made = Guarded(server.url, authority.certificate)
+    with server:
         yield made
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def rows_of(landing: FlinkLanding, table: str) -> list[dict[str, Any]]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -19,12 +17,12 @@ from airflow.sdk import DAG
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
 from airflow_lakestream.registry.client import RegistryUnavailable
-from dev.ports import LOOPBACK
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.integration.test_formats import avro_bytes, framed, record
 from tests.support.airflow_home import AirflowHome, Connections
 from tests.support.broker import Producing, Topics
+from tests.support.loopback import LoopbackHandler, LoopbackServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 
@@ -32,23 +30,17 @@ WORD = "a-registry-passphrase-4711"
 ORDER = record("Order", id="long")
 
 
-class Front(ThreadingHTTPServer):
+class Front(LoopbackServer):
     """Stands before the real registry, and lets nobody in without the word; `status` is what it answers otherwise."""
 
     def __init__(self, behind: Registry) -> None:
-        super().__init__((LOOPBACK, 0), Guard)
+        super().__init__(Guard)
         self.behind = behind
         self.status: int | None = None
 
-    @property
-    def url(self) -> str:
-        return f"http://{LOOPBACK}:{self.server_port}"
 
-
-class Guard(BaseHTTPRequestHandler):
-    server: Front
-
-    def do_GET(self) -> None:
+class Guard(LoopbackHandler):
+    def respond(self, _: bytes) -> None:
         given = self.headers["Authorization"] or ""
         known = f"Basic {base64.b64encode(f'me:{WORD}'.encode()).decode()}"
         status, body = self.server.status or 401, b'{"error_code": 40101, "message": "no"}'
@@ -58,21 +50,13 @@ class Guard(BaseHTTPRequestHandler):
                     status, body = answer.status, answer.read()
             except urllib.error.HTTPError as error:
                 status, body = error.code, error.read()
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.reply(status, body)
 
 
 @pytest.fixture
 def front(registry: Registry) -> Iterator[Front]:
     with Front(registry) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
         yield server
-        server.shutdown()
 
 
 @pytest.fixture

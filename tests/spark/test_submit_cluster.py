@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from airflow_lakestream.driver.backend import DriverHandle, SubmitFailed
 from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.broker import poll_until
+from tests.support.loopback import LoopbackHandler, LoopbackServer
 from tests.support.spark_submit import backend, submit
 
 __all__ = ["submit"]
@@ -38,32 +37,16 @@ class ResourceManager:
 
 @pytest.fixture
 def yarn(monkeypatch: pytest.MonkeyPatch) -> Iterator[ResourceManager]:
-    class Handler(BaseHTTPRequestHandler):
-        def _answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-            manager.asked.append((self.command, self.path, body))
-            code, content = manager.answer
-            self.send_response(code)
-            self.end_headers()
-            self.wfile.write(json.dumps(content).encode())
+    class Handler(LoopbackHandler):
+        def respond(self, body: bytes) -> None:
+            manager.asked.append((self.command, self.path, body.decode()))
+            self.reply(*manager.answer)
 
-        def do_GET(self) -> None:
-            self._answer()
-
-        def do_PUT(self) -> None:
-            self._answer()
-
-        def log_message(self, *_: Any) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    manager = ResourceManager(f"http://127.0.0.1:{server.server_port}")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    extra = {"deploy-mode": "cluster", "queue": "streams", "yarn_resourcemanager_webapp_address": manager.url}
-    monkeypatch.setenv("AIRFLOW_CONN_YARN", json.dumps({"conn_type": "spark", "host": "yarn", "extra": extra}))
-    yield manager
-    server.shutdown()
-    server.server_close()
+    with LoopbackServer(Handler) as server:
+        manager = ResourceManager(server.url)
+        extra = {"deploy-mode": "cluster", "queue": "streams", "yarn_resourcemanager_webapp_address": manager.url}
+        monkeypatch.setenv("AIRFLOW_CONN_YARN", json.dumps({"conn_type": "spark", "host": "yarn", "extra": extra}))
+        yield manager
 
 
 def test_yarn_submits_and_returns_without_waiting_for_the_end(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +16,7 @@ from airflow_lakestream.driver.backend import DriverHandle, SubmitFailed
 from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.kubernetes import ClusterAway, ClusterRefuses
+from tests.support.loopback import LoopbackHandler, LoopbackServer
 from tests.support.spark_submit import backend, submit
 
 __all__ = ["submit"]
@@ -95,30 +94,13 @@ class ApiServer:
 
 @pytest.fixture
 def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            code, told = api.answer(self.command, self.path, json.loads(content or b"{}"))
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(told).encode())
+    class Handler(LoopbackHandler):
+        def respond(self, body: bytes) -> None:
+            code, told = api.answer(self.command, self.path, json.loads(body or b"{}"))
+            self.reply(code, told, Content_Type="application/json")
 
-        def do_POST(self) -> None:
-            self.do_GET()
-
-        def do_PATCH(self) -> None:
-            self.do_GET()
-
-        def do_DELETE(self) -> None:
-            self.do_GET()
-
-        def log_message(self, *_: Any) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    api = ApiServer(f"http://127.0.0.1:{server.server_port}")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = LoopbackServer(Handler)
+    api = ApiServer(server.url)
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
     # It leads elsewhere: the address is the connection's, as it is for Spark.
     clusters = [{"name": "c", "cluster": {"server": "https://elsewhere:6443"}}]
@@ -130,9 +112,8 @@ def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiS
     extra = {"deploy-mode": "cluster", "namespace": "lake"}
     connection = {"conn_type": "spark", "host": f"k8s://{api.url}", "extra": extra}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES", json.dumps(connection))
-    yield api
-    server.shutdown()
-    server.server_close()
+    with server:
+        yield api
 
 
 def settings_of(folder: Path) -> dict[str, str]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from tests.support.loopback import LoopbackHandler, LoopbackServer
 
 AUDIENCE = "kafka-of-the-tests"
 SECRET = "client-secret-4711"
@@ -55,34 +55,24 @@ def issuing() -> Iterator[Issuer]:
     numbers = signing.public_key().public_numbers()
     key = {"kty": "RSA", "alg": "RS256", "use": "sig", "kid": "1", "n": _number(numbers.n), "e": _number(numbers.e)}
 
-    class Provider(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(200, {"keys": [key]})
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+    class Provider(LoopbackHandler):
+        def respond(self, _: bytes) -> None:
+            if self.command == "GET":
+                self._say(200, {"keys": [key]})
+                return
             kind, _, told = self.headers.get("Authorization", "").partition(" ")
             client, _, secret = base64.b64decode(told).decode().partition(":")
             if kind != "Basic" or client not in CLIENTS or secret != SECRET:
-                self._answer(401, {"error": "invalid_client", "error_description": "no such client, or its secret"})
+                self._say(401, {"error": "invalid_client", "error_description": "no such client, or its secret"})
                 return
             token = _token(self.server.server_address[1], client, other if client == FORGED else signing)
-            self._answer(200, {"access_token": token, "token_type": "Bearer", "expires_in": 600})
+            self._say(200, {"access_token": token, "token_type": "Bearer", "expires_in": 600})
 
-        def _answer(self, code: int, content: object) -> None:
-            body = json.dumps(content).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+        def _say(self, code: int, content: object) -> None:
+            self.reply(code, content, Content_Type="application/json")
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield Issuer(f"http://127.0.0.1:{server.server_port}")
-        server.shutdown()
+    with LoopbackServer(Provider) as server:
+        yield Issuer(server.url)
 
 
 def _token(port: int, client: str, key: rsa.RSAPrivateKey) -> str:

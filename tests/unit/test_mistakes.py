@@ -80,12 +80,7 @@ LITERALS = [
     Mistake(7, "no mode", {"mode": "append"}, "mode: 'append' is not one of 'resume', 'interval', 'ranges'."),
     Mistake(8, "no format", {"format": "xml"}, "format: 'xml' is not one of 'json', 'avro', 'protobuf'"),
     Mistake(9, "no key format", {"key_format": "text"}, "key_format: 'text' is not one of 'string', 'raw'"),
-    Mistake(
-        10,
-        "no envelope",
-        {"envelope": "maxwell"},
-        "envelope: 'maxwell' is not one of 'connect', 'debezium'.",
-    ),
+    Mistake(10, "no envelope", {"envelope": "maxwell"}, "envelope: 'maxwell' is not one of 'connect', 'debezium'."),
     Mistake(11, "no policy", {"on_error": "ignore"}, "on_error: 'ignore' is not one of 'fail', 'reject', 'skip'."),
     Mistake(12, "no policy of tombstones", {"tombstones": "drop"}, "tombstones: 'drop' is not one of 'keep', 'skip'"),
     Mistake(
@@ -220,6 +215,20 @@ def test_the_hints_of_ddl_name_what_was_meant() -> None:
 # Connections, places, tables that are there: what only the run sees
 
 
+SEEN_BY_THE_RUN: list[tuple[int, Callable[[Path], object], str]] = []
+
+
+def mistake(number: int, said: str) -> Callable[[Callable[[Path], object]], Callable[[Path], object]]:
+    """Put what a function does into the table, with the beginning of what is said."""
+
+    def put(do: Callable[[Path], object]) -> Callable[[Path], object]:
+        SEEN_BY_THE_RUN.append((number, do, said))
+        return do
+
+    return put
+
+
+@mistake(36, "Kafka connection 'k': no answer from Kafka within 5 s while describing topic 'orders'. Last er")
 def closed_port(_: Path) -> object:
     settings = {"bootstrap.servers": "127.0.0.1:1"}
     return KafkaSource(settings, "orders", "g", StartAt(StartOffset.EARLIEST), "Kafka connection 'k'").look()
@@ -236,159 +245,130 @@ def connection(kind: str, **fields: Any) -> None:
     os.environ["AIRFLOW_CONN_K"] = json.dumps({"conn_type": kind, **fields})
 
 
+@mistake(37, "kafka_conn_id: connection 'k' can't be used: ")
 def kafka_without_servers(_: Path) -> object:
     connection("kafka", extra={"bootstrap_servers": "broker:9092"})
     return KafkaHook("k").configuration()
 
 
+@mistake(38, "Kafka connection 'k': its settings can't be used: No such configuration property: \"sasl.m")
 def unknown_setting(_: Path) -> object:
     settings = {"bootstrap.servers": "127.0.0.1:1", "sasl.mechanisim": "PLAIN"}
     return KafkaSource(settings, "orders", "g", StartAt(StartOffset.EARLIEST), "Kafka connection 'k'").look()
 
 
+@mistake(39, "iceberg_conn_id: connection 'k': type: 'hadoop' is not one of 'glue', 'hive', ")
 def no_such_catalog(_: Path) -> object:
     connection("iceberg", extra={"type": "hadoop", "warehouse": "/lake"})
     return IcebergHook("k").open_catalog()
 
 
+@mistake(40, "iceberg_conn_id: connection 'k' is a dynamodb catalog, which can't compare")
 def catalog_without_compare_and_set(_: Path) -> object:
     connection("iceberg", extra={"type": "dynamodb"})
     return IcebergHook("k").open_catalog()
 
 
+@mistake(41, "Iceberg connection 'k': the catalog can't be used (ConnectionError: ")
 def catalog_that_is_down(_: Path) -> object:
     connection("iceberg", host="http://127.0.0.1:1")
     return IcebergHook("k").open_catalog()
 
 
+@mistake(42, "schema: it contradicts the table lake.events: 'id' is given as string and is bigint in")
 def another_schema(folder: Path) -> object:
     lake = GivenLake(folder)
     lake.land([b'{"id": 1}'], schema="id bigint")
     return lake.land([b'{"id": 1}'] * 2, schema="id string")
 
 
+@mistake(43, "consumer group 'g' has already landed given[0] [0,1) in lake.events; landing them")
 def another_group(folder: Path) -> object:
     lake = GivenLake(folder)
     lake.land([b'{"id": 1}'])
     return lake.land([b'{"id": 1}'], consumer_group="other")
 
 
+@mistake(44, "ranges: given has no partition 7; it has 0.")
 def a_partition_too_many(folder: Path) -> object:
     return GivenLake(folder).land([b'{"id": 1}'], mode="ranges", ranges=[[7, 0, 1]])
 
 
+@mistake(45, "ranges: given[0] ends at 1, before 100: no record is there yet.")
 def offsets_to_come(folder: Path) -> object:
     return GivenLake(folder).land([b'{"id": 1}'], mode="ranges", ranges=[[0, 0, 100]])
 
 
+@mistake(46, "partition_by: 'days(created)': there is no column 'created'. Known are")
 def no_such_partition_column(folder: Path) -> object:
     return GivenLake(folder).land([b'{"id": 1}'], partition_by=["days(created)"])
 
 
+@mistake(47, "partition_by: 'daily(_kafka_timestamp)': unknown transform 'daily'. Did you mean")
 def no_such_transform(folder: Path) -> object:
     return GivenLake(folder).land([b'{"id": 1}'], partition_by=["daily(_kafka_timestamp)"])
 
 
+@mistake(48, "lake.events: 20 of 20 records of this run are bad, more than 50% of them")
 def the_wrong_format(folder: Path) -> object:
     return GivenLake(folder).land([b"id;name"] * 20, schema="id bigint")
 
 
+@mistake(49, "given[0] offset 1: ")
 def a_bad_record(folder: Path) -> object:
     return GivenLake(folder).land([b'{"id": 1}', b'{"id": 1.5}'], schema="id bigint", on_error="fail")
 
 
+@mistake(50, "Spark needs Java, and ")
 def no_java(folder: Path) -> object:
     os.environ["JAVA_HOME"] = str(folder)
     return resolve(["org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"], cache=folder)
 
 
+@mistake(51, "interval_start: the run's data interval is empty, it starts and ends at 2026-01-01 00")
 def a_plain_cron(_: Path) -> object:
     return resolve_interval({"data_interval_start": AT, "data_interval_end": AT}, {})
 
 
+@mistake(52, "interval_start: the run has no data interval (it was triggered without a logical date)")
 def no_logical_date(_: Path) -> object:
     return resolve_interval({}, {})
 
 
+@mistake(53, "interval_end: is missing, while the arguments give interval_start.")
 def half_an_interval(_: Path) -> object:
     return resolve_interval({}, {"interval_start": AT})
 
 
+@mistake(54, "checkpoint_location: one of checkpoint_location, table and group_id has to be given.")
 def nothing_to_wait_for(_: Path) -> object:
     return CheckpointLagSensor(task_id="wait")
 
 
+@mistake(55, "max_age: is missing, and so is complete_through. Give one of them.")
 def no_limit(_: Path) -> object:
     return IcebergSnapshotFreshnessSensor(task_id="wait", table="lake.orders")
 
 
+@mistake(56, "app: 'kafka_to_iceburg' is not a bundled app. Did you mean 'kafka_to_iceberg'?")
 def a_misspelt_app(_: Path) -> object:
     return SparkStreamingSubmitOperator(task_id="s", app="kafka_to_iceburg", app_config={})
 
 
+@mistake(57, "trigger: 'now' is neither \"available_now\" nor a time between two batches. W")
 def no_interval_between_batches(_: Path) -> object:
     return SparkStreamingSubmitOperator(task_id="s", app="kafka_to_iceberg", app_config={}, trigger="now")
 
 
+@mistake(58, "schema_registry: its url holds credentials, which would be shown. Put them into")
 def a_secret_in_the_dag(_: Path) -> object:
     url = "http://me:word@registry:8081"
     return KafkaExtractOperator(task_id="land", topic="t", table="lake.t", format="avro", schema_registry=url)
 
 
+@mistake(59, "on_empty: 'fail' is not one of 'success', 'skip'.")
 def no_policy_of_empty_runs(_: Path) -> object:
     return choose(OnEmpty, "on_empty", "fail")
-
-
-SEEN_BY_THE_RUN: list[tuple[int, Callable[[Path], object], str]] = [
-    (36, closed_port, "Kafka connection 'k': no answer from Kafka within 5 s while describing topic 'orders'. Last er"),
-    (37, kafka_without_servers, "kafka_conn_id: connection 'k' can't be used: "),
-    (38, unknown_setting, "Kafka connection 'k': its settings can't be used: No such configuration property: \"sasl.m"),
-    (39, no_such_catalog, "iceberg_conn_id: connection 'k': type: 'hadoop' is not one of 'glue', 'hive', "),
-    (40, catalog_without_compare_and_set, "iceberg_conn_id: connection 'k' is a dynamodb catalog, which can't compare"),
-    (41, catalog_that_is_down, "Iceberg connection 'k': the catalog can't be used (ConnectionError: "),
-    (42, another_schema, "schema: it contradicts the table lake.events: 'id' is given as string and is bigint in"),
-    (
-        43,
-        another_group,
-        "consumer group 'g' has already landed given[0] [0,1) in lake.events; landing them",
-    ),
-    (44, a_partition_too_many, "ranges: given has no partition 7; it has 0."),
-    (45, offsets_to_come, "ranges: given[0] ends at 1, before 100: no record is there yet."),
-    (46, no_such_partition_column, "partition_by: 'days(created)': there is no column 'created'. Known are"),
-    (47, no_such_transform, "partition_by: 'daily(_kafka_timestamp)': unknown transform 'daily'. Did you mean"),
-    (
-        48,
-        the_wrong_format,
-        "lake.events: 20 of 20 records of this run are bad, more than 50% of them",
-    ),
-    (49, a_bad_record, "given[0] offset 1: "),
-    (50, no_java, "Spark needs Java, and "),
-    (
-        51,
-        a_plain_cron,
-        "interval_start: the run's data interval is empty, it starts and ends at 2026-01-01 00",
-    ),
-    (
-        52,
-        no_logical_date,
-        "interval_start: the run has no data interval (it was triggered without a logical date)",
-    ),
-    (53, half_an_interval, "interval_end: is missing, while the arguments give interval_start."),
-    (54, nothing_to_wait_for, "checkpoint_location: one of checkpoint_location, table and group_id has to be given."),
-    (55, no_limit, "max_age: is missing, and so is complete_through. Give one of them."),
-    (56, a_misspelt_app, "app: 'kafka_to_iceburg' is not a bundled app. Did you mean 'kafka_to_iceberg'?"),
-    (
-        57,
-        no_interval_between_batches,
-        "trigger: 'now' is neither \"available_now\" nor a time between two batches. W",
-    ),
-    (
-        58,
-        a_secret_in_the_dag,
-        "schema_registry: its url holds credentials, which would be shown. Put them into",
-    ),
-    (59, no_policy_of_empty_runs, "on_empty: 'fail' is not one of 'success', 'skip'."),
-]
 
 
 @pytest.mark.parametrize(("number", "do", "said"), SEEN_BY_THE_RUN, ids=lambda one: getattr(one, "__name__", None))

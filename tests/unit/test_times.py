@@ -65,7 +65,7 @@ def test_what_is_no_time_is_refused_in_every_argument_that_takes_one(value: obje
         ("start_timestamp", lambda: ExtractConfig(**known, start_offset="timestamp", start_timestamp=value)),
         ("interval_start", lambda: ExtractConfig(**known, mode="interval", interval_start=value, interval_end=2**40)),
         ("interval_end", lambda: ExtractConfig(**known, mode="interval", interval_start=0, interval_end=value)),
-        ("complete_through", lambda: FreshnessConditions.of({"table": "lake.t", "complete_through": value})),
+        ("complete_through", lambda: FreshnessConditions(table="lake.t", complete_through=value)),
     ):
         with pytest.raises(InvalidArgument, match=f"^{argument}: ") as caught:
             make()

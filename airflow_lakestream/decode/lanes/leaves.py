@@ -356,7 +356,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Converter:
             lost = _remainders(low, high, scale - kind.scale)
             lanes.fail(lost, f"{path}: more than {kind.scale} fraction digits")
             low, high = np.where(lost, 0, low), np.where(lost, 0, high)
-        return _rescaled(low, high, scale, kind)
+        return _decimals(low, high, pa.decimal128(38, scale)).cast(kind)
 
     if integer_digits + scale < 0:
         raise Unfit(out_of_range)
@@ -431,7 +431,3 @@ def _remainders(low: Integers, high: Integers, digits: int) -> Mask:
         return ends
     wide = zip(low.view(np.uint64).tolist(), high.tolist(), strict=True)
     return np.fromiter(((top * 2**64 + bottom) % unit != 0 for bottom, top in wide), np.bool_, len(low))
-
-
-def _rescaled(low: Integers, high: Integers, scale: int, kind: pa.DataType) -> pa.Array:
-    return _decimals(low, high, pa.decimal128(38, scale)).cast(kind)

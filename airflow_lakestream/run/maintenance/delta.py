@@ -41,7 +41,7 @@ class DeltaUpkeep(WorkerUpkeep):
 
     def _look(self, name: str) -> TableUpkeep:
         delta, orphans = self._open(name), self.section.remove_orphans
-        found = [] if orphans is None else vacuum(delta, orphans.age, dry_run=True)
+        found = [] if orphans is None else vacuum(delta, orphans, dry_run=True)
         compaction = None if self.section.compact is None else "The gain of a compaction is known afterwards"
         before = TableSize(*sizes(delta))
         done = TableUpkeep(table=name, before=before, after=None, compaction=compaction, orphans=len(found))
@@ -64,7 +64,7 @@ class DeltaUpkeep(WorkerUpkeep):
         if (section.rewrite_manifests or section.expire is not None) and not self.is_over():
             shorten_log(self._open(name))
         if section.remove_orphans is not None and not self.is_over():
-            done = replace(done, orphans=len(vacuum(self._open(name), section.remove_orphans.age, dry_run=False)))
+            done = replace(done, orphans=len(vacuum(self._open(name), section.remove_orphans, dry_run=False)))
         after = TableSize(*sizes(self._open(name)))
         return replace(done, after=after, is_whole=done.is_whole and not self.is_over())
 

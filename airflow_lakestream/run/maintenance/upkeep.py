@@ -214,7 +214,7 @@ class IcebergUpkeep(WorkerUpkeep):
             rewritten=plan.out if plan else 0,
             new=plan.new if plan else 0,
             manifests=manifests or 0,
-            expired=0 if section.expire is None else len(section.expire.rule.expiring(table.metadata)),
+            expired=0 if section.expire is None else len(section.expire.expiring(table.metadata)),
             orphans=len(found.files),
             orphan_bytes=found.bytes,
         )
@@ -239,7 +239,7 @@ class IcebergUpkeep(WorkerUpkeep):
         if section.rewrite_manifests and not self.is_over():
             done = replace(done, manifests=manifest_merge.rewrite_manifests(self.lake, name))
         if section.expire is not None and not self.is_over():
-            done = replace(done, expired=len(expiry.expire(self.lake, name, section.expire.rule).snapshots))
+            done = replace(done, expired=len(expiry.expire(self.lake, name, section.expire).snapshots))
         if not self.is_over():
             found = self._orphans(name, remove=True)
             done = replace(done, orphans=len(found.files) - found.left, orphan_bytes=found.bytes)
@@ -278,7 +278,7 @@ class IcebergUpkeep(WorkerUpkeep):
         if neighbours := inside(self.lake, self.lake.load_table(name)):
             raise SharedFolder(name, neighbours)
         work = orphans.remove_orphans if remove else orphans.find_orphans
-        return work(self.lake, name, self.section.remove_orphans.age)
+        return work(self.lake, name, self.section.remove_orphans)
 
 
 def advice_for(plan: CompactionPlan, budget: float | None) -> str | None:

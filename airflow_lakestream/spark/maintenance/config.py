@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from airflow_lakestream.config.arguments import items
@@ -35,7 +36,7 @@ class MaintenanceConfig(AppSettings):
         # Both properties check their settings.
         _ = self.work, self.catalog_settings
 
-    @property
+    @cached_property
     def work(self) -> MaintenanceSection:
         """The work to do. Raises InvalidArgument."""
         for name in items("maintenance.tables", self.maintenance.get("tables")) or ():

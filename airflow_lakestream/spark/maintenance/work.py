@@ -84,14 +84,16 @@ class IcebergProcedures:
         Landings meanwhile are kept: Iceberg commits on top of them. Parts that lose in each try stay as they are.
         Raises CompactionLost.
         """
-        parts = {"partial-progress.enabled": str(how.in_parts).lower()} | (_NO_PART_LOST if how.in_parts else {})
+        parts: dict[str, Any] = {"partial-progress.enabled": "false"}
+        if how.partial_progress:
+            parts = {"partial-progress.enabled": "true", **_NO_PART_LOST}
         options = {**_READABLE, **parts, **how.options}
         strategy = how.strategy or CompactionStrategy.BINPACK
         arguments = {"strategy": strategy, "sort_order": how.sort_order, "where": how.where, "options": options}
         try:
-            self._win("rewrite_data_files", arguments, how.most_tries)
+            self._win("rewrite_data_files", arguments, how.tries)
         except CompactionLost as e:
-            if not how.in_parts:
+            if not how.partial_progress:
                 raise
             log.warning("%s A part of the table stays as it is until the next run.", e)
 
@@ -331,9 +333,9 @@ class _TableMaintenance:
         if work.rewrite_manifests and self._has_rows() and self._begins("rewriting manifests"):
             self.procedures.rewrite_manifests()
         if work.expire is not None and self._begins("expiring snapshots"):
-            expired = self._expire(work.expire.rule)
+            expired = self._expire(work.expire)
         if work.remove_orphans is not None and self._begins("removing orphans"):
-            orphans = self._remove_orphans(work.remove_orphans.age)
+            orphans = self._remove_orphans(work.remove_orphans)
         return TableReport(self.procedures.table, before, TableSize.of(self._table()), expired, orphans, mended)
 
     def _without_types(self, columns: Sequence[str]) -> MaintenanceSection:
@@ -388,9 +390,9 @@ class _TableMaintenance:
             return
         # First: if each delete file is of one data file, Iceberg knows which data files lost many rows. Last: to delete
         # delete files whose data files are gone.
-        self._rewrite_deletes(how.most_tries)
+        self._rewrite_deletes(how.tries)
         self.procedures.compact(of_table(how, table))
-        self._rewrite_deletes(how.most_tries)
+        self._rewrite_deletes(how.tries)
 
     def _rewrite_deletes(self, tries: int) -> None:
         if needs_fewer_deletes(self._table()):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from airflow_lakestream.config import arguments
+from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.core.ledger import union
-from airflow_lakestream.core.policies import MissingPolicy, choose, is_given, seconds
+from airflow_lakestream.core.policies import MissingPolicy, is_given
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, NotThere, Verdict
@@ -172,18 +172,26 @@ class LagCheck(ConsumerSource):
     Without a limit no record may be unread. Raises InvalidArgument.
     """
 
-    max_lag_records: Any = None
-    max_lag_seconds: Any = None
-    max_batch_age: Any = None
-    per_partition: Any = True
-    fail_when_behind: Any = False
-    missing: MissingPolicy = MissingPolicy.FAIL
-    limits: LagLimits = field(init=False)
+    max_lag_records: SettingField[int | None] = SettingField(None)
+    max_lag_seconds: SettingField[float | None] = SettingField(None)
+    max_batch_age: SettingField[float | None] = SettingField(None)
+    per_partition: SettingField[bool] = SettingField(True)
+    fail_when_behind: SettingField[bool] = SettingField(False)
+    missing: SettingField[MissingPolicy] = SettingField(MissingPolicy.FAIL)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "missing", choose(MissingPolicy, "missing", self.missing))
-        object.__setattr__(self, "limits", self._limits())
+        if self.max_batch_age is not None and is_given(self.group_id):
+            raise InvalidArgument(
+                "max_batch_age", "does not go with group_id.", "Kafka does not report when a group committed."
+            )
+
+    @property
+    def limits(self) -> LagLimits:
+        """The allowed lag."""
+        limits = self.max_lag_records, self.max_lag_seconds, self.max_batch_age
+        records, age, batch_age = (0, None, None) if limits == (None, None, None) else limits
+        return LagLimits(records, age, batch_age, self.per_partition)
 
     def look(self, connections: LookConnections, waited: float) -> Looking:
         """Look once; see `watching.asking.LookCheck`."""
@@ -193,29 +201,7 @@ class LagCheck(ConsumerSource):
         unread = []
         for topic_look, ranges, lost in (yield from self.unread_ranges(connections, progress)):
             unread.append((yield from topic_look.waiting(ranges, lost, before_ms)))
-        fail = arguments.flag("fail_when_behind", self.fail_when_behind)
-        return ConsumerLag(progress, unread, now).judge(self.limits, fail=fail)
-
-    def _limits(self) -> LagLimits:
-        age = seconds("max_lag_seconds", self.max_lag_seconds) if is_given(self.max_lag_seconds) else None
-        batch_age = seconds("max_batch_age", self.max_batch_age) if is_given(self.max_batch_age) else None
-        if batch_age is not None and is_given(self.group_id):
-            raise InvalidArgument(
-                "max_batch_age", "does not go with group_id.", "Kafka does not report when a group committed."
-            )
-        records = _number("max_lag_records", self.max_lag_records)
-        if records is None and age is None and batch_age is None:
-            records = 0
-        return LagLimits(records, age, batch_age, arguments.flag("per_partition", self.per_partition))
-
-
-def _number(argument: str, value: object) -> int | None:
-    if not is_given(value):
-        return None
-    text = str(value).strip()
-    if isinstance(value, bool) or not text.isdigit():
-        raise InvalidArgument(argument, f"{value!r} is not a number of records.", "Write 0 or 1000.")
-    return int(text)
+        return ConsumerLag(progress, unread, now).judge(self.limits, fail=self.fail_when_behind)
 
 
 # A step of a look: asks questions, and returns a result.
@@ -273,10 +259,10 @@ class LevelWatch(ConsumerSource):
         try:
             return (yield from self.read_progress(connections))
         except NotThere:
-            if not self.topics:
+            if not self.topic:
                 raise
             # Before the first run all records of the given topics are unread.
-            return ConsumerProgress("a consumer that has not begun", self.topics, positions={})
+            return ConsumerProgress("a consumer that has not begun", self.topic, positions={})
 
 
 @dataclass

@@ -10,7 +10,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from airflow_lakestream.core.policies import MissingPolicy, choose, is_given, seconds
+from airflow_lakestream.config.settings import SettingField
+from airflow_lakestream.core.policies import MissingPolicy, is_given, seconds
 from airflow_lakestream.kafka.watch import TopicRetention
 from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
@@ -204,21 +205,18 @@ class RetentionRisk:
         }
 
 
+def _hour_or(argument: str, value: object) -> float:
+    return (seconds(argument, value) if is_given(value) else 0.0) or 3600.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class RiskCheck(ConsumerSource):
     """Fails before unread records leave the log. The fields are the arguments of `RetentionRiskSensor`."""
 
-    min_time_left: Any = "1h"
-    watch_for: Any = None
-    run_interval: Any = None
-    missing: MissingPolicy = MissingPolicy.FAIL
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "missing", choose(MissingPolicy, "missing", self.missing))
-        for name in ("min_time_left", "watch_for", "run_interval"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, seconds(name, value) if is_given(value) else None)
+    min_time_left: SettingField[float] = SettingField("1h", _hour_or)
+    watch_for: SettingField[float | None] = SettingField(None)
+    run_interval: SettingField[float | None] = SettingField(None)
+    missing: SettingField[MissingPolicy] = SettingField(MissingPolicy.FAIL)
 
     def look(self, connections: LookConnections, waited: float) -> Looking:
         """Look once; see `watching.asking.LookCheck`."""
@@ -230,9 +228,7 @@ class RiskCheck(ConsumerSource):
         for one in unread:
             settings = yield from self._settings(connections, one, every, now)
             partitions += partition_risks(one, settings, progress, every, now)
-        return RetentionRisk(progress, unread, partitions, every).judge(
-            self.min_time_left or 3600.0, self.watch_for, waited
-        )
+        return RetentionRisk(progress, unread, partitions, every).judge(self.min_time_left, self.watch_for, waited)
 
     def _settings(self, connections: LookConnections, unread: UnreadOffsets, every: float | None, now: float) -> Asking:
         watch = yield ask_kafka(connections, self.kafka_conn_id)

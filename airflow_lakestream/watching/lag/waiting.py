@@ -110,10 +110,7 @@ class UnreadOffsets:
 
     def records(self, partition: int) -> int:
         """Return the number of unread offsets of a partition: records or holes."""
-        return self._unread_of(partition).width
-
-    def _unread_of(self, partition: int) -> RangeSet:
-        return self.ranges.of_partition(self.state.identity.topic, partition)
+        return self.ranges.of_partition(self.state.identity.topic, partition).width
 
 
 def reasons_lost(unread: Iterable[UnreadOffsets]) -> list[StreamReason]:

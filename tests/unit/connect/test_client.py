@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -20,48 +18,34 @@ from airflow_lakestream.connect.client import (
     NoSuchConnector,
 )
 from airflow_lakestream.exceptions import InvalidArgument
+from tests.support.loopback import LoopbackHandler, LoopbackServer
 
 HTML = b"<html><body>Jetty</body></html>"
 
 
-class Worker:
+class Worker(LoopbackServer):
     """Answers what it is told to, in order, the last answer again and again."""
 
     def __init__(self) -> None:
+        super().__init__(Handler)
         self.answers: list[tuple[int, bytes]] = []
         self.asked: list[tuple[str, str, Any]] = []
         self.authorization = ""
-        worker = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                worker.asked.append((self.command, self.path, json.loads(body) if body else None))
-                worker.authorization = self.headers.get("Authorization", "")
-                code, said = worker.answers.pop(0) if len(worker.answers) > 1 else worker.answers[0]
-                self.send_response(code)
-                if code == 302:
-                    self.send_header("Location", said.decode())
-                self.send_header("Content-Length", str(len(said)))
-                self.end_headers()
-                self.wfile.write(said)
 
-            do_GET = do_PUT = do_POST = do_PATCH = _answer  # noqa: N815  # names of the standard library
-
-            def log_message(self, *_: Any) -> None:
-                """Say nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+class Handler(LoopbackHandler):
+    def respond(self, body: bytes) -> None:
+        worker = self.server
+        worker.asked.append((self.command, self.path, json.loads(body) if body else None))
+        worker.authorization = self.headers.get("Authorization", "")
+        code, said = worker.answers.pop(0) if len(worker.answers) > 1 else worker.answers[0]
+        self.reply(code, said, **({"Location": said.decode()} if code == 302 else {}))
 
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    made = Worker()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with Worker() as made:
+        yield made
 
 
 def error(code: int, message: str) -> tuple[int, bytes]:

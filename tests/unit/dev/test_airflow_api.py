@@ -1,14 +1,12 @@
-import json
 import socket
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 
 import pytest
 
 from dev import demo
 from dev.errors import DemoFailed
 from dev.services.airflow_api import AirflowApi, AirflowAway, AirflowRefused, reason_of
+from tests.support.loopback import LoopbackHandler, LoopbackServer
 
 
 def test_the_reason_of_a_traceback_is_the_line_that_names_the_exception():
@@ -38,44 +36,30 @@ def test_an_airflow_that_does_not_answer_in_time_is_not_healthy():
         assert not api.healthy(timeout=0.1)
 
 
-class Answers(HTTPServer):
+class Answers(LoopbackServer):
     """Answers a request of the API by the next status; a login always."""
 
     statuses: list[int]
     logins = 0
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Answers
-
-    def do_GET(self) -> None:
-        self._say(self.server.statuses.pop(0), {"dag_runs": []})
-
-    def do_POST(self) -> None:
-        self.server.logins += 1
-        self._say(201, {"access_token": "t"})
-
-    def _say(self, status: int, body: object) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+class Handler(LoopbackHandler):
+    def respond(self, body: bytes) -> None:
+        if self.command == "GET":
+            self.reply(self.server.statuses.pop(0), {"dag_runs": []})
+        else:
+            self.server.logins += 1
+            self.reply(201, {"access_token": "t"})
 
 
 @pytest.fixture
 def answers() -> Iterator[Answers]:
-    with Answers(("127.0.0.1", 0), Handler) as server:
-        answering = Thread(target=server.serve_forever)
-        answering.start()
+    with Answers(Handler) as server:
         yield server
-        server.shutdown()
-        answering.join()
 
 
 def test_who_does_not_answer_for_now_is_told_from_who_refuses(answers: Answers) -> None:
-    api = AirflowApi(f"http://127.0.0.1:{answers.server_port}")
+    api = AirflowApi(answers.url)
     answers.statuses = [500, 503, 429]
     for _ in range(3):
         with pytest.raises(AirflowAway):
@@ -92,7 +76,7 @@ def test_who_does_not_answer_for_now_is_told_from_who_refuses(answers: Answers) 
 
 
 def test_a_login_that_is_over_is_done_again_once(answers: Answers) -> None:
-    api = AirflowApi(f"http://127.0.0.1:{answers.server_port}")
+    api = AirflowApi(answers.url)
     answers.statuses = [200, 401, 200, 401, 401]
     assert (api.runs("d"), api.runs("d")) == ([], [])
     assert answers.logins == 2
@@ -102,7 +86,7 @@ def test_a_login_that_is_over_is_done_again_once(answers: Answers) -> None:
 
 def test_the_demo_asks_again_until_its_time_is_over(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_LOOK_EVERY_S", 0.01)
-    api = AirflowApi(f"http://127.0.0.1:{answers.server_port}")
+    api = AirflowApi(answers.url)
     answers.statuses = [503, 500, 200]
     demo._wait(lambda: api.runs("d") == [], "an answer", seconds=60)
     assert answers.statuses == []

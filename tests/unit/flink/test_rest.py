@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from airflow_lakestream.exceptions import Transient
 from airflow_lakestream.flink.rest import FlinkAddress, FlinkUnreachable, SqlSession
-from dev.ports import LOOPBACK
+from tests.support.loopback import LoopbackHandler, LoopbackServer
 
 SESSION = "/v2/sessions/s"
 RESULT = f"{SESSION}/operations/o/result"
 STATEMENT = "CREATE CATALOG `lake` WITH ('s3.secret-access-key' = 's3cret')"
 
 
-class Answering(ThreadingHTTPServer):
+class Answering(LoopbackServer):
     """Answers by path; a text is the address of a redirect."""
 
     def __init__(self) -> None:
-        super().__init__((LOOPBACK, 0), Handler)
+        super().__init__(Handler)
         self.answers: dict[str, Any] = {
             "/v2/sessions": {"sessionHandle": "s"},
             f"{SESSION}/statements": {"operationHandle": "o"},
@@ -31,45 +28,27 @@ class Answering(ThreadingHTTPServer):
         }
         self.asked: dict[str, str | None] = {}
 
-    @property
-    def url(self) -> str:
-        return f"http://{LOOPBACK}:{self.server_port}"
-
     def result(self, token: int, kind: str, *rows: list[Any]) -> None:
         following = "" if kind == "EOS" else f"{RESULT}/{token + 1}?rowFormat=JSON"
         data = {"resultType": kind, "nextResultUri": following, "results": {"data": [{"fields": row} for row in rows]}}
         self.answers[f"{RESULT}/{token}"] = data
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Answering
-
-    def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+class Handler(LoopbackHandler):
+    def respond(self, body: bytes) -> None:
         path = self.path.partition("?")[0]
         self.server.asked[path] = self.headers["Authorization"]
         answer = self.server.answers.get(path, {})
-        self.send_response(302 if isinstance(answer, str) else 200)
         if isinstance(answer, str):
-            self.send_header("Location", answer)
-        self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
-
-    # BaseHTTPRequestHandler calls a method by the request's verb.
-    do_GET = do_POST = do_DELETE = _answer  # noqa: N815  # names that http.server looks up
-
-    def log_message(self, *_: Any) -> None:
-        pass
+            self.reply(302, Location=answer)
+        else:
+            self.reply(200, answer)
 
 
 @pytest.fixture
 def server() -> Iterator[Answering]:
     with Answering() as answering:
-        thread = threading.Thread(target=answering.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
         yield answering
-        answering.shutdown()
-        thread.join()
 
 
 def test_all_rows_of_a_statement_are_returned_also_if_the_last_come_at_the_deadline(server: Answering) -> None:

@@ -58,7 +58,7 @@ metadata: {name: plain}
 sources: {orders: {type: kafka, topic: orders}}
 sinks: {lake: {type: iceberg, table: lake.orders}}
 """
-VARIABLES = {"KAFKA_CONNECTION": "my_kafka", "SCHEMA_REGISTRY_URL": "http://registry:8081", "N": "3"}
+VARIABLES = {"KAFKA_CONNECTION": "my_kafka", "SCHEMA_REGISTRY_URL": "http://registry:8081", "N": "3", "BOUND": "1h"}
 CONNECTION = {"host": "broker", "port": 9092, "password": "hidden", "extra": {"a": "b"}}
 lookup = looked_up(VARIABLES.get, lambda name: CONNECTION if name == "c" else None)
 

@@ -12,8 +12,8 @@ from airflow_lakestream.pipelines.check import check
 from airflow_lakestream.pipelines.folder import read_folder
 from airflow_lakestream.pipelines.model import json_schema
 from airflow_lakestream.pipelines.operator import calls_of, python_of
-from airflow_lakestream.pipelines.reading import looked_up, read_file
 from airflow_lakestream.pipelines.yaml_file import PipelineError
+from tests.unit.pipelines.test_files import compiled, lookup, problems
 
 SHOP = """\
 metadata:
@@ -63,19 +63,6 @@ orchestration:
 quality:
   freshness: 15m
 """
-lookup = looked_up({"BOUND": "1h"}.get, lambda name: None)
-
-
-def compiled(tmp_path: Path, text: str, engine: str | None = None) -> Any:
-    path = tmp_path / "p.yaml"
-    path.write_text(text)
-    return read_file(path, lookup, engine=engine)
-
-
-def problems(tmp_path: Path, text: str) -> list[str]:
-    with pytest.raises(PipelineError) as caught:
-        check(compiled(tmp_path, text))
-    return [f"{one.line}:{one.column} {one.text}" for one in caught.value.problems]
 
 
 def line(text: str) -> int:

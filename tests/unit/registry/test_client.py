@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
 import pickle
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -17,51 +14,35 @@ from airflow_lakestream.registry import client as client_module
 from airflow_lakestream.registry.client import RegistryClient, RegistryRefused, RegistryUnavailable, SchemaNotFound
 from airflow_lakestream.registry.config import RegistryConfig, refuse_secrets
 from dev.ports import LOOPBACK, free_ports
+from tests.support.loopback import LoopbackHandler, LoopbackServer
 
 ABSENT = {"error_code": 40403, "message": "Schema not found"}
 
 
-class Answering(HTTPServer):
+class Answering(LoopbackServer):
     """Gives the answers it was given for a path, one after the other, the last one again and again."""
 
     def __init__(self) -> None:
-        super().__init__((LOOPBACK, 0), Handler)
+        super().__init__(Handler)
         self.answers: dict[str, list[tuple[int, Any]]] = {}
         self.asked: list[tuple[str, str | None]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://{LOOPBACK}:{self.server_port}"
 
     def client(self, **settings: Any) -> RegistryClient:
         return RegistryClient(RegistryConfig(self.url, **settings))
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Answering
-
-    def do_GET(self) -> None:
+class Handler(LoopbackHandler):
+    def respond(self, body: bytes) -> None:
         self.server.asked.append((self.path, self.headers["Authorization"]))
         answers = self.server.answers.get(self.path, [(404, ABSENT)])
-        status, body = answers.pop(0) if len(answers) > 1 else answers[0]
-        self.send_response(status)
-        if status == 302:
-            self.send_header("Location", body)
-        self.end_headers()
-        self.wfile.write(body.encode() if isinstance(body, str) else json.dumps(body).encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        status, said = answers.pop(0) if len(answers) > 1 else answers[0]
+        self.reply(status, said, **({"Location": said} if status == 302 else {}))
 
 
 @pytest.fixture
 def server() -> Iterator[Answering]:
     with Answering() as answering:
-        thread = threading.Thread(target=answering.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
         yield answering
-        answering.shutdown()
-        thread.join()
 
 
 def test_a_schema_is_asked_for_once_by_all_clients_of_a_process(server: Answering) -> None:

@@ -53,18 +53,18 @@ def test_what_is_not_said_is_not_done_and_what_is_has_its_defaults() -> None:
     assert given is not None
     assert given.rule == RowRetention("at", 14 * 86_400, exact=True)
     assert work.compact is not None
-    assert (work.compact.strategy, work.compact.in_parts, work.compact.most_tries) == (None, False, 3)
+    assert (work.compact.strategy, work.compact.partial_progress, work.compact.tries) == (None, None, 3)
     all_of_it = MaintenanceSection.parse(WORK | {"expire": True, "remove_orphans": {}, "rewrite_manifests": "true"})
     assert all_of_it.expire is not None
     assert all_of_it.remove_orphans is not None
-    assert (all_of_it.expire.rule.older_than, all_of_it.expire.rule.retain_last) == (5 * 86_400, 1)
-    assert all_of_it.remove_orphans.age == 3 * 86_400
+    assert (all_of_it.expire.older_than, all_of_it.expire.retain_last) == (5 * 86_400, 1)
+    assert all_of_it.remove_orphans == 3 * 86_400
     assert all_of_it.rewrite_manifests
 
 
 def test_a_mirror_is_compacted_by_its_key_and_in_parts_unless_the_user_says_how() -> None:
     of_mirror = CompactionConfig(options={"rewrite-all": True}).of_mirror("`id`", is_sorted=True)
-    assert (of_mirror.strategy, of_mirror.sort_order, of_mirror.in_parts) == ("sort", "`id`", True)
+    assert (of_mirror.strategy, of_mirror.sort_order, of_mirror.partial_progress) == ("sort", "`id`", True)
     defaults = {"max-file-group-size-bytes": 2**31, "delete-file-threshold": 1}
     assert of_mirror.options == defaults | {"rewrite-all": True}
     unsorted = CompactionConfig().of_mirror(None, is_sorted=False)

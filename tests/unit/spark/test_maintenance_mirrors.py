@@ -43,7 +43,7 @@ def test_a_mirror_is_sorted_by_its_key_if_bounds_of_it_are_of_use(
     key: list[str], strategy: str, order: str | None, catalog: SqlCatalog
 ) -> None:
     how = of_table(CompactionConfig(), table(catalog, key))
-    assert (how.strategy, how.sort_order, how.in_parts) == (strategy, order, True)
+    assert (how.strategy, how.sort_order, how.partial_progress) == (strategy, order, True)
 
 
 def test_it_is_sorted_by_an_order_of_its_own(catalog: SqlCatalog) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import ssl
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,19 @@ import pytest
 from airflow_lakestream.stores.http import HttpClient, NoAnswer, tls_context
 from dev.ports import LOOPBACK, free_ports
 from tests.support.certificates import KEY_PASSWORD, Authority, Pair
+from tests.support.loopback import LoopbackHandler, LoopbackServer
 
 SECRET = "s3cret-4711"
 
 
-class Server(ThreadingHTTPServer):
+class Server(LoopbackServer):
     """Answers each request with its own method, headers and body; below `/moved`, with a redirect."""
 
     def __init__(self, pair: Pair | None = None, authority: Authority | None = None) -> None:
-        super().__init__((LOOPBACK, 0), Handler)
+        super().__init__(Handler)
         self.asked: list[tuple[str, str, str | None]] = []
-        self.url = f"http{'s' if pair else ''}://{LOOPBACK}:{self.server_port}"
         if pair:
+            self.scheme = "https"
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(pair.certificate, pair.key, KEY_PASSWORD)
             if authority:
@@ -34,36 +34,18 @@ class Server(ThreadingHTTPServer):
                 context.verify_mode = ssl.CERT_REQUIRED
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
-    def __enter__(self) -> Server:
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
-        self.server_close()
-
     def handle_error(self, *_: Any) -> None:
         """A client that trusts nobody hangs up."""
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+class Handler(LoopbackHandler):
+    def respond(self, body: bytes) -> None:
         self.server.asked.append((self.command, self.path, self.headers["Authorization"]))
-        self.send_response(302 if self.path == "/moved" else 200)
+        data = json.dumps({"type": self.headers["Content-Type"], "body": body.decode()})
         if self.path == "/moved":
-            self.send_header("Location", f"{self.server.url}/there")
-        data = json.dumps({"type": self.headers["Content-Type"], "body": body.decode()}).encode()
-        self.send_header("Content-Length", str(len(data) + 9 * (self.path == "/cut")))
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815  # names that http.server looks up
-
-    def log_message(self, *_: Any) -> None:
-        pass
+            self.reply(302, data, Location=f"{self.server.url}/there")
+        else:
+            self.reply(200, data, Content_Length=str(len(data) + 9 * (self.path == "/cut")))
 
 
 @pytest.fixture

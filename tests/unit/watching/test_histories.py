@@ -104,7 +104,7 @@ def test_the_time_of_a_topics_last_landing_outlives_its_snapshot(tmp_path: Path,
         pass
     history = look_back(lake.iceberg(), GROUP, topic="given")
     assert (history.newest, history.expired, history.landed_ms) == (None, True, at_ms)
-    conditions = FreshnessConditions.of({"table": lake.name, "max_age": "1h"})
+    conditions = FreshnessConditions(table=lake.name, max_age="1h")
     late = measure_freshness(conditions, FreshnessFacts(history), at_ms + 7_200_000)
     assert (late.fresh, late.age, late.reasons[0].cause) == (False, 7200, StreamCause.STOPPED_CONSUMER)
     assert measure_freshness(conditions, FreshnessFacts(history), at_ms + 1000).fresh

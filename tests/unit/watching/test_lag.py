@@ -153,7 +153,7 @@ def test_arguments_that_can_not_work_are_named(arguments: dict[str, Any], argume
 def test_arguments_may_be_text_as_templates_leave_it() -> None:
     check = LagCheck(group_id="g", max_lag_records="7", max_lag_seconds="5m", per_partition="False", topic="None")
     assert check.limits == LagLimits(records=7, age=300, per_partition=False)
-    assert check.topics == ()
+    assert check.topic == ()
 
 
 def test_a_bad_argument_fails_even_where_missing_things_are_awaited() -> None:

@@ -1,10 +1,11 @@
-"""The changing commands of `lakestream ledger`: rebuild, rename, reset, forget."""
+"""Commands that change a table: of `lakestream ledger` rebuild, rename, reset and forget, and `lakestream maintain`."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ from airflow_lakestream.cli.connections import (
     AnyTable,
     GroupIfSeveral,
     IcebergConn,
+    Json,
     KafkaConn,
     KafkaConnection,
     StorageConn,
@@ -25,7 +27,9 @@ from airflow_lakestream.cli.connections import (
     output_to_stderr,
     report_text,
 )
+from airflow_lakestream.cli.tables import given
 from airflow_lakestream.core.ledger import Counts, Ledger, NotedLandings, TopicIdentity, union
+from airflow_lakestream.core.policies import size_in_bytes
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -39,9 +43,9 @@ if TYPE_CHECKING:
 
 def rename(
     table: Table,
-    to: Annotated[str, typer.Option("--to", help="the group's new name")],
+    to: Annotated[str, typer.Option(help="the group's new name")],
     group: Annotated[
-        str | None, typer.Option("--group", help="the group as it is called now; default: the only one of the table")
+        str | None, typer.Option(help="the group as it is called now; default: the only one of the table")
     ] = None,
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
@@ -105,9 +109,7 @@ def reset(
 def rebuild(
     table: Table,
     group: GroupIfSeveral = None,
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="topics of the group; default: all of the rows'")
-    ] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="topics of the group; default: all of the rows'")] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
@@ -151,15 +153,13 @@ def forget(
     table: AnyTable,
     group: GroupIfSeveral = None,
     rows: Annotated[
-        list[str] | None, typer.Option("--rows", help="topic[partition]:from-until, until not included; repeatable")
+        list[str] | None, typer.Option(help="topic[partition]:from-until, until not included; repeatable")
     ] = None,
     missing: Annotated[bool, typer.Option("--missing", help="all that a full audit finds missing now")] = False,
     damaged: Annotated[
         bool, typer.Option("--damaged", help="batches that can't be read, of what the group still lacks")
     ] = False,
-    topic: Annotated[
-        str | None, typer.Option("--topic", help="with --damaged; default: the topics of the ledger")
-    ] = None,
+    topic: Annotated[str | None, typer.Option(help="with --damaged; default: the topics of the ledger")] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     storage_conn: StorageConn = None,
@@ -301,3 +301,69 @@ def _rows_gone(result: AuditResult, topic: str, ranges: RangeSet) -> int:
     # If Kafka no longer shows records, only the count shows how many offsets had a row.
     beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.topic == topic)
     return gone + min(unseen, beyond)
+
+
+def maintain(
+    tables: Annotated[
+        list[str], typer.Argument(help='namespace.table, a pattern such as "lake.*", or paths of Delta tables')
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only print what would be gained; nothing is changed")
+    ] = False,
+    retention: Annotated[
+        bool, typer.Option("--retention", help="remove rows older than lakestream.retention of the table says")
+    ] = False,
+    keep: Annotated[str | None, typer.Option(help='in place of the property, such as "90 days of event_time"')] = None,
+    compact: Annotated[bool, typer.Option("--compact", help="rewrite small files, and files with deletes")] = False,
+    rewrite_manifests: Annotated[bool, typer.Option("--rewrite-manifests", help="merge small manifests")] = False,
+    expire: Annotated[
+        bool, typer.Option("--expire", help="remove old snapshots, and files that only they need")
+    ] = False,
+    remove_orphans: Annotated[
+        bool, typer.Option("--remove-orphans", help="delete old files that no snapshot has")
+    ] = False,
+    target_size: Annotated[str | None, typer.Option(help='size of a compacted file, such as "256MiB"')] = None,
+    expire_older_than: Annotated[str | None, typer.Option(help="least age of a snapshot; default: 5d")] = None,
+    retain_last: Annotated[int | None, typer.Option(help="snapshots that stay; default: 1", min=1)] = None,
+    orphans_older_than: Annotated[str | None, typer.Option(help="default: 3d")] = None,
+    longest_run: Annotated[str | None, typer.Option(help="into the tables; default: 1d")] = None,
+    budget: Annotated[str | None, typer.Option(help='time after which no work begins, such as "10m"')] = None,
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    as_json: Json = False,
+) -> None:
+    """Remove old rows, compact tables, merge manifests, remove old snapshots and orphans, as far as needed.
+
+    Without an option for a work all are done. A work's bound, such as --expire-older-than, chooses the work. Landings
+    and merges go on meanwhile. A run that ends early has changed nothing by halves, and the next one goes on.
+    """
+    with output_to_stderr():
+        from airflow_lakestream.config.arguments import positive_seconds
+        from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
+        from airflow_lakestream.tables.retention import RowRetention
+
+        size = None if target_size is None else size_in_bytes("--target-size", target_size)
+        options = given({"target-file-size-bytes": size})
+        age = given({"older_than": expire_older_than, "retain_last": retain_last})
+        orphans = given({"older_than": orphans_older_than, "longest_run": longest_run})
+        compact, expire, remove_orphans = compact or bool(options), expire or bool(age), remove_orphans or bool(orphans)
+        rule = None if keep is None else RowRetention.parse(keep, "--keep")
+        every = not (retention or rule or compact or rewrite_manifests or expire or remove_orphans)
+        section = MaintenanceSection.parse(
+            {
+                "tables": tables,
+                "retention": asdict(rule) if rule is not None else retention or every,
+                "compact": {"options": options} if compact or every else None,
+                "rewrite_manifests": rewrite_manifests or every,
+                "expire": age if expire or every else None,
+                "remove_orphans": orphans if remove_orphans or every else None,
+            }
+        )
+        bound = None if budget is None else positive_seconds("--budget", budget)
+        lake = open_lake(tables[0], iceberg_conn, storage_conn)
+        reports = format_of(section.tables).part("upkeep")(lake, section, dry_run, bound).run()
+    if as_json:
+        report_text(json.dumps([one.to_dict() for one in reports], indent=2))
+        return
+    for one in reports:
+        report_text(str(one))
