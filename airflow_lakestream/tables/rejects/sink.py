@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -200,6 +200,10 @@ class RejectingSink(WrappedSink):
     :param table: the main table's name.
     """
 
+    # Only a replay sets these: takes the rows of each write, and returns a replace and its rejected records, changed.
+    noted: Callable[[pa.Table], None] | None = None
+    reviewed: Callable[[Landing, Sequence[pa.Table]], tuple[Landing, list[pa.Table]]] | None = None
+
     def __init__(self, inner: Sink, access: RejectAccess, table: str, consumer_group: str) -> None:
         super().__init__(inner)
         self._name = table
@@ -219,6 +223,12 @@ class RejectingSink(WrappedSink):
         self.settle()
         return state
 
+    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
+        """Buffer rows for the next commit; see `core.ports.Sink`."""
+        if self.noted is not None:
+            self.noted(rows)
+        self.inner.write(rows, identity)
+
     def reject(self, records: pa.Table) -> None:
         """Buffer rejected records for the next commit."""
         self._held.append(records)
@@ -232,6 +242,8 @@ class RejectingSink(WrappedSink):
 
         Returns snapshot and landing as `core.ports.Sink.replace` does. A failed removal is left for the next run.
         """
+        if self.reviewed is not None:
+            landing, self._held = self.reviewed(landing, self._held)
         done = self.inner.replace(self.write_down(landing))
         self.settle()
         return done
