@@ -41,17 +41,20 @@ from airflow_lakestream.iceberg.upkeep.compaction_plan import FileGroup, LiveFil
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.retention import (
     FileAge,
+    OldRowFile,
     PositionReader,
     RemovalReport,
     RemovedPositions,
     RetentionRefused,
     RowCutoff,
     RowRetention,
+    files_to_remove,
     ledgers_after,
     within_bound,
 )
 from airflow_lakestream.tables.takeout import FILES_AT_ONCE
 
+_OldDataFile = OldRowFile[LiveFile, RewrittenGroup]
 # Key in the summary of a removal: the number of rows.
 SUMMARY_OLD_ROWS = "lakestream.old-rows-removed"
 
@@ -87,17 +90,6 @@ def _bound(kind: Any, bounds: dict[int, bytes] | None, field_id: int) -> int | N
     return int(from_bytes(kind, value))
 
 
-@dataclass
-class _OldDataFile:
-    """File with old rows: the number, their offsets, and whether all live rows are old."""
-
-    live: LiveFile
-    rows: int
-    positions: RemovedPositions
-    is_whole: bool = True
-    remainder: RewrittenGroup | None = None
-
-
 @dataclass(frozen=True)
 class _IcebergOldRowReader:
     """Reader of the old rows of a table's files at a head."""
@@ -114,13 +106,7 @@ class _IcebergOldRowReader:
         is_old = age_of(self.table.metadata, live.file, self.cutoff) is FileAge.OLD
         if is_old and (proven := self._proven(live)) is not None:
             return _OldDataFile(live, live.file.record_count, RemovedPositions(own=proven))
-        rows = old = 0
-        parts = list[RemovedPositions]()
-        for some in self._read(live):
-            chosen = some if is_old else some.filter(self.cutoff.old(some))
-            rows, old = rows + some.num_rows, old + chosen.num_rows
-            parts.append(self.positions.positions(chosen))
-        return _OldDataFile(live, old, RemovedPositions.joined(parts), is_whole=old == rows)
+        return _OldDataFile.read(live, self._read(live), self.cutoff, self.positions, is_old=is_old)
 
     def remainder(self, live: LiveFile) -> RewrittenGroup:
         """Write the rows of a file that are not old. Raises RewriteInterrupted."""
@@ -142,19 +128,11 @@ class _IcebergOldRowReader:
         """Return the offsets of a file's rows if metadata prove them; None if the file has to be read."""
         if live.positions or live.equalities:
             return None
-        if not self.positions.columns:
-            return RangeSet()
         nulls, schema = live.file.null_value_counts or {}, self.table.schema()
-        topic, partition, offsets = (bounds_of(schema, live.file, name) for name in COORDINATES)
+        bounds = [bounds_of(schema, live.file, name) for name in COORDINATES]
         ids = [schema.find_field(name).field_id for name in COORDINATES if name in schema.column_names]
         has_nulls = any(nulls.get(one) != 0 for one in ids)
-        if len(self.positions.columns) > 1 or topic is None or partition is None or offsets is None or has_nulls:
-            return None
-        low, high = offsets
-        is_run = topic[0] == topic[1] and partition[0] == partition[1] and low >= 0
-        if not is_run or high - low + 1 != live.file.record_count:
-            return None
-        return RangeSet.of(topic[0], partition[0], low, high + 1)
+        return self.positions.proven(bounds, live.file.record_count, has_nulls=has_nulls)
 
 
 def _candidates(table: Table, cutoff: RowCutoff, exact: bool) -> tuple[list[LiveFile], int]:
@@ -162,16 +140,14 @@ def _candidates(table: Table, cutoff: RowCutoff, exact: bool) -> tuple[list[Live
     head, metadata = TableHead.of(table), table.metadata
     index = head.index(head.entries(ManifestContent.DELETES))
     files = [index.live(one.data_file, one.sequence_number or 0) for one in head.entries(ManifestContent.DATA)]
-    ages = [(one, age_of(metadata, one.file, cutoff)) for one in files]
+    ages = ((one, age_of(metadata, one.file, cutoff)) for one in files)
     column = metadata.schema().find_field(cutoff.column)
 
     def newest(live: LiveFile) -> tuple[int, int]:
         bound = _bound(column.field_type, live.file.upper_bounds, column.field_id)
         return cutoff.number if bound is None else bound, live.sequence
 
-    chosen = [one for one, age in ages if age is FileAge.OLD or (exact and age is FileAge.MIXED)]
-    left = 0 if exact else sum(age is FileAge.MIXED for _, age in ages)
-    return sorted(chosen, key=newest), left
+    return files_to_remove(ages, newest, exact=exact)
 
 
 def find_old_rows(table: Table, rule: RowRetention, now: datetime | None = None) -> RemovalReport:
@@ -228,11 +204,9 @@ class _IcebergOldRowRemoval:
             raise _NoOldRows
         if len(chosen) < len(found):
             _, changes = within_bound(self.name, chosen, lambda one: one.positions, ledgers)
-        rows, whole = sum(one.rows for one in chosen), sum(one.is_whole for one in chosen)
-        is_whole = not self.is_cut and len(chosen) == len(found)
-        self.report = RemovalReport(rows, whole, len(chosen) - whole, left, is_whole)
+        self.report = RemovalReport.of(chosen, left, is_whole=not self.is_cut and len(chosen) == len(found))
         self.chosen = chosen
-        arrange, summary = partial(_RemovedRows, chosen), {SUMMARY_OLD_ROWS: str(rows)}
+        arrange, summary = partial(_RemovedRows, chosen), {SUMMARY_OLD_ROWS: str(self.report.rows)}
         after = ledgers_after(ledgers, changes)
         self.attempts.append(ledger_edit.attempt_at(self.catalog, table, summary, arrange, after, cutoff.note()))
         return self.attempts[-1]
@@ -261,7 +235,7 @@ class _IcebergOldRowRemoval:
         for number, one in enumerate(chosen):
             if not one.is_whole and one.remainder is None:
                 try:
-                    one.remainder = reader.remainder(one.live)
+                    one.remainder = reader.remainder(one.file)
                 except RewriteInterrupted:
                     self.is_cut = True
                     return list(chosen[:number])
@@ -310,9 +284,9 @@ class _RemovedRows(FileExchange):
     ) -> None:
         new = [(file, one) for one in chosen if one.remainder is not None for file in one.remainder.new]
         super().__init__(transaction, summary, Operation.OVERWRITE if new else Operation.DELETE)
-        self._sequences = {file.file_path: one.live.sequence for file, one in new}
+        self._sequences = {file.file_path: one.file.sequence for file, one in new}
         for one in chosen:
-            self.delete_data_file(one.live.file)
+            self.delete_data_file(one.file.file)
         for file, _ in new:
             self.append_data_file(file)
 
