@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus
+from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation
@@ -25,8 +25,8 @@ from pyiceberg.types import DateType
 
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction
-from airflow_lakestream.iceberg.commit.row_delta import FileExchange
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
+from airflow_lakestream.iceberg.commit.row_delta import exchange_of_files
 from airflow_lakestream.iceberg.fan_out import books
 from airflow_lakestream.iceberg.replace.takeout import bounds_of, read_rows
 from airflow_lakestream.iceberg.upkeep import ledger_edit
@@ -167,10 +167,6 @@ def _cutoff(table: Table, rule: RowRetention, now: datetime | None) -> RowCutoff
     return rule.cutoff(name, table.schema().as_arrow(), now)
 
 
-class _NoOldRows(Exception):
-    """Signal that no file has old rows."""
-
-
 @dataclass
 class _IcebergOldRowRemoval:
     """Attempts of a removal, each for a head; what was read of a file is kept for the next one."""
@@ -184,12 +180,11 @@ class _IcebergOldRowRemoval:
     chosen: Sequence[_OldDataFile] = ()
     # Whether there was no time for a file of this attempt.
     is_cut: bool = False
-    attempts: list[CommitAttempt] = field(default_factory=list)
     written: list[RewrittenGroup] = field(default_factory=list)
     _known: dict[Any, _OldDataFile] = field(default_factory=dict)
 
-    def attempt(self) -> CommitAttempt:
-        """Return the attempt for the current head. Raises _NoOldRows and RetentionRefused."""
+    def attempt(self) -> CommitAttempt | None:
+        """Return the attempt for the current head, or None without old rows. Raises RetentionRefused."""
         table = ledger_edit.fit_table(self.catalog, self.name)
         cutoff = _cutoff(table, self.rule, self.now)
         positions = PositionReader.of(table.schema().as_arrow(), table.metadata.properties)
@@ -198,18 +193,18 @@ class _IcebergOldRowRemoval:
         found = self._look(reader, files)
         ledgers = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
         chosen, changes = within_bound(self.name, found, lambda one: one.positions, ledgers)
-        chosen = self._with_remainders(reader, chosen)
+        self.chosen = chosen = self._with_remainders(reader, chosen)
         if not chosen:
             self.report = RemovalReport(left=left, is_whole=not self.is_cut)
-            raise _NoOldRows
+            return None
         if len(chosen) < len(found):
             _, changes = within_bound(self.name, chosen, lambda one: one.positions, ledgers)
         self.report = RemovalReport.of(chosen, left, is_whole=not self.is_cut and len(chosen) == len(found))
-        self.chosen = chosen
-        arrange, summary = partial(_RemovedRows, chosen), {SUMMARY_OLD_ROWS: str(self.report.rows)}
-        after = ledgers_after(ledgers, changes)
-        self.attempts.append(ledger_edit.attempt_at(self.catalog, table, summary, arrange, after, cutoff.note()))
-        return self.attempts[-1]
+        new = [(file, one.file.sequence) for one in chosen if one.remainder for file in one.remainder.new]
+        operation = Operation.OVERWRITE if new else Operation.DELETE
+        arrange = partial(exchange_of_files, [one.file.file for one in chosen], new, operation=operation)
+        summary, after = {SUMMARY_OLD_ROWS: str(self.report.rows)}, ledgers_after(ledgers, changes)
+        return ledger_edit.attempt_at(self.catalog, table, summary, arrange, after, cutoff.note())
 
     def _look(self, reader: _IcebergOldRowReader, files: Sequence[LiveFile]) -> list[_OldDataFile]:
         """Return the files with old rows, up to the first one that there is no time for."""
@@ -242,10 +237,10 @@ class _IcebergOldRowRemoval:
                 self.written.append(one.remainder)
         return list(chosen)
 
-    def unneeded(self) -> list[RewrittenGroup]:
-        """Return the written groups that the last attempt does not have."""
-        kept = {id(one.remainder) for one in self.chosen}
-        return [one for one in self.written if id(one) not in kept]
+    def discard_unneeded(self, kept: Sequence[_OldDataFile]) -> None:
+        """Delete the written files, except those of `kept`."""
+        needed = {id(one.remainder) for one in kept}
+        discard(self.catalog, self.name, [one for one in self.written if id(one) not in needed])
 
 
 def remove_old_rows(
@@ -263,37 +258,6 @@ def remove_old_rows(
     :param now: the time; default: the present.
     """
     removal = _IcebergOldRowRemoval(catalog, name, rule, is_over, now)
-    try:
-        ledger_edit.drive(name, removal.attempt)
-    except BaseException as e:
-        # A commit that was sent may still be applied: the files stay, as orphans if it is not.
-        if not any(one.reached_catalog for one in removal.attempts):
-            discard(catalog, name, removal.written)
-        if isinstance(e, _NoOldRows):
-            return removal.report
-        raise
-    discard(catalog, name, removal.unneeded())
+    ledger_edit.drive(name, removal.attempt, partial(removal.discard_unneeded, ()))
+    removal.discard_unneeded(removal.chosen)
     return removal.report
-
-
-class _RemovedRows(FileExchange):
-    """Snapshot without old rows; a file with the other rows of a file has its sequence number, so deletes apply."""
-
-    def __init__(
-        self, chosen: Sequence[_OldDataFile], transaction: LandingTransaction, summary: dict[str, str]
-    ) -> None:
-        new = [(file, one) for one in chosen if one.remainder is not None for file in one.remainder.new]
-        super().__init__(transaction, summary, Operation.OVERWRITE if new else Operation.DELETE)
-        self._sequences = {file.file_path: one.file.sequence for file, one in new}
-        for one in chosen:
-            self.delete_data_file(one.file.file)
-        for file, _ in new:
-            self.append_data_file(file)
-
-    def manifest_entry(self, file: DataFile) -> ManifestEntry:
-        return ManifestEntry.from_args(
-            status=ManifestEntryStatus.ADDED,
-            snapshot_id=self.snapshot_id,
-            sequence_number=self._sequences[file.file_path],
-            data_file=file,
-        )
