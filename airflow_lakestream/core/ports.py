@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -333,3 +334,13 @@ class Sink(Protocol):
 
     def adopt(self, files: Files) -> None:
         """Take files of another worker for the next commit; `discard` never deletes these files."""
+
+
+@contextmanager
+def or_discard(sink: Sink) -> Iterator[None]:
+    """Discard all rows that the sink has taken since the last commit, if the block raises."""
+    try:
+        yield
+    except BaseException:
+        sink.discard()
+        raise

@@ -40,7 +40,7 @@ from airflow_lakestream.core.policies import (
     is_given,
     landing_tombstones,
 )
-from airflow_lakestream.core.ports import Conflict, RecordChunk, RecordReader, TableState, TopicSource
+from airflow_lakestream.core.ports import Conflict, RecordChunk, RecordReader, TableState, TopicSource, or_discard
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import metadata_schema
@@ -231,11 +231,8 @@ class _RepairTry:
         books = TableLedgers.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
         damage = damage_of(result, books)
         self._refuse_losses(damage)
-        try:
+        with or_discard(sink):
             return result, self._set_right(damage, sink, table)
-        except BaseException:
-            sink.discard()
-            raise
 
     def _open(self) -> tuple[RejectingSink, TableState]:
         """Load the table for the repair's sink, and refuse a table whose rows the repair can't make.

@@ -25,6 +25,7 @@ from airflow_lakestream.cdc.rows import VersionCut
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.names import DELETED
 from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.core.ports import or_discard
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -165,7 +166,7 @@ def commit_entries(table: TableSink[Any], commit: Callable[[Landing], int], entr
     :param commit: commits the entries that the table has taken.
     """
     name = f"entries {uuid.uuid4().hex}"
-    with table.or_discard():
+    with or_discard(table):
         table.load(name)
         table.write(entries, NO_TOPIC)
         commit(Landing(name, name, {}))

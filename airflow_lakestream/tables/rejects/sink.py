@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity
-from airflow_lakestream.core.ports import RejectsCondemned, Sink, TableState
+from airflow_lakestream.core.ports import RejectsCondemned, Sink, TableState, or_discard
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.coordinates import is_hit
 from airflow_lakestream.tables.rejects.settlement import (
@@ -137,7 +137,7 @@ class RejectTable:
         """
         if not self.exists and not records:
             raise AssertionError("without rejected records there is nothing to note before the table is there")
-        with self._access.sink.or_discard():
+        with or_discard(self._access.sink):
             for part in records:
                 for one in pending:
                     self._access.sink.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
@@ -152,7 +152,7 @@ class RejectTable:
         :param settlement: the main table's decision on the pending landings.
         :param pending: further notes to write, for the landings that `rolled_back` returns.
         """
-        with self._access.sink.or_discard():
+        with or_discard(self._access.sink):
             landing = Landing(f"settle-{uuid.uuid4().hex}", run_id, {})
             self._access.note(landing, [*pending, *settlement.condemned], settlement)
 
