@@ -336,11 +336,18 @@ class Sink(Protocol):
         """Take files of another worker for the next commit; `discard` never deletes these files."""
 
 
+class UncommittedRows(Protocol):
+    """The rows that a sink has taken since the last commit."""
+
+    def discard(self) -> None:
+        """Forget the rows, and delete their files; never raises."""
+
+
 @contextmanager
-def or_discard(sink: Sink) -> Iterator[None]:
-    """Discard all rows that the sink has taken since the last commit, if the block raises."""
+def or_discard(rows: UncommittedRows) -> Iterator[None]:
+    """Discard a sink's uncommitted rows if the block raises."""
     try:
         yield
     except BaseException:
-        sink.discard()
+        rows.discard()
         raise

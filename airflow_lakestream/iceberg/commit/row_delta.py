@@ -191,9 +191,12 @@ class FileExchange(RowDelta):
 
     def manifest_entry(self, file: DataFile) -> ManifestEntry:
         """Return the manifest's entry of a new data file, with the file's data sequence number."""
-        sequence, added = self._sequences.get(file.file_path), ManifestEntryStatus.ADDED
-        given = {"snapshot_id": self.snapshot_id, "sequence_number": sequence, "data_file": file}
-        return ManifestEntry.from_args(status=added, **given)
+        return ManifestEntry.from_args(
+            status=ManifestEntryStatus.ADDED,
+            snapshot_id=self.snapshot_id,
+            sequence_number=self._sequences.get(file.file_path),
+            data_file=file,
+        )
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
         # PyIceberg counts no replace, and takes each new file for a file of the current spec.
