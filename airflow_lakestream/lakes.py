@@ -42,11 +42,11 @@ class LakeCapability(StrEnum):
 class LakeFormat:
     """A table format, with all parts as texts module:name. `part` imports a part for the first use.
 
-    `sink`, `checked`, `mirror` and `rejecting` make `core.ports.Sink`s: of records, of records with checks before
-    the commit, of change events, and of another sink with a reject table. `check` refuses a design that a table can't
-    have, `check_new` one with partitions or an order unfit for its schema. `books` opens a table's ledgers and their
-    history, `state` reads the state that a run begins with, `rejects` opens a table with its reject table, `filled` a
-    table to adopt, `near` returns a question for the nearest table of a missing one, and `facts` looks at commits for
+    `sink`, `mirror` and `rejecting` make `core.ports.Sink`s: of records, of change events, and of another sink with a
+    reject table. `checks` makes a sink's `tables.sink.CommitChecks`. `check` refuses a design that a table can't have,
+    `check_new` one with partitions or an order unfit for its schema. `books` opens a table's ledgers and their history,
+    `state` reads the state that a run begins with, `rejects` opens a table with its reject table, `filled` a table to
+    adopt, `near` returns a question for the nearest table of a missing one, and `facts` looks at commits for
     OpenLineage. `audit` is an `audit.run.Audit`, `upkeep` a `run.maintenance.upkeep.WorkerUpkeep`, `swap` a module for
     the table aside a mirror, and `staging` a module that opens and deletes staged files next to a table's files.
 
@@ -73,7 +73,7 @@ class LakeFormat:
     apps: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     sink: str
-    checked: str
+    checks: str
     mirror: str
     rejecting: str
     books: str
@@ -154,7 +154,7 @@ _ROWS = (
         connection="iceberg_conn_id",
         apps=("kafka_to_iceberg", "cdc_to_iceberg", "maintain_iceberg"),
         sink="airflow_lakestream.iceberg.sink:IcebergSink",
-        checked="airflow_lakestream.iceberg.checked:checked_sink",
+        checks="airflow_lakestream.iceberg.checked:BranchChecks",
         mirror="airflow_lakestream.cdc.iceberg:mirror_sink",
         rejecting="airflow_lakestream.iceberg.reject_table:rejecting_sink",
         books="airflow_lakestream.watching.streams.landings:IcebergStreams",
@@ -190,7 +190,7 @@ _ROWS = (
         apps=("kafka_to_delta", "cdc_to_delta"),
         extras=("delta",),
         sink="airflow_lakestream.delta.sink:DeltaSink",
-        checked="airflow_lakestream.delta.checked:checked_sink",
+        checks="airflow_lakestream.delta.checked:DeltaChecks",
         mirror="airflow_lakestream.cdc.delta:mirror_sink",
         rejecting="airflow_lakestream.delta.reject_table:rejecting_sink",
         check="airflow_lakestream.delta.sink:check_design",

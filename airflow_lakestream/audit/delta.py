@@ -20,7 +20,7 @@ from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.rows import RowPositions, UnreadableRows
 from airflow_lakestream.audit.run import Audit, find_lost, load_consistent, look_for_positions
 from airflow_lakestream.audit.statistics import FileFacts, LostFile, TableFiles, partly
-from airflow_lakestream.cdc.delta import DeltaEntries, id_of, key_columns
+from airflow_lakestream.cdc.delta import entries_of, id_of
 from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import key_noted
 from airflow_lakestream.core.names import check_location
@@ -97,7 +97,7 @@ class DeltaAudit(Audit):
         ledgers = self._ledgers(storage, main)
         lost = _find_lost(storage, main, _statistics(main), ledgers)
         gone, key = {one.path for one in lost}, key_noted(main.properties)
-        entries = DeltaEntries(storage, self.table, id_of(main), key_columns(main.schema, key)).open()
+        entries = entries_of(storage, self.table, id_of(main), main.schema, key).open()
         there = [one for one in _files(main) if one["path"] not in gone]
         head = DeltaHead(storage, main, main.schema)
         keyed = KeyedTable(columns=main.schema, key=key, head=head, files=there, entries=entries, lost=lost)

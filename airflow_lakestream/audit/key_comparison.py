@@ -30,6 +30,13 @@ MOST_ROWS = 100_000
 MEMORY = "384MiB"
 _SIDE = "k UBIGINT, h UBIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT, gone BOOLEAN"
 
+_WANTED = """
+SELECT k FROM judged WHERE kind IN ('content', 'different') UNION
+(SELECT k FROM judged WHERE kind IN ('missing', 'extra')
+    ORDER BY coalesce(f_part, t_part), coalesce(f_off, t_off) LIMIT ?1) UNION
+(SELECT k FROM doubled LIMIT ?1)
+"""
+
 
 @contextmanager
 def opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -49,6 +56,10 @@ def opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 class KeyComparison:
     """Comparison of the rows of `table` with those of `fold`, the same topic folded by key."""
 
+    # Queries for the keys of rows whose values are compared, and for the number of unseen rows by partition.
+    wanted_keys = _WANTED
+    unseen_rows = "SELECT t_part, count(*) FROM judged WHERE kind = 'unseen' GROUP BY t_part"
+
     def __init__(
         self, database: duckdb.DuckDBPyConnection, table: KeyedTable, fold: KeyedTable, rules: KeyedRules
     ) -> None:
@@ -65,21 +76,20 @@ class KeyComparison:
         """Load both sides, compare them, and return the wrong rows."""
         for side in self.sides:
             self.load_side(side)
-        self.cuts = self._load_deletions()
+        self.load_deletions()
         self._load_ranges()
-        self.execute(_ONCE, _SUSPECTS)
-        self.execute(_judging(self.rules, *self.cuts))
-        wanted = self.fetch(_WANTED, MOST_ROWS)
+        self.execute(*self.judging())
+        wanted = self.fetch(self.wanted_keys, MOST_ROWS)
         for side in self.sides:
             self._load_details(side, np.sort(np.array([one for (one,) in wanted], np.uint64)))
-        self.execute(self._differing(), _FAULTS)
+        self.execute(*self.differing())
         wrong = sorted(self.wrong_rows())
         ((count,),) = self.fetch("SELECT count(*) FROM faults")
         return KeyedVerdict(
             wrong,
             count - len(wrong),
             dict(self.fetch("SELECT part, count(*) FROM held GROUP BY part")),
-            dict(self.fetch("SELECT t_part, count(*) FROM judged WHERE kind = 'unseen' GROUP BY t_part")),
+            dict(self.fetch(self.unseen_rows)),
             self.fetch("SELECT count(*) FROM judged WHERE kind = 'unseen gone'")[0][0],
             self.fetch("SELECT count(*) FROM differing WHERE NOT is_wrong")[0][0],
         )
@@ -93,7 +103,9 @@ class KeyComparison:
         """Return the rows of a query."""
         return self.sql.execute(query, values).fetchall()
 
-    def _insert(self, table: str, rows: pa.Table) -> None:
+    def _insert(self, table: str, *columns: Any) -> None:
+        """Insert rows by columns, in the order of the table's."""
+        rows = pa.table({f"column_{number}": column for number, column in enumerate(columns)})
         self.sql.from_arrow(rows).insert_into(table)
 
     def _content(self, rows: pa.Table) -> pa.Table:
@@ -121,11 +133,10 @@ class KeyComparison:
         for rows in self.sides[side].rows():
             content = self._hashes.of_rows(self._hashes.of_columns(self._content(rows)))
             gone = rows[DELETED] if DELETED in rows.column_names else pa.repeat(pa.scalar(False), len(rows))
-            columns = [self.keys(rows), content, *(rows[name] for name in VERSION), gone]
-            self._insert(side, pa.table(dict(zip(("k", "h", *VERSION, "gone"), columns, strict=True))))
+            self._insert(side, self.keys(rows), content, *map(rows.column, VERSION), gone)
 
-    def _load_deletions(self) -> tuple[Version | None, Version | None]:
-        """Load the deletions by key; return the last truncation of the fold, and the last that only the table knows."""
+    def load_deletions(self) -> None:
+        """Load the deletions by key, and note the last truncations in `cuts`."""
         cuts: dict[str, set[Version]] = {}
         for side, of in self.sides.items():
             self.execute(f"CREATE TABLE dead_{side} (k UBIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT)")
@@ -133,34 +144,28 @@ class KeyComparison:
             for entries in of.deletions():
                 cuts[side] |= set(versions(entries.filter(entries[self._key[0]].is_null())))
                 own = entries.filter(entries[self._key[0]].is_valid())
-                columns = [self.keys(own), *(own[name] for name in VERSION)]
-                self._insert(f"dead_{side}", pa.table(dict(zip(("k", *VERSION), columns, strict=True))))
-        last = [
-            max((cut_of(one) if is_mark(one) else one for one in some), default=None)
-            for some in (cuts["fold"], cuts["held"] - cuts["fold"])
-        ]
-        return last[0], last[1]
+                self._insert(f"dead_{side}", self.keys(own), *map(own.column, VERSION))
+        self.cuts = _last_cut(cuts["fold"]), _last_cut(cuts["held"] - cuts["fold"])
 
     def _load_ranges(self) -> None:
         """Create the tables of offsets: landed, lost, seen in Kafka, left out; `hole` has the partitions with gaps."""
         for name, ranges in (("landed", self.rules.landed), ("lost", self.rules.lost)):
             every = [(one.partition, one.from_offset, one.until_offset) for one in ranges]
             columns = zip(*every, strict=True) if every else ((), (), ())
-            kinds = zip(("part", "start", "until"), columns, strict=True)
             self.execute(f"CREATE TABLE {name} (part INTEGER, start BIGINT, until BIGINT)")
-            self._insert(name, pa.table({one: pa.array(values, pa.int64()) for one, values in kinds}))
+            self._insert(name, *(pa.array(values, pa.int64()) for values in columns))
         self.execute("CREATE TABLE left_out (col BIGINT, part INTEGER, off BIGINT)")
         for name, places in self.rules.borrowed:
             at = pa.repeat(pa.scalar(self._names.index(name), pa.int64()), len(places))
-            self._insert("left_out", places.add_column(0, "col", at))
+            self._insert("left_out", at, *places.columns)
         self.execute("CREATE TABLE seen (part INTEGER, start BIGINT, until BIGINT)", "CREATE TABLE hole (part INTEGER)")
         for key in self.rules.landed.partitions:
             segments = TallySegments({"seen": self.rules.seen.get(key, OffsetTally())})
             mask = pc.greater(segments.counts["seen"], 0)
             starts, ends = (column.filter(mask) for column in (segments.starts, segments.ends))
-            self._insert("seen", pa.table([pa.repeat(key[1], len(starts)), starts, ends], ["part", "start", "until"]))
+            self._insert("seen", pa.repeat(key[1], len(starts)), starts, ends)
             if segments.width(mask) < self.rules.landed.of_partition(*key).width:
-                self._insert("hole", pa.table({"part": [key[1]]}))
+                self._insert("hole", [key[1]])
 
     def _load_details(self, side: str, wanted: Hashes) -> None:
         """Load the wanted rows with a hash of each value, and with the values of the key as text."""
@@ -175,23 +180,19 @@ class KeyComparison:
             values = self._hashes.of_columns(self._content(some)).T.ravel()
             width = len(self._names)
             lists = pa.ListArray.from_arrays(np.arange(len(own) + 1, dtype=np.int32) * width, pa.array(values))
-            columns = [
-                hashes[own],
-                some[PARTITION],
-                some[OFFSET],
-                lists,
-                *map(_storage, some.select(self._key).columns),
-            ]
-            names = [f"column_{number}" for number in range(len(columns))]
-            self._insert(f"{side}_more", pa.table(dict(zip(names, columns, strict=True))))
+            key = map(_storage, some.select(self._key).columns)
+            self._insert(f"{side}_more", hashes[own], some[PARTITION], some[OFFSET], lists, *key)
 
-    def _differing(self) -> str:
-        """Return the statement for the columns in which rows differ from the fold's."""
+    def judging(self) -> Iterable[str]:
+        """Return the statements that find and judge the suspects."""
+        return _ONCE, _SUSPECTS, _judging(self.rules, *self.cuts)
+
+    def differing(self) -> Iterable[str]:
+        """Return the statements for the columns in which rows differ from the fold's, and for all faults."""
         version = (*VERSION, DELETED)
         payload = [at for at, name in enumerate(self._names) if name not in version]
-        return _DIFFERING.format(
-            width=len(self._names), payload=payload, null=self.null_hash, absent=self.rules.keeps_absent
-        )
+        given = {"width": len(self._names), "payload": payload, "null": self.null_hash}
+        return _DIFFERING.format(**given, absent=self.rules.keeps_absent), _FAULTS
 
     def wrong_rows(self) -> Iterable[WrongRow]:
         """Yield the rows with a fault, at most `MOST_ROWS`."""
@@ -208,6 +209,10 @@ class KeyComparison:
                 times,
                 other if fault is RowFault.DIFFERENT and other != (part, off) else None,
             )
+
+
+def _last_cut(cuts: Iterable[Version]) -> Version | None:
+    return max((cut_of(one) if is_mark(one) else one for one in cuts), default=None)
 
 
 def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -281,12 +286,6 @@ SELECT *, CASE
     WHEN is_seen OR {by_version} THEN 'different'
     ELSE 'unseen' END AS kind
 FROM placed
-"""
-_WANTED = """
-SELECT k FROM judged WHERE kind IN ('content', 'different') UNION
-(SELECT k FROM judged WHERE kind IN ('missing', 'extra')
-    ORDER BY coalesce(f_part, t_part), coalesce(f_off, t_off) LIMIT ?1) UNION
-(SELECT k FROM doubled LIMIT ?1)
 """
 # A value that the fold can't know for certain is no difference: what a record left out, or what was deleted since.
 _DIFFERING = """

@@ -16,7 +16,7 @@ from airflow_lakestream.audit.statistics import LostFile
 from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.cdc.columns import TIME, VERSION
 from airflow_lakestream.cdc.design import key_noted
-from airflow_lakestream.cdc.iceberg import IcebergEntries, key_columns, mirror_id
+from airflow_lakestream.cdc.iceberg import entries_of
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge.entries import EntryFiles
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
@@ -59,7 +59,7 @@ def keyed_iceberg(catalog: Catalog, table: Table) -> KeyedTable:
     head, schema = IcebergHead(table.metadata, table.metadata, table.io), table.schema()
     key = key_noted(table.properties)
     name = ".".join(table.name())
-    entries = IcebergEntries(catalog, name, mirror_id(table.metadata), key_columns(schema, key)).open()
+    entries = entries_of(catalog, name, table, key).open()
     try:
         return KeyedTable(columns=arrow_schema(schema), key=key, head=head, files=head.files(), entries=entries)
     except (CannotReplace, OSError) as e:

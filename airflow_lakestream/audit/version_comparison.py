@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.audit.key_comparison import MOST_ROWS, KeyComparison
-from airflow_lakestream.audit.keyed import KeyedRules, KeyedTable, KeyedVerdict, RowFault, WrongRow
+from airflow_lakestream.audit.keyed import KeyedRules, KeyedTable, RowFault, WrongRow
 from airflow_lakestream.cdc.columns import (
     BEGIN,
     COMMIT,
@@ -33,7 +32,14 @@ from airflow_lakestream.tables.row_hashes import RowHashes
 _ENDS = (VALID_TO, IS_CURRENT)
 _SIDE = """k UBIGINT, s UBIGINT, h UBIGINT, lt BIGINT, b BIGINT, e BIGINT, is_open BOOLEAN,
     b_part INTEGER, b_off BIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT"""
-_SIDE_NAMES = ("k", "s", "h", "lt", "b", "e", "is_open", "b_part", "b_off", "c", "p", "part", "off")
+_WANTED = """
+SELECT k FROM judged WHERE kind = 'content' UNION
+(SELECT k FROM judged WHERE kind IN ('missing', 'extra') ORDER BY part, off LIMIT ?1) UNION
+(SELECT k FROM doubled LIMIT ?1) UNION
+(SELECT k FROM held WHERE e IS NULL GROUP BY k HAVING count(*) > 1 LIMIT ?1) UNION
+(SELECT k FROM held WHERE is_open <> (e IS NULL) LIMIT ?1) UNION
+(SELECT t.k FROM held t JOIN dead_held d ON d.k = t.k WHERE t.e IS NULL AND row(d.c, d.p) > row(t.c, t.p) LIMIT ?1)
+"""
 
 
 class KeyPartitions:
@@ -57,6 +63,9 @@ class VersionComparison(KeyComparison):
     The database has the `KeyPartitions` of the fold, if a key may come from several partitions.
     """
 
+    wanted_keys = _WANTED
+    unseen_rows = "SELECT part, count(*) FROM judged WHERE kind = 'unseen' GROUP BY part"
+
     def __init__(
         self, database: duckdb.DuckDBPyConnection, table: KeyedTable, fold: KeyedTable, rules: KeyedRules
     ) -> None:
@@ -64,29 +73,6 @@ class VersionComparison(KeyComparison):
         left_out = BEGIN[:2] if rules.is_by_log else ()
         self._names = [one for one in self._names if one not in left_out]
         self._by_columns = BEGIN[0] in table.columns.names
-
-    def run(self) -> KeyedVerdict:
-        """Load both sides, compare them, and return the wrong versions."""
-        for side in self.sides:
-            self.load_side(side)
-            self._load_ends(side)
-        self._load_ranges()
-        self.execute("CREATE TABLE IF NOT EXISTS origin (k UBIGINT, part INTEGER)", _ONCE, _SUSPECTS)
-        ((has_holes,),) = self.fetch("SELECT count(*) > 0 FROM hole")
-        self.execute(self._judging(has_holes=has_holes))
-        wanted = self.fetch(_WANTED, MOST_ROWS)
-        for side in self.sides:
-            self._load_details(side, np.sort(np.array([one for (one,) in wanted], np.uint64)))
-        self.execute(self._differing_versions(has_holes=has_holes), _OPEN, _FAULTS)
-        wrong = sorted(self.wrong_rows())
-        ((count,),) = self.fetch("SELECT count(*) FROM faults")
-        return KeyedVerdict(
-            wrong,
-            count - len(wrong),
-            dict(self.fetch("SELECT part, count(*) FROM held GROUP BY part")),
-            dict(self.fetch("SELECT part, count(*) FROM judged WHERE kind = 'unseen' GROUP BY part")),
-            unseen_values=self.fetch("SELECT count(*) FROM differing WHERE NOT is_wrong")[0][0],
-        )
 
     def load_side(self, side: str) -> None:
         """Load the rows of a side: of the table, or of the fold."""
@@ -100,23 +86,28 @@ class VersionComparison(KeyComparison):
             hashes = [self._hashes.of_rows(self._hashes.of_columns(content.select(names))) for names in (shown, kept)]
             times = [rows[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64()) for name in (VALID_FROM, VALID_TO)]
             last = rows[TIME] if self._by_columns else times[0]
-            columns = [self.keys(rows), *hashes, last, *times, rows[IS_CURRENT], *(rows[name] for name in begin)]
-            columns += [rows[name] for name in VERSION]
-            self._insert(side, pa.table(dict(zip(_SIDE_NAMES, columns, strict=True))))
+            places = (*map(rows.column, begin), *map(rows.column, VERSION))
+            self._insert(side, self.keys(rows), *hashes, last, *times, rows[IS_CURRENT], *places)
 
-    def _load_ends(self, side: str) -> None:
+    def load_deletions(self) -> None:
         """Load the deletions by key, and the truncations, with their times."""
-        self.execute(f"CREATE TABLE dead_{side} (k UBIGINT, ends BIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT)")
-        for entries in self.sides[side].deletions():
-            keys = pa.array(self.keys(entries), mask=entries[self._key[0]].is_null().to_numpy())
-            times = entries[TIME] if TIME in entries.column_names else entries[COMMIT]
-            columns = [keys, times, *(entries[name] for name in VERSION)]
-            self._insert(
-                f"dead_{side}", pa.table(dict(zip(("k", "ends", "c", "p", "part", "off"), columns, strict=True)))
-            )
+        for side, of in self.sides.items():
+            columns = "k UBIGINT, ends BIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT"
+            self.execute(f"CREATE TABLE dead_{side} ({columns})")
+            for entries in of.deletions():
+                keys = pa.array(self.keys(entries), mask=entries[self._key[0]].is_null().to_numpy())
+                times = entries[TIME] if TIME in entries.column_names else entries[COMMIT]
+                self._insert(f"dead_{side}", keys, times, *map(entries.column, VERSION))
 
-    def _judging(self, *, has_holes: bool) -> str:
-        """Return the statement that judges each suspect."""
+    @property
+    def _has_holes(self) -> bool:
+        """Whether landed offsets of any partition are unseen."""
+        ((found,),) = self.fetch("SELECT count(*) > 0 FROM hole")
+        return bool(found)
+
+    def judging(self) -> Iterable[str]:
+        """Return the statements that find and judge the suspects."""
+        has_holes = self._has_holes
         # In a log of one partition each record comes after all before.
         is_rising = self.rules.repeats and len(self.rules.landed.partitions) == 1 and not self._is_absent
         tail = self._tail() if is_rising else None
@@ -124,12 +115,13 @@ class VersionComparison(KeyComparison):
         def is_known(offset: str) -> str:
             return "true" if not has_holes else "false" if tail is None else f"{offset} >= {tail}"
 
-        return _JUDGED.format(
+        judged = _JUDGED.format(
             is_weak=f"is_mixed OR NOT {is_known('off')}" if self._by_columns else "false",
             is_begin_known=is_known("least(b_off, f_b_off)") if self._by_columns else "true",
             repeats=str(self.rules.repeats).lower(),
             absent=str(self._is_absent and self._by_columns).lower(),
         )
+        return "CREATE TABLE IF NOT EXISTS origin (k UBIGINT, part INTEGER)", _ONCE, _SUSPECTS, judged
 
     def _tail(self) -> int:
         """Return the first offset of the only partition from which no landed offset is unseen."""
@@ -144,14 +136,14 @@ class VersionComparison(KeyComparison):
         borrowed = {name for name, _ in self.rules.borrowed}
         return self.rules.keeps_absent or not borrowed.isdisjoint(self.rules.columns)
 
-    def _differing_versions(self, *, has_holes: bool) -> str:
-        """Return the statement for the columns in which versions differ from the fold's."""
+    def differing(self) -> Iterable[str]:
+        """Return the statements for the columns in which versions differ from the fold's, and for all faults."""
         beside = {VALID_FROM, *_ENDS, *VERSION, *BEGIN, TIME}
 
         def numbers(names: Iterable[str]) -> list[int]:
             return [self._names.index(name) for name in names if name in self._names]
 
-        return _DIFFERING.format(
+        found = _DIFFERING.format(
             width=len(self._names),
             payload=numbers(name for name in self._names if name not in beside),
             shown=numbers(self.rules.columns),
@@ -159,10 +151,11 @@ class VersionComparison(KeyComparison):
             begins=numbers((VALID_FROM, *BEGIN)),
             null=self.null_hash,
             absent=str(self.rules.keeps_absent).lower(),
-            holes=str(has_holes).lower(),
+            holes=str(self._has_holes).lower(),
             by_columns=str(self._by_columns).lower(),
             repeats=str(self.rules.repeats).lower(),
         )
+        return found, _OPEN, _FAULTS
 
     def wrong_rows(self) -> Iterable[WrongRow]:
         """Yield the versions with a fault, at most `MOST_ROWS`."""
@@ -220,14 +213,6 @@ SELECT o.*, CASE
     WHEN is_weak AND ({absent} OR EXISTS (FROM fold f WHERE (f.k, f.s) = (o.k, o.s))) THEN 'unseen'
     ELSE 'extra' END AS kind
 FROM known o LEFT JOIN pairs p ON (p.k, p.lt) = (o.k, o.lt)
-"""
-_WANTED = """
-SELECT k FROM judged WHERE kind = 'content' UNION
-(SELECT k FROM judged WHERE kind IN ('missing', 'extra') ORDER BY part, off LIMIT ?1) UNION
-(SELECT k FROM doubled LIMIT ?1) UNION
-(SELECT k FROM held WHERE e IS NULL GROUP BY k HAVING count(*) > 1 LIMIT ?1) UNION
-(SELECT k FROM held WHERE is_open <> (e IS NULL) LIMIT ?1) UNION
-(SELECT t.k FROM held t JOIN dead_held d ON d.k = t.k WHERE t.e IS NULL AND row(d.c, d.p) > row(t.c, t.p) LIMIT ?1)
 """
 # A value that the fold can't know for certain is no difference. An earlier end is right if an unseen record of the key,
 # or an unseen deletion, has its time.

@@ -14,7 +14,7 @@ import pyarrow as pa
 from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.entries import EntryFiles, compacted, entry_files
+from airflow_lakestream.cdc.merge.entries import EntryFiles, MirrorEntries, compacted, entry_files
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.history import merger_of
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, REPLACED, SUFFIX
@@ -55,75 +55,54 @@ def id_of(mirror: DeltaTableHead) -> str:
     return mirror.properties.get(MIRROR_ID, mirror.table_id)
 
 
-def key_columns(columns: pa.Schema, key: Iterable[str]) -> pa.Schema:
-    """Return the columns of a key."""
-    return pa.schema([columns.field(name) for name in key])
+def entries_of(
+    tables: DeltaTableAccess,
+    mirror: str,
+    own_id: str,
+    columns: pa.Schema,
+    key: Sequence[str],
+    lows: Mapping[int, int] | None = None,
+    *,
+    every: bool = False,
+    further: Iterable[pa.Field] = (),
+) -> MirrorEntries:
+    """Return a mirror's entries, in a Delta table; for further parameters see `cdc.iceberg.entries_of`.
 
+    If the table has the entries of a dropped mirror, the first commit takes the place of these entries, and of the
+    columns of another key.
 
-class DeltaEntries(DeltaSink):
-    """`cdc.merge.entries.MirrorEntries` in a Delta table; for the parameters see `cdc.iceberg.IcebergEntries`."""
+    :param mirror: the mirror's location.
+    :param own_id: the mirror's own id. Entries with another id do not count.
+    :param columns: the mirror's columns; `key` are the names of those of the key.
+    """
+    of_key = pa.schema([columns.field(name) for name in key])
+    design = memory.design_of_entries(of_key, own_id, SchemaEvolution.NONE, further)
+    name = f"{mirror.rstrip('/')}{SUFFIX}"
+    sink = DeltaSink(tables, name, ENTRIES_GROUP, design, allow_group_overlap=True)
+    sink.starts_over = lambda head: head.properties.get(MIRROR_ID) != own_id
+    compact = partial(compacted, key=key, lows=lows or {}, every=every)
 
-    def __init__(
-        self,
-        tables: DeltaTableAccess,
-        mirror: str,
-        mirror_id: str,
-        key: pa.Schema,
-        lows: Mapping[int, int] | None = None,
-        *,
-        every: bool = False,
-        further: Iterable[pa.Field] = (),
-    ) -> None:
-        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.NONE, further)
-        name = f"{mirror.rstrip('/')}{SUFFIX}"
-        super().__init__(tables, name, ENTRIES_GROUP, design, allow_group_overlap=True)
-        self._id, self._key, self._lows, self._every = mirror_id, key.names, lows or {}, every
-
-    def open(self) -> EntryFiles | None:
-        """Return the files of the entries, or None without a table, or with only the table of a dropped mirror."""
-        head = self._tables.open(self._name)
-        if head is None or not self._is_own(head):
+    def open_files() -> EntryFiles | None:
+        head = tables.open(name)
+        if head is None or sink.starts_over(head):
             return None
-        return EntryFiles(entry_files(DeltaHead(self._tables, head, head.schema), self._key), head.schema)
+        return EntryFiles(entry_files(DeltaHead(tables, head, head.schema), key), head.schema)
 
-    def add(self, entries: pa.Table) -> None:
-        """Add entries in a separate commit; the same commit compacts many files into few."""
-        memory.commit_entries(self, entries)
-
-    def commit(self, landing: Landing) -> int:
-        """Commit the taken entries; return the version.
-
-        The same commit compacts many files into few. If the table has the entries of a dropped mirror, the commit
-        removes these entries, and the columns of another key.
-        """
-        adds, made = list(self._buffer.flush()), list[Add]()
+    def commit(landing: Landing) -> int:
+        adds, made = sink.files, list[Add]()
 
         def stage(head: DeltaTableHead | None) -> DeltaFileChange:
             if head is None:
                 return DeltaFileChange(new=adds)
-            look = DeltaHead(self._tables, head, head.schema, made=made)
+            look = DeltaHead(tables, head, head.schema, made=made)
             # Entries of a dropped mirror no longer count.
-            few = compacted(look, self._key, self._lows, every=self._every) if self._is_own(head) else []
+            few = [] if sink.starts_over(head) else compact(look)
             return DeltaFileChange(new=adds) if few is None else DeltaFileChange(look.files(), [*adds, *few])
 
         # `made` has the compacted files of all attempts.
-        return self.drive(self.commit_of(landing, stage, made, checks=(files_fit,)))
+        return sink.drive(sink.commit_of(landing, stage, made, checks=(files_fit,)))
 
-    def change_of(self, head: DeltaTableHead) -> SchemaChange:
-        """Return the table's schema change by the next commit; a dropped mirror may have had another key."""
-        if self._is_own(head):
-            return super().change_of(head)
-        return SchemaChange.without_catalog(whole_schema(self._design, None))
-
-    def target(self) -> DeltaTarget:
-        """Return the target of the next commit; it has none of the columns of a dropped mirror."""
-        if self._head is None or self._is_own(self._head):
-            return super().target()
-        return DeltaTarget(self._head, delta_fields(self.columns), self._head.partitions)
-
-    def _is_own(self, head: DeltaTableHead) -> bool:
-        properties: Mapping[str, str] = head.properties
-        return properties.get(MIRROR_ID) == self._id
+    return MirrorEntries(open_files, partial(memory.commit_entries, sink, commit))
 
 
 class DeltaMirror(DeltaSink):
@@ -180,9 +159,7 @@ class DeltaMirror(DeltaSink):
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in a single version with the ledger; see `MirrorTable.merge`."""
         (columns, _, order), written = self._layout(), list[Add]()
-        every, further = mirror.needs_all_entries, mirror.entry_columns
-        of_key, own = key_columns(columns, mirror.key or ()), self.own_id
-        entries = DeltaEntries(self._tables, self._name, own, of_key, landing.lows, every=every, further=further)
+        entries = self._entries(mirror, mirror.key or (), landing.lows)
         in_columns = partial(conform, schema=columns)
         merger = merger_of(batch, self._name, mirror, landing, entries, self.hands, written, in_columns)
         founded: MergeResult | None = None
@@ -208,9 +185,7 @@ class DeltaMirror(DeltaSink):
     def repair(self, repair: RowRepair, mirror: MirrorDesign, landing: Landing) -> int:
         """Commit a repair in a single version; return the version. Raises ChangedSinceAudit."""
         (columns, _, order), written = self._layout(), list[Add]()
-        every, further = mirror.needs_all_entries, mirror.entry_columns
-        of_key = key_columns(columns, repair.key)
-        entries = DeltaEntries(self._tables, self._name, self.own_id, of_key, every=every, further=further)
+        entries = self._entries(mirror, repair.key, {})
 
         def is_same(_: DeltaCommit, head: DeltaTableHead | None) -> None:
             if head is None or head.version != repair.head:
@@ -223,6 +198,10 @@ class DeltaMirror(DeltaSink):
             return DeltaFileChange(made.out, made.new)
 
         return self.drive(self.commit_of(landing, stage, written, checks=(is_same, files_fit)))
+
+    def _entries(self, mirror: MirrorDesign, key: Sequence[str], lows: Mapping[int, int]) -> MirrorEntries:
+        given, every, further = (self._tables, self._name, self.own_id), mirror.needs_all_entries, mirror.entry_columns
+        return entries_of(*given, self.columns, key, lows, every=every, further=further)
 
     def _check_same(self, _: DeltaCommit, head: DeltaTableHead | None) -> None:
         if head is not None and id_of(head) != self.own_id:
@@ -276,9 +255,8 @@ class DeltaSwap:
         """Add the entries of the rebuilt table to the mirror's own entries; see `cdc.swap.TableSwap`."""
         aside, mirror = self._tables.open(self._aside), self._mirror
         assert aside is not None, "it was built before"
-        read_again = DeltaEntries(self._tables, self._aside, id_of(aside), key_columns(aside.schema, key))
-        own = DeltaEntries(self._tables, self._name, mirror.own_id, key_columns(mirror.columns, key))
-        add_entries(read_again, own)
+        read_again = entries_of(self._tables, self._aside, id_of(aside), aside.schema, key)
+        add_entries(read_again, entries_of(self._tables, self._name, mirror.own_id, mirror.columns, key))
 
     def _exchange(self, swap: RowSwap, landing: Landing, reach: RangeSet, target: DeltaTarget) -> int:
         def not_ahead(commit: DeltaCommit, head: DeltaTableHead | None) -> None:

@@ -7,7 +7,7 @@ columns and the key of the new rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -25,7 +25,7 @@ from pyiceberg.types import IcebergType, NestedField
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.entries import EntryFiles, compacted, entry_files
+from airflow_lakestream.cdc.merge.entries import EntryFiles, MirrorEntries, compacted, entry_files
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.history import merger_of
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, REPLACED, SUFFIX
@@ -50,7 +50,7 @@ from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import FileRewrite
-from airflow_lakestream.iceberg.commit.commit import CommitBuilder, RefusalCarrier, TableCommit, head_is, with_fit
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, TableCommit, head_is, with_fit
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
@@ -65,87 +65,67 @@ def mirror_id(mirror: TableMetadata) -> str:
     return mirror.properties.get(MIRROR_ID, str(mirror.table_uuid))
 
 
-def key_columns(columns: Schema, key: Iterable[str]) -> pa.Schema:
-    """Return the columns of a key."""
-    return arrow_schema(Schema(*(columns.find_field(name) for name in key)))
+def entries_of(
+    catalog: Catalog,
+    name: str,
+    mirror: Table,
+    key: Sequence[str],
+    lows: Mapping[int, int] | None = None,
+    *,
+    every: bool = False,
+    further: Iterable[pa.Field] = (),
+) -> MirrorEntries:
+    """Return a mirror's entries, in an Iceberg table.
 
+    Entries with another id are of a dropped mirror of the same name, and do not count: their table is dropped before
+    the first entry is added.
 
-class IcebergEntries(IcebergSink):
-    """`cdc.merge.entries.MirrorEntries` in an Iceberg table, committed under the commit guard.
-
-    :param mirror: the mirror's name.
-    :param mirror_id: the mirror's own id. Entries with another id are of a dropped mirror of the same name, and do not
-        count.
+    :param name: the mirror's name.
+    :param mirror: the mirror's table, existing or staged.
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has. Older entries are left out when files are
         compacted.
     :param every: whether all entries of a key are needed, and `further` their columns next to key and version.
     """
+    own_id, columns = mirror_id(mirror.metadata), Schema(*(mirror.schema().find_field(one) for one in key))
+    # The key's types may become wider, as in the mirror's table.
+    design = memory.design_of_entries(arrow_schema(columns), own_id, SchemaEvolution.WIDEN, further)
+    sink = IcebergSink(catalog, f"{name}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
+    compact = partial(compacted, key=key, lows=lows or {}, every=every)
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        mirror: str,
-        mirror_id: str,
-        key: pa.Schema,
-        lows: Mapping[int, int] | None = None,
-        *,
-        every: bool = False,
-        further: Iterable[pa.Field] = (),
-    ) -> None:
-        # The key's types may become wider, as in the mirror's table.
-        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN, further)
-        super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
-        self._id, self._key, self._lows, self._every = mirror_id, key.names, lows or {}, every
-
-    def open(self) -> EntryFiles | None:
-        """Return the files of the entries, or None without a table, or with only the table of a dropped mirror.
-
-        The table is kept for the next `add`, which need not load it again.
-        """
-        self._loaded = table = self._there()
-        if table is None or not self._is_own(table):
+    def open_files() -> EntryFiles | None:
+        # `add` takes the table of this look.
+        table = sink.look()
+        if table is None or table.properties.get(MIRROR_ID) != own_id:
             return None
         head = IcebergHead(table.metadata, table.metadata, table.io)
-        return EntryFiles(entry_files(head, self._key), table.schema().as_arrow())
+        return EntryFiles(entry_files(head, key), table.schema().as_arrow())
 
-    def add(self, entries: pa.Table) -> None:
-        """Add entries in a separate commit; the same commit compacts many files into few.
+    def add(entries: pa.Table) -> None:
+        there = sink.looked_at or sink.look()
+        if there is not None and there.properties.get(MIRROR_ID) != own_id:
+            catalog.drop_table(f"{name}{SUFFIX}")
+            sink.look()
+        memory.commit_entries(sink, partial(_commit_compacting, sink, compact), entries)
 
-        A table with the entries of a dropped mirror is dropped first.
-        """
-        self._loaded = there = self._loaded or self._there()
-        if there is not None and not self._is_own(there):
-            # The entries are of a dropped mirror.
-            self._catalog.drop_table(self._name)
-            self._loaded = None
-        memory.commit_entries(self, entries)
+    return MirrorEntries(open_files, add)
 
-    def commit(self, landing: Landing, *builders: CommitBuilder) -> int:
-        """Commit the taken entries; return the snapshot's id.
 
-        In an existing table, the same commit compacts many files into few.
-        """
-        if self._table is None:
-            return super().commit(landing, *builders)
-        written: list[DataFile] = []
+def _commit_compacting(
+    sink: IcebergSink, compact: Callable[[IcebergHead], list[DataFile] | None], landing: Landing
+) -> int:
+    """Commit the taken entries; return the snapshot's id. In an existing table, the same commit compacts files."""
+    if sink.loaded is None:
+        return sink.commit(landing)
+    written: list[DataFile] = []
 
-        # Called for each commit attempt, with the table of the attempt.
-        def condense(table: Table) -> FileRewrite:
-            head = IcebergHead(table.metadata, self.target().metadata, table.io, written)
-            new = compacted(head, self._key, self._lows, every=self._every)
-            return FileRewrite((), ()) if new is None else FileRewrite(with_deletes(head.files()), new)
+    # Called for each commit attempt, with the table of the attempt.
+    def condense(table: Table) -> FileRewrite:
+        head = IcebergHead(table.metadata, sink.target().metadata, table.io, written)
+        new = compact(head)
+        return FileRewrite((), ()) if new is None else FileRewrite(with_deletes(head.files()), new)
 
-        return self.rewrite(landing, condense, written, *builders)
-
-    def _there(self) -> Table | None:
-        try:
-            return fitness.load_table(self._catalog, self._name)
-        except NoSuchTableError:
-            return None
-
-    def _is_own(self, table: Table) -> bool:
-        return table.properties.get(MIRROR_ID) == self._id
+    return sink.rewrite(landing, condense, written)
 
 
 class IcebergMirror(IcebergSink):
@@ -163,13 +143,10 @@ class IcebergMirror(IcebergSink):
 
         The table is kept for the next `load`. Raises the errors of `fitness` for an unfit table.
         """
-        self._loaded = None
-        try:
-            self._loaded = fitness.load_table(self._catalog, self._name)
-        except NoSuchTableError:
+        if (table := self.look()) is None:
             return None
-        fitness.check_metadata(self._loaded.metadata, self._name)
-        return self._loaded.metadata.properties, arrow_schema(self._loaded.metadata.schema())
+        fitness.check_metadata(table.metadata, self._name)
+        return table.metadata.properties, arrow_schema(table.metadata.schema())
 
     def take(self, mirror: MirrorDesign) -> None:
         """Use this design of the mirror from now on."""
@@ -207,11 +184,8 @@ class IcebergMirror(IcebergSink):
 
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in a single snapshot with the ledger; see `MirrorTable.merge`."""
-        target = self.target()
-        every, further = mirror.needs_all_entries, mirror.entry_columns
-        of_key, own = key_columns(target.schema(), mirror.key or ()), mirror_id(target.metadata)
-        entries = IcebergEntries(self._catalog, self._name, own, of_key, landing.lows, every=every, further=further)
-        written = list[DataFile]()
+        target, written = self.target(), list[DataFile]()
+        entries = self._entries(mirror, mirror.key or (), landing.lows)
         in_columns = partial(conform, schema=target.schema())
         merger = merger_of(batch, self._name, mirror, landing, entries, self.hands, written, in_columns)
         merger.borrowed = self.borrowed
@@ -241,9 +215,7 @@ class IcebergMirror(IcebergSink):
     def repair(self, repair: RowRepair, mirror: MirrorDesign, landing: Landing) -> int:
         """Commit a repair in a single snapshot; return the snapshot's id. Raises ChangedSinceAudit."""
         target, written = self.target(), list[DataFile]()
-        every, further = mirror.needs_all_entries, mirror.entry_columns
-        of_key, own = key_columns(target.schema(), repair.key), mirror_id(target.metadata)
-        entries = IcebergEntries(self._catalog, self._name, own, of_key, every=every, further=further)
+        entries = self._entries(mirror, repair.key, {})
 
         def rewrite(table: Table) -> FileRewrite:
             head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
@@ -251,6 +223,10 @@ class IcebergMirror(IcebergSink):
 
         same = partial(with_fit, check=head_is(repair.head, ChangedSinceAudit))
         return self.rewrite(landing, rewrite, written, same)
+
+    def _entries(self, mirror: MirrorDesign, key: Sequence[str], lows: Mapping[int, int]) -> MirrorEntries:
+        every, further = mirror.needs_all_entries, mirror.entry_columns
+        return entries_of(self._catalog, self._name, self.target(), key, lows, every=every, further=further)
 
 
 def _changed_files(merged: MergeResult) -> FileRewrite:
@@ -323,10 +299,7 @@ class IcebergSwap:
     def add_entries(self, key: Sequence[str]) -> None:
         """Add the entries of the rebuilt table to the mirror's own entries; see `cdc.swap.TableSwap`."""
         aside, target = self._catalog.load_table(self._aside), self._mirror.target()
-        add_entries(*(self._entries(name, one, key) for name, one in ((self._aside, aside), (self._name, target))))
-
-    def _entries(self, name: str, table: Table, key: Sequence[str]) -> IcebergEntries:
-        return IcebergEntries(self._catalog, name, mirror_id(table.metadata), key_columns(table.schema(), key))
+        add_entries(*(entries_of(self._catalog, *of, key) for of in ((self._aside, aside), (self._name, target))))
 
 
 def swapped_columns(table: str, metadata: TableMetadata, new: Schema, key: Collection[str]) -> SchemaChange:

@@ -404,15 +404,8 @@ def _unreported_batch(report: LandingReport, published: DriverProgress, seconds:
     landed = report.entry.landed - RangeSet(OffsetRange(*one) for one in published.landed)
     if not landed:
         return None
-    return BatchProgress(
-        batch_id=published.batches,
-        rows_in=new.read,
-        rows_out=new.written,
-        skipped=new.skipped,
-        filtered=new.filtered,
-        processing_rate=new.read / seconds if seconds else 0.0,
-        duration=seconds,
-        ranges=tuple((one.topic, one.partition, one.from_offset, one.until_offset) for one in landed),
+    return BatchProgress.of(
+        *(published.batches, new, new.written, landed, seconds),
         lag=report.remaining_lag,
         snapshot_ids=tuple(map(str, report.snapshot_ids[-1:])),
         at=time.time(),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -333,3 +334,20 @@ class Sink(Protocol):
 
     def adopt(self, files: Files) -> None:
         """Take files of another worker for the next commit; `discard` never deletes these files."""
+
+
+class UncommittedRows(Protocol):
+    """The rows that a sink has taken since the last commit."""
+
+    def discard(self) -> None:
+        """Forget the rows, and delete their files; never raises."""
+
+
+@contextmanager
+def or_discard(rows: UncommittedRows) -> Iterator[None]:
+    """Discard a sink's uncommitted rows if the block raises."""
+    try:
+        yield
+    except BaseException:
+        rows.discard()
+        raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -91,15 +91,3 @@ class DeltaChecks(LandingExaminer):
             first_sink.commit(first)
         except Exception as e:  # noqa: BLE001  # the check's error is the one to raise
             log.warning("%s: where the group begins could not be written down: %r", self._name, e)
-
-
-def checked_sink(
-    auditor: RowChecker, tables: DeltaTableAccess, table: str, consumer_group: str, design: TableDesign, **options: Any
-) -> DeltaSink:
-    """Return a `DeltaSink` with checks of all rows before the commit.
-
-    :param options: options of `DeltaSink`.
-    """
-    sink = DeltaSink(tables, table, consumer_group, design, **options)
-    sink.checks = DeltaChecks(auditor, sink, tables, table, consumer_group)
-    return sink

@@ -33,17 +33,20 @@ from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.retention import (
     FileAge,
+    OldRowFile,
     PositionReader,
     RemovalReport,
     RemovedPositions,
     RetentionRefused,
     RowCutoff,
     RowRetention,
+    files_to_remove,
     groups_of,
     within_bound,
 )
 from airflow_lakestream.tables.takeout import REMAINDER_BYTES
 
+_OldAddedFile = OldRowFile[Add, list[Add]]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Statistics have milliseconds, which some writers get by cutting the rest off.
 _CUT_OFF = 999
@@ -75,17 +78,6 @@ def _number(value: Any, kind: pa.DataType) -> int | None:
     at = datetime.fromisoformat(value) if isinstance(value, str) else value
     since = (at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH
     return (since.days * 86_400 + since.seconds) * 10**6 + since.microseconds
-
-
-@dataclass
-class _OldAddedFile:
-    """File with old rows: the number, their offsets, and whether all rows are old."""
-
-    file: Add
-    rows: int
-    positions: RemovedPositions
-    is_whole: bool = True
-    remainder: list[Add] | None = None
 
 
 class _NoOldRowsOfGroup(LakestreamError):
@@ -136,9 +128,7 @@ class _DeltaOldRowRemoval:
         found, is_whole = self._look(_DeltaOldRowReader(self.tables.store(self.name), head, cutoff), files)
         own = [one for one in found if self._is_own(groups_of(self.name, one.positions, ledgers), ledgers)]
         chosen, changes = within_bound(self.name, own, lambda one: one.positions, ledgers)
-        rows, whole = sum(one.rows for one in chosen), sum(one.is_whole for one in chosen)
-        is_whole = is_whole and len(chosen) == len(own)
-        self.report = RemovalReport(rows, whole, len(chosen) - whole, left, is_whole)
+        self.report = RemovalReport.of(chosen, left, is_whole=is_whole and len(chosen) == len(own))
         if not chosen:
             raise _NoOldRowsOfGroup(self.name)
         new = [file for one in chosen if not one.is_whole for file in self._remainder(head, cutoff, one)]
@@ -187,13 +177,8 @@ class _DeltaOldRowReader:
         if is_old and rows is not None and (proven := _proven(file, positions)) is not None:
             return _OldAddedFile(file, rows, RemovedPositions(own=proven))
         columns = tuple(dict.fromkeys((*positions.roots, self.cutoff.column)))
-        rows = old = 0
-        parts = list[RemovedPositions]()
-        for some in read_parts(self.store, file, self.head.schema, columns):
-            chosen = some.filter(self.cutoff.old(some))
-            rows, old = rows + some.num_rows, old + chosen.num_rows
-            parts.append(positions.positions(chosen))
-        return _OldAddedFile(file, old, RemovedPositions.joined(parts), is_whole=old == rows)
+        parts = read_parts(self.store, file, self.head.schema, columns)
+        return _OldAddedFile.read(file, parts, self.cutoff, positions, is_old=False)
 
     def remainder(self, file: Add) -> Iterator[Add]:
         """Write the rows of a file that are not old, and yield the new files."""
@@ -211,31 +196,22 @@ class _DeltaOldRowReader:
 
 def _proven(file: Add, positions: PositionReader) -> RangeSet | None:
     """Return the offsets of a file's rows if the log proves them; None if the file has to be read."""
-    if not positions.columns:
-        return RangeSet()
-    topic, partition, offsets = (bounds_of(file, name) for name in COORDINATES)
     values, nulls = file["partitionValues"], file["stats"]["nullCount"]
     has_nulls = any(nulls.get(name) != 0 for name in COORDINATES if name not in values)
-    if len(positions.columns) > 1 or topic is None or partition is None or offsets is None or has_nulls:
-        return None
-    low, high = offsets
-    is_run = topic[0] == topic[1] and partition[0] == partition[1] and low >= 0
-    if not is_run or high - low + 1 != file["stats"]["numRecords"]:
-        return None
-    return RangeSet.of(topic[0], partition[0], low, high + 1)
+    bounds = [bounds_of(file, name) for name in COORDINATES]
+    return positions.proven(bounds, file["stats"]["numRecords"], has_nulls=has_nulls)
 
 
 def _candidates(head: DeltaTableHead, cutoff: RowCutoff, exact: bool) -> tuple[list[Add], int]:
     """Return the files with rows to remove, oldest first, and the number of files that stay though some may be old."""
-    ages = [(file, age_of(file, cutoff)) for file in live_files(head)]
+    ages = ((file, age_of(file, cutoff)) for file in live_files(head))
 
     def newest(file: Add) -> int:
         value = file["partitionValues"].get(cutoff.column) or file["stats"]["maxValues"].get(cutoff.column)
         number = _number(value, cutoff.kind)
         return cutoff.number if number is None else number
 
-    chosen = [one for one, age in ages if age is FileAge.OLD or (exact and age is FileAge.MIXED)]
-    return sorted(chosen, key=newest), 0 if exact else sum(age is FileAge.MIXED for _, age in ages)
+    return files_to_remove(ages, newest, exact=exact)
 
 
 def _removable(commit: DeltaCommit, head: DeltaTableHead | None) -> None:

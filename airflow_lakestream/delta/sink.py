@@ -143,6 +143,8 @@ class DeltaSink(TableSink[Add]):
         self._head: DeltaTableHead | None = None
         # The version at the run's first look, kept when the run plans again: a replace must find later landings.
         self._first_version: int | None = None
+        # Whether the next commit takes the place of all rows and columns of the table at a head.
+        self.starts_over: Callable[[DeltaTableHead], bool] = lambda _: False
 
     @cached_property
     def store(self) -> Any:
@@ -316,6 +318,8 @@ class DeltaSink(TableSink[Add]):
         if self._head is None:
             partitions = check_partitions(columns, self._design.partition_by)
             return DeltaTarget(None, wanted, partitions, self._planned(None).texts, self._design.properties)
+        if self.starts_over(self._head):
+            return DeltaTarget(self._head, wanted, self._head.partitions)
         # The table's own JSON, which has the metadata of its columns, with the new columns behind.
         fields = merged(self._head.fields, wanted)
         return DeltaTarget(self._head, fields, self._head.partitions, self._planned(None).texts)
@@ -379,6 +383,8 @@ class DeltaSink(TableSink[Add]):
 
     def change_of(self, head: DeltaTableHead) -> SchemaChange:
         """Return the table's schema change by the next commit. Raises InvalidArgument for a contradiction."""
+        if self.starts_over(head):
+            return SchemaChange.without_catalog(whole_schema(self._design, None))
         for name in narrow_integers(head.schema):
             problem = f"{self._name} has a column {name!r} of Delta's byte or short."
             raise InvalidArgument("table", problem, "Make it an int with ALTER TABLE.")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.driver.driver_folder import DriverFolder
 
@@ -47,6 +48,24 @@ class BatchProgress:
     bad: int = 0
     tables: Mapping[str, int] = field(default_factory=dict)
     what: str = ""
+
+    @classmethod
+    def of(
+        cls, batch_id: int, counts: Counts, rows: int, landed: Iterable[OffsetRange], duration: float, **further: Any
+    ) -> BatchProgress:
+        """Return a batch that has landed offsets.
+
+        :param further: further fields.
+        """
+        return cls(
+            *(batch_id, counts.read, rows),
+            skipped=counts.skipped,
+            filtered=counts.filtered,
+            processing_rate=counts.read / max(duration, 1e-3),
+            duration=duration,
+            ranges=tuple((one.topic, one.partition, one.from_offset, one.until_offset) for one in landed),
+            **further,
+        )
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> BatchProgress:

@@ -26,6 +26,7 @@ from airflow_lakestream.core.publishing.branch import (
     EngineOutput,
     LogContents,
     ProofResult,
+    RowProof,
     TopicLogView,
     ValueDifference,
 )
@@ -37,13 +38,11 @@ from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job import JobEnded, JobSpoilt
 from airflow_lakestream.flink.landing_job import LandingJobSeries
 from airflow_lakestream.flink.rest import FlinkJobState
-from airflow_lakestream.flink.stream import WHERE, FlinkStream, PublicationParts
+from airflow_lakestream.flink.stream import WHERE, FlinkStream
 from airflow_lakestream.iceberg.fitness import load_table
-from airflow_lakestream.iceberg.publishing.sink import PublishingSink
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.run.comparing import EngineRows
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.publication import KafkaLogView
 from airflow_lakestream.run.storage import storage_errors_named
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, ranges_of
 from airflow_lakestream.tables.schema.columns import METADATA_PREFIX
@@ -154,11 +153,6 @@ class LeftoverExtract:
         self._catalog = catalog
         self._where = where
 
-    def sink(self) -> PublishingSink:
-        """Return the sink of a publication."""
-        config = self._config
-        return PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
-
     def proof(self, begins: Mapping[int, int]) -> ExtractProof:
         """Return the proof of the rows of a job begun at these offsets."""
         return ExtractProof(self._job(), begins, lambda: load_table(self._catalog, self._config.table).schema())
@@ -237,12 +231,14 @@ class ExtractStream(FlinkStream):
                 log.warning("%s", e)
                 self._land_all()
 
-    def publication_parts(self) -> PublicationParts:
-        """Return the parts of a publication: Flink's rows are compared with the extract's rows of the same records."""
-        proof = self._extract.proof(self.jobs.newest_job_format().begins)
-        return PublicationParts(
-            LeftoverLog(KafkaLogView(self._reader())), self._extract.sink(), proof, RowlessMeaning.MISSING
-        )
+    def publication(self, savepoint: str | None = None) -> PublicationJob:
+        """Return the publication of the branch; each offset without a row is a missing record."""
+        job = super().publication(savepoint)
+        return replace(job, log=LeftoverLog(job.log), rowless=RowlessMeaning.MISSING)
+
+    def row_proof(self) -> RowProof | None:
+        """Return the proof of a publication's rows: they are compared with the extract's rows of the same records."""
+        return self._extract.proof(self.jobs.newest_job_format().begins)
 
     def handle_end(self, job: str, state: FlinkJobState) -> None:
         """Land the job's committed rows, and raise the error of the ended job.
@@ -301,8 +297,9 @@ class ExtractStream(FlinkStream):
 
         :param published: see `left_out_ranges`.
         """
-        identity = self._publication(None).source.identity()
-        entry = self._extract.sink().load("holes").ledger.entry(identity)
+        publication = self.publication()
+        identity = publication.source.identity()
+        entry = publication.sink.load("holes").ledger.entry(identity)
         if ranges := left_out_ranges(entry, identity.topic, self.config.on_branch, published=published):
             self._land_leftovers(ranges)
 

@@ -6,7 +6,6 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -15,7 +14,7 @@ from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.plan import DamagedBatch, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import LandingEngine, union
-from airflow_lakestream.core.publishing.branch import EngineOutput, RowProof, TopicLogView
+from airflow_lakestream.core.publishing.branch import EngineOutput, RowProof
 from airflow_lakestream.core.publishing.publish import PublicationJob, RowlessMeaning, begin, begin_again, publish
 from airflow_lakestream.core.publishing.refusals import (
     ColumnsMoved,
@@ -59,19 +58,6 @@ _UNREADABLE = (
 _UPSERT = "write.upsert.enabled"
 
 
-@dataclass(frozen=True)
-class PublicationParts:
-    """Parts of a publication.
-
-    The view of Kafka's log, the sink of the branch, the proof of the rows, and the meaning of offsets without a row.
-    """
-
-    log: TopicLogView
-    sink: PublishingSink
-    proof: RowProof | None
-    rowless: RowlessMeaning
-
-
 class FlinkStream(JobStream):
     """A landing of a topic by Flink: the job writes a branch, and the driver publishes the branch on main."""
 
@@ -94,7 +80,7 @@ class FlinkStream(JobStream):
         """
         note = self.jobs.note()
         self.lease.check()
-        publication = self._publication(note.finished if note is not None and note.finished else None)
+        publication = self.publication(note.finished if note is not None and note.finished else None)
         self._check_table()
         has_branch = self._has_branch()
         has_unfit_rows = has_branch and not self.land_rest(publication)
@@ -164,7 +150,7 @@ class FlinkStream(JobStream):
         proves that the job has read the record. No note is written if Kafka does not answer.
         """
         try:
-            marks = self._publication(None).source.look().marks
+            marks = self.publication().source.look().marks
         except LakestreamError as e:
             log.warning("The offsets of checkpoint %s are not noted: %s", checkpoint, e)
             return
@@ -195,7 +181,7 @@ class FlinkStream(JobStream):
         :param damage: the damage that Flink reports, whose place bounds the search; None: search the first records of
             each partition.
         """
-        publication = self._publication(None)
+        publication = self.publication()
         try:
             now = publication.source.look()
             ranges = self._ranges_lacking_on_main(publication, now)
@@ -213,7 +199,7 @@ class FlinkStream(JobStream):
 
         None if not found, if the search fails, or without a proof.
         """
-        publication, proof = self._publication(None), self._proof(1.0)
+        publication, proof = self.publication(), self._proof(1.0)
         if proof is None:
             return None
         try:
@@ -232,7 +218,7 @@ class FlinkStream(JobStream):
 
         :param savepoint: location of the savepoint by which the job was stopped.
         """
-        self.land(self._publication(savepoint))
+        self.land(self.publication(savepoint))
 
     def _publish(self) -> None:
         """Publish; log errors that a later publication may mend.
@@ -242,7 +228,7 @@ class FlinkStream(JobStream):
         """
         self.lease.check()
         try:
-            self.land(self._publication(None))
+            self.land(self.publication())
         except LakestreamError as e:
             if isinstance(e, Terminal | JobSpoilt):
                 raise
@@ -270,17 +256,9 @@ class FlinkStream(JobStream):
             return
         config = self.config
         done = read_progress(config.checkpoint_location, config.store_properties).batches
-        counts = report.counts
-        batch = BatchProgress(
-            batch_id=done,
-            rows_in=counts.read,
-            rows_out=report.rows,
-            skipped=counts.skipped,
-            filtered=counts.filtered,
-            input_rate=counts.read / max(config.publish_interval, 1e-3),
-            processing_rate=counts.read / max(duration, 1e-3),
-            duration=duration,
-            ranges=tuple((r.topic, r.partition, r.from_offset, r.until_offset) for r in report.entry.landed),
+        batch = BatchProgress.of(
+            *(done, report.counts, report.rows, report.entry.landed, duration),
+            input_rate=report.counts.read / max(config.publish_interval, 1e-3),
             lag=report.remaining_lag,
             snapshot_ids=tuple(map(str, report.snapshot_ids)),
             tables={config.table: report.rows},
@@ -288,23 +266,32 @@ class FlinkStream(JobStream):
         self.progress.report(batch)
         log.info("%s", batch)
 
-    def _publication(self, savepoint: str | None) -> PublicationJob:
-        config = self.config
-        parts = self.publication_parts()
+    def publication(self, savepoint: str | None = None) -> PublicationJob:
+        """Return the publication of the branch.
+
+        With a statement, an offset without a row is a filtered record; otherwise the record is missing.
+
+        :param savepoint: location of the savepoint by which the job was stopped.
+        """
+        config, group = self.config, self.config.consumer_group
         return PublicationJob(
             run_id=f"flink/{uuid.uuid4().hex}",
             table=config.table,
-            consumer_group=config.consumer_group,
+            consumer_group=group,
             branch=config.on_branch,
             engine=LandingEngine.FLINK,
-            source=KafkaSource(config.kafka, config.topic, config.consumer_group, config.start, WHERE),
-            log=parts.log,
-            sink=parts.sink,
+            source=KafkaSource(config.kafka, config.topic, group, config.start, WHERE),
+            log=KafkaLogView(self._reader()),
+            sink=PublishingSink(self._catalog, config.table, group, config.design, config.auditor),
             positions=self._positions(savepoint),
-            rowless=parts.rowless,
+            rowless=RowlessMeaning.FILTERED if config.sql else RowlessMeaning.MISSING,
             on_data_loss=config.on_data_loss,
-            proof=parts.proof,
+            proof=self.row_proof(),
         )
+
+    def row_proof(self) -> RowProof | None:
+        """Return the proof of a publication's rows, or None for no proof."""
+        return self._proof(self.config.prove)
 
     def _positions(self, savepoint: str | None) -> FlinkPositions:
         checkpoints, topic = self.jobs.checkpoints, self.config.topic
@@ -312,17 +299,6 @@ class FlinkStream(JobStream):
             return FlinkPositions(checkpoints, topic, savepoint)
         line = known.line(topic, self.jobs.newest_job_format().begins)
         return FlinkPositions(checkpoints, topic, savepoint, line, known.jobs)
-
-    def publication_parts(self) -> PublicationParts:
-        """Return the parts of a publication.
-
-        With a statement, an offset without a row is a filtered record; otherwise the record is missing.
-        """
-        config = self.config
-        sink = PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
-        # A statement may leave records out; without a statement each record with a value has a row.
-        rowless = RowlessMeaning.FILTERED if config.sql else RowlessMeaning.MISSING
-        return PublicationParts(KafkaLogView(self._reader()), sink, self._proof(config.prove), rowless)
 
     def _proof(self, share: float) -> RowProof | None:
         """Return the proof of the newest job's rows.

@@ -43,7 +43,6 @@ from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters, 
 from airflow_lakestream.iceberg.replace.takeout import added_files
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import delete_files, referenced
-from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.examiner import LandingExaminer, beginning_of, brings_any
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.schema.types import arrow_schema
@@ -401,15 +400,3 @@ class BranchChecks(IcebergExaminer):
         # The commit has just looked at the table again.
         loaded = self._sink.loaded if own is None else None
         drop_superseded(self._catalog, self._name, self._group, own, landing.touched, loaded)
-
-
-def checked_sink(
-    auditor: RowChecker, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, **options: Any
-) -> IcebergSink:
-    """Return an `IcebergSink` with checks of all rows before publication.
-
-    :param options: options of `IcebergSink`.
-    """
-    sink = IcebergSink(catalog, table, consumer_group, design, **options)
-    sink.checks = BranchChecks(auditor, sink, catalog, table, consumer_group)
-    return sink

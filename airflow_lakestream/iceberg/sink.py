@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -135,6 +136,18 @@ class IcebergSink(TableSink[DataFile]):
             # A mirror accepts repeated events: the newest event of a key wins.
             look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, self._table),
         )
+
+    def look(self) -> Table | None:
+        """Load the table, which the next `load` takes; return it, or None if it is missing."""
+        self._loaded = None
+        with suppress(NoSuchTableError):
+            self._loaded = fitness.load_table(self._catalog, self._name)
+        return self._loaded
+
+    @property
+    def looked_at(self) -> Table | None:
+        """The table of the last `look`, until `load` takes it."""
+        return self._loaded
 
     @property
     def has_adopted_files(self) -> bool:

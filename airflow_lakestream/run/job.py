@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyiceberg.catalog import Catalog
@@ -108,7 +107,8 @@ def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None, parts: in
         inner = lake.part("mirror")(opened, table, group, config.mirror, allow_group_overlap=overlap)
     else:
         auditor, common = config.auditor, (opened, table, group, config.table_design)
-        make = lake.part("sink") if auditor is None else partial(lake.part("checked"), auditor)
-        inner = make(*common, allow_group_overlap=overlap, parts=parts)
+        inner = lake.part("sink")(*common, allow_group_overlap=overlap, parts=parts)
+        if auditor is not None:
+            inner.checks = lake.part("checks")(auditor, inner, opened, table, group)
     sink: Sink = lake.part("rejecting")(inner, opened, table, group, RECORD_SCHEMA)
     return sink

@@ -19,6 +19,7 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.core.ports import or_discard
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.run.fan_out_audit import is_mirror
@@ -145,8 +146,5 @@ class MirrorRepair:
         job = build_job(config, audit.kafka, lake, run_id=landing_id, where=audit.where, stop=audit.stop, dry=True)
         mirror = mirror_of(job)
         mirror.load(landing_id)
-        try:
+        with or_discard(mirror):
             return mirror.table.repair(change, mirror.design, Landing(landing_id, landing_id, {}))
-        except BaseException:
-            mirror.discard()
-            raise

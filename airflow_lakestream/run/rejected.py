@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -15,39 +15,40 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.lakes import lake_of
 
 
-class RejectView(Protocol):
-    """A table and the reject table at matching heads."""
+class CountingRows(Protocol):
+    """Reader of a group's rejected records that count: the ledger has the landing that wrote each."""
 
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """The table's properties."""
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """The names of the table's columns."""
-
-    @property
-    def groups(self) -> Sequence[str]:
-        """The consumer groups with landings in the table."""
-
-    @property
-    def note(self) -> str | None:
-        """A sentence on the table's part in a fan-out, or None."""
-
-    def ledger(self, group: str) -> Ledger:
-        """Return a group's ledger."""
-
-    def counting(
-        self, group: str, *, topic: str | None = None, ranges: RangeSet | None = None, columns: Sequence[str] = ()
+    def __call__(
+        self, group: str, /, *, topic: str | None = None, ranges: RangeSet | None = None, columns: Sequence[str] = ()
     ) -> Iterator[pa.Table]:
-        """Yield a group's rejected records that count, file by file; none without a reject table.
-
-        A rejected record counts if the ledger has the landing that wrote it.
+        """Yield the records, file by file; none without a reject table.
 
         :param topic: only of this topic.
         :param ranges: only at these offsets.
         :param columns: the columns to read, in addition to a record's place; default: all.
         """
+
+
+@dataclass(frozen=True)
+class RejectView:
+    """A table and the reject table at matching heads.
+
+    :param properties: the table's properties, and `columns` the names of its columns.
+    :param groups: the consumer groups with landings in the table.
+    :param note: a sentence on the table's part in a fan-out, or None.
+    :param ledger: returns a group's ledger.
+    """
+
+    properties: Mapping[str, str]
+    columns: Sequence[str]
+    groups: Sequence[str]
+    note: str | None
+    ledger: Callable[[str], Ledger]
+    counting: CountingRows
+
+
+def _no_rows(*_: Any, **__: Any) -> Iterator[pa.Table]:
+    return iter(())
 
 
 def open_rejected(lake: Any, table: str, group: str | None = None) -> RejectView:
@@ -64,95 +65,31 @@ def open_rejected(lake: Any, table: str, group: str | None = None) -> RejectView
 
 def of_iceberg(catalog: Any, table: str) -> RejectView:
     """Open an Iceberg table and its reject table."""
+    from airflow_lakestream.audit.books import groups_of
     from airflow_lakestream.audit.run import load_both
+    from airflow_lakestream.iceberg.fan_out.books import note_on
+    from airflow_lakestream.iceberg.ledger_store import read_ledger
+    from airflow_lakestream.iceberg.reject_table import counting_rows
 
-    return _IcebergRejectView(*load_both(catalog, table))
+    main, rejects = load_both(catalog, table)
+    properties, columns = main.metadata.properties, [field.name for field in main.schema().fields]
+    counting = _no_rows if rejects is None else partial(counting_rows, rejects, main)
+    return RejectView(properties, columns, groups_of(main), note_on(properties), partial(read_ledger, main), counting)
 
 
 def of_delta(storage: Any, table: str) -> RejectView:
     """Open a Delta table and its reject table."""
     from airflow_lakestream.audit.run import load_consistent
+    from airflow_lakestream.delta.ledger_store import check_not_taken_away, groups, read_ledger
+    from airflow_lakestream.delta.reject_table import counting_rows
     from airflow_lakestream.tables.rejects.settlement import rejects_of
 
     load, load_rejects = partial(storage.open_existing, table), partial(storage.open, rejects_of(table))
-    return _DeltaRejectView(storage, *load_consistent(load, load_rejects, lambda head: head.version))
+    main, rejects = load_consistent(load, load_rejects, lambda head: head.version)
 
+    def ledger(group: str) -> Ledger:
+        check_not_taken_away(main, group, storage.store(main.table))
+        return read_ledger(main, group)
 
-@dataclass(frozen=True)
-class _IcebergRejectView:
-    main: Any
-    rejects: Any
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        properties: Mapping[str, str] = self.main.metadata.properties
-        return properties
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return [field.name for field in self.main.schema().fields]
-
-    @property
-    def groups(self) -> Sequence[str]:
-        from airflow_lakestream.audit.books import groups_of
-
-        return groups_of(self.main)
-
-    @property
-    def note(self) -> str | None:
-        from airflow_lakestream.iceberg.fan_out.books import note_on
-
-        return note_on(self.main.metadata.properties)
-
-    def ledger(self, group: str) -> Ledger:
-        from airflow_lakestream.iceberg.ledger_store import read_ledger
-
-        return read_ledger(self.main, group)
-
-    def counting(
-        self, group: str, *, topic: str | None = None, ranges: RangeSet | None = None, columns: Sequence[str] = ()
-    ) -> Iterator[pa.Table]:
-        from airflow_lakestream.iceberg.reject_table import counting_rows
-
-        if self.rejects is not None:
-            yield from counting_rows(self.rejects, self.main, group, topic=topic, ranges=ranges, columns=columns)
-
-
-@dataclass(frozen=True)
-class _DeltaRejectView:
-    storage: Any
-    main: Any
-    rejects: Any
-
-    note = None
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        properties: Mapping[str, str] = self.main.properties
-        return properties
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return list(self.main.schema.names)
-
-    @property
-    def groups(self) -> Sequence[str]:
-        from airflow_lakestream.delta.ledger_store import groups
-
-        return groups(self.main)
-
-    def ledger(self, group: str) -> Ledger:
-        from airflow_lakestream.delta.ledger_store import check_not_taken_away, read_ledger
-
-        check_not_taken_away(self.main, group, self.storage.store(self.main.table))
-        return read_ledger(self.main, group)
-
-    def counting(
-        self, group: str, *, topic: str | None = None, ranges: RangeSet | None = None, columns: Sequence[str] = ()
-    ) -> Iterator[pa.Table]:
-        from airflow_lakestream.delta.reject_table import counting_rows
-
-        if self.rejects is not None:
-            yield from counting_rows(
-                self.storage, self.rejects, self.main, group, topic=topic, ranges=ranges, columns=columns
-            )
+    counting = _no_rows if rejects is None else partial(counting_rows, storage, rejects, main)
+    return RejectView(main.properties, list(main.schema.names), groups(main), None, ledger, counting)

@@ -28,7 +28,8 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.bad_records import USUAL, BadRecords
-from airflow_lakestream.core.landing.job import ConflictCount, LandingJob, check_still_there, read_rows
+from airflow_lakestream.core.landing.batch import Batch
+from airflow_lakestream.core.landing.job import ConflictCount, LandingJob, check_still_there, read_rows, take
 from airflow_lakestream.core.landing.plan import Plan, TopicState, check_log, leader_epochs, reach
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.names import METADATA_NAMES
@@ -40,7 +41,7 @@ from airflow_lakestream.core.policies import (
     is_given,
     landing_tombstones,
 )
-from airflow_lakestream.core.ports import Conflict, RecordChunk, RecordReader, TableState, TopicSource
+from airflow_lakestream.core.ports import Conflict, RecordChunk, RecordReader, TableState, TopicSource, or_discard
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import metadata_schema
@@ -228,11 +229,8 @@ class _RepairTry:
         books = TableLedgers.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
         damage = damage_of(result, books)
         self._refuse_losses(damage)
-        try:
+        with or_discard(sink):
             return result, self._set_right(damage, sink, table)
-        except BaseException:
-            sink.discard()
-            raise
 
     def _open(self) -> tuple[RejectingSink, TableState]:
         """Load the table for the repair's sink, and refuse a table whose rows the repair can't make.
@@ -367,23 +365,16 @@ class _RepairTry:
             state, RangeSet(bridge_holes(there)) - entry.lost, known_epochs=entry.epochs, known_until=reach(entry)
         )
         tallies: dict[PartitionKey, OffsetTally] = {}
-        counts, bad = Counts(), BadRecords()
-        job = replace(job, reader=_RangeReader(job.reader, there))
+        job, batch = replace(job, reader=_RangeReader(job.reader, there)), Batch(plan)
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
             for _, chunk in results:
-                if (outcome := chunk.outcome) is not None:
-                    if outcome.counts.skipped or outcome.counts.filtered:
-                        raise RecordsWithoutRow(outcome.counts, chunk.covers, job.table)
-                    job.sink.write(outcome.rows, damage.identity)
-                    if outcome.rejected is not None and job.rejects is not None:
-                        job.rejects.reject(outcome.rejected)
-                    if outcome.rowless is not None:
-                        job.sink.pass_over(damage.identity, chunk.covers.partition, outcome.rowless)
-                    counts, bad = counts + outcome.counts, bad + outcome.bad
-                    tallies.setdefault((topic, chunk.covers.partition), OffsetTally()).add_offsets(chunk.offsets)
+                if chunk.counts.skipped or chunk.counts.filtered:
+                    raise RecordsWithoutRow(chunk.counts, chunk.covers, job.table)
+                take(job.sink, job.rejects, batch, chunk, passes_over=True)
+                tallies.setdefault((topic, chunk.covers.partition), OffsetTally()).add_offsets(chunk.offsets)
         check_still_there(job, damage.identity)
         read = RangeSet(OffsetRange(*key, *ends) for key, tally in tallies.items() for ends in tally.intervals())
-        return read, counts, bad
+        return read, batch.total, batch.bad
 
 
 def _impossible_rows(damage: TopicDamage, state: TopicState | None) -> tuple[RowsOutsideLog | None, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
@@ -28,7 +28,7 @@ from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, Topi
 from airflow_lakestream.core.ledger import REPLAY, Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.names import METADATA_NAMES
 from airflow_lakestream.core.policies import ModeName, OnError, is_given
-from airflow_lakestream.core.ports import RecordChunk, RejectStore, ReplacedMeanwhile, Sink, TimeBoundary
+from airflow_lakestream.core.ports import RecordChunk, ReplacedMeanwhile, TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import PART_FIELDS, metadata_schema
@@ -39,7 +39,7 @@ from airflow_lakestream.run.job import Lake, build_job
 from airflow_lakestream.run.rejected import open_rejected
 from airflow_lakestream.tables.coordinates import OFFSET, PARTITION
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.sink import WrappedSink
+from airflow_lakestream.tables.rejects.sink import RejectingSink
 from airflow_lakestream.tables.transformed import refuse_without_spark
 
 log = logging.getLogger(__name__)
@@ -224,16 +224,17 @@ class RejectReplay:
         records = RejectedRecords(lake, self.table, self.consumer_group, identity)
         # Only this process has the reader; a handful of records is not worth child processes.
         keeps_reasons = not any(is_given(self.decoding.get(name)) for name in _DECIDING)
-        sink = _ReplaySink(job.sink, records, keeps_reasons)
+        outcome, sink = _ReplayOutcome(records, keeps_reasons), cast(RejectingSink, job.sink)
+        sink.noted, sink.reviewed = outcome.take, outcome.review
         try:
-            report = land(replace(job, source=records, reader=records, children=None, sink=sink, rejects=sink))
+            report = land(replace(job, source=records, reader=records, children=None))
         except _NothingChanges as same:
             log.info("%s: %s: bad for the same reasons as before, so nothing is committed.", self.table, ranges)
             return replace(done, counts=done.counts + same.counts)
         empty = done.empty
         if report.counts.written:
             before = columns if empty is None else empty
-            made = set(before) - set(metadata_schema(names).names) - sink.filled
+            made = set(before) - set(metadata_schema(names).names) - outcome.filled
             empty = tuple(name for name in before if name in made)
         return ReplayResult(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids), empty)
 
@@ -343,45 +344,33 @@ class _ReplayConfig(ExtractConfig):
         return replace(super().design, notes={})
 
 
-class _ReplaySink(WrappedSink):
-    """Sink and reject store of a replay, which commits only a change.
+@dataclass
+class _ReplayOutcome:
+    """Outcome of a replay until its commit, for a `RejectingSink`; only a change is committed.
 
-    :param inner: the sink and the reject store of the table.
-    :param records: the records before the replay.
+    :param before: the records before the replay.
     :param keeps_reasons: whether records that are bad again keep their reasons of before.
+    :param filled: the columns with a value.
     """
 
-    def __init__(self, inner: Sink, records: RejectedRecords, keeps_reasons: bool) -> None:
-        super().__init__(inner)
-        self._records, self._keeps_reasons = records, keeps_reasons
-        self._rejected: list[pa.Table] = []
-        self.filled = set[str]()
+    before: RejectedRecords
+    keeps_reasons: bool
+    filled: set[str] = field(default_factory=set)
 
-    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Buffer rows, and note in `filled` the columns with a value."""
+    def take(self, rows: pa.Table) -> None:
+        """Note the columns with a value."""
         pairs = zip(rows.column_names, rows.columns, strict=True)
         self.filled |= {name for name, column in pairs if column.null_count < len(column)}
-        self.inner.write(rows, identity)
 
-    def reject(self, records: pa.Table) -> None:
-        """Store records that are bad again."""
-        if self._keeps_reasons:
-            records = _with_reasons(records, self._records.reasons)
-        self._rejected.append(records)
-        cast(RejectStore, self.inner).reject(records)
-
-    def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Replace the records; see `core.ports.Sink`. Raises _NothingChanges."""
-        reasons = dict(pair for part in self._rejected for pair in _reasons_of(part))
-        if landing.counts.rejected == landing.counts.read and reasons == self._records.reasons:
+    def review(self, landing: Landing, rejected: Sequence[pa.Table]) -> tuple[Landing, list[pa.Table]]:
+        """Return the replace and the records that are bad again, with their reasons. Raises _NothingChanges."""
+        known = self.before.reasons
+        records = [_with_reasons(part, known) if self.keeps_reasons else part for part in rejected]
+        reasons = dict(pair for part in records for pair in _reasons_of(part))
+        if landing.counts.rejected == landing.counts.read and reasons == known:
             raise _NothingChanges(landing.counts)
         # A few records say nothing about the columns that the topic's records fill.
-        return self.inner.replace(replace(landing, silent={}))
-
-    def discard(self) -> None:
-        """Discard all since the last commit; never raises."""
-        self._rejected = []
-        super().discard()
+        return replace(landing, silent={}), records
 
 
 def _reasons_of(rows: pa.Table) -> Iterator[tuple[tuple[int, int], tuple[str, str]]]:

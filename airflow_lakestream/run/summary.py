@@ -120,25 +120,14 @@ def batch_progress(batch_id: int, report: RunReport, duration: float, pause: flo
     :param duration: seconds of the landing.
     :param pause: seconds from one batch to the next, for the input rate; None takes the duration.
     """
-    counts = report.counts
-    rate = counts.read / max(duration, 1e-3)
-    return BatchProgress(
-        batch_id=batch_id,
-        rows_in=counts.read,
-        rows_out=report.rows,
+    counts, reports = report.counts, report.reports.values()
+    landed = (one for part in reports for one in part.entry.landed)
+    return BatchProgress.of(
+        *(batch_id, counts, report.rows, landed, duration),
         rejected=counts.rejected,
-        skipped=counts.skipped,
-        filtered=counts.filtered,
-        bad=sum(one.bad.count for one in report.reports.values()),
-        input_rate=rate if pause is None else counts.read / max(duration, pause, 1e-3),
-        processing_rate=rate,
-        duration=duration,
-        ranges=tuple(
-            (r.topic, r.partition, r.from_offset, r.until_offset)
-            for one in report.reports.values()
-            for r in one.entry.landed
-        ),
+        bad=sum(one.bad.count for one in reports),
+        input_rate=counts.read / max(duration, pause or 0.0, 1e-3),
         lag=report.remaining_lag,
-        snapshot_ids=tuple(str(id_) for one in report.reports.values() for id_ in one.snapshot_ids),
+        snapshot_ids=tuple(str(id_) for one in reports for id_ in one.snapshot_ids),
         tables=dict(report.tables),
     )

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from airflow_lakestream.core.landing.batch import Batch, DecodedChunk, decode
-from airflow_lakestream.core.ports import RowSchema
+from airflow_lakestream.core.landing.batch import Batch, decode
+from airflow_lakestream.core.landing.job import take
+from airflow_lakestream.core.ports import RowSchema, or_discard
 from airflow_lakestream.core.sharing.pieces import PlanShare
 from airflow_lakestream.core.sharing.rounds import RoundAnswer, Undecided, UndecidedChunks
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
@@ -105,7 +106,7 @@ class ExecutorTask:
         """Read and stage a share; chunks that need the driver's decision are left to the next round."""
         batch = Batch(share.plan)
         sink, left = self._sink(), UndecidedChunks()
-        try:
+        with or_discard(sink):
             table = sink.load(self.run_id)
             sink.write_below(self.folder)
             decoder = self.decoders(table.schema, None)
@@ -120,12 +121,8 @@ class ExecutorTask:
                         if left.is_full:
                             break
                     else:
-                        self._take(share, decoded, sink)
-                        batch.add(decoded)
+                        take(sink, sink, batch, decoded, passes_over=self.passes_over)
             return RoundAnswer(batch.piece(sink.hand_over()) if batch.covers_anything else None, left)
-        except BaseException:
-            sink.discard()
-            raise
 
     def _reader(self) -> KafkaReader:
         return KafkaReader(
@@ -145,14 +142,6 @@ class ExecutorTask:
             inner = self.lake.part("sink")(target, self.table, group, self.design, allow_group_overlap=True)
         sink: RejectingSink = self.lake.part("rejecting")(inner, target, self.table, group, RECORD_SCHEMA)
         return sink
-
-    def _take(self, share: PlanShare, chunk: DecodedChunk, sink: RejectingSink) -> None:
-        if (outcome := chunk.outcome) is not None:
-            sink.write(outcome.rows, share.identity)
-            if outcome.rejected is not None:
-                sink.reject(outcome.rejected)
-            if self.passes_over and outcome.rowless is not None:
-                sink.pass_over(share.identity, chunk.covers.partition, outcome.rowless)
 
 
 def settle() -> None:

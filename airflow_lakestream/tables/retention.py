@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
-from typing import TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -209,6 +209,21 @@ class PositionReader:
         """Return the offsets of rows."""
         return RemovedPositions.joined(_positions(rows, *one) for one in self.columns)
 
+    def proven(self, bounds: Sequence[tuple[Any, Any] | None], rows: int | None, *, has_nulls: bool) -> RangeSet | None:
+        """Return the offsets of a file's rows if metadata prove them; None if the file has to be read.
+
+        :param bounds: the bounds of `COORDINATES` in the file, both ends included.
+        :param has_nulls: whether a row may lack one of these values.
+        """
+        if not self.columns:
+            return RangeSet()
+        topic, partition, offsets = bounds
+        if len(self.columns) > 1 or topic is None or partition is None or offsets is None or has_nulls:
+            return None
+        low, high = offsets
+        is_run = topic[0] == topic[1] and partition[0] == partition[1] and low >= 0
+        return RangeSet.of(topic[0], partition[0], low, high + 1) if is_run and high - low + 1 == rows else None
+
 
 def _positions(rows: pa.Table, columns: PositionColumns, provable: RangeSet | None) -> RemovedPositions:
     found = RangeSet(one for part in _ranges(columns.of(rows)) for one in part)
@@ -223,6 +238,48 @@ def _ranges(rows: pa.Table) -> Iterator[RangeSet]:
 
 
 Item = TypeVar("Item")
+Remainder = TypeVar("Remainder")
+
+
+@dataclass
+class OldRowFile(Generic[Item, Remainder]):
+    """File with old rows: the number, their offsets, and whether all live rows are old.
+
+    :param remainder: the other rows, once they are written.
+    """
+
+    file: Item
+    rows: int
+    positions: RemovedPositions
+    is_whole: bool = True
+    remainder: Remainder | None = None
+
+    @classmethod
+    def read(
+        cls, file: Item, parts: Iterable[pa.Table], cutoff: RowCutoff, positions: PositionReader, *, is_old: bool
+    ) -> Self:
+        """Return the file with the old ones among its rows.
+
+        :param is_old: all rows are known to be old.
+        """
+        rows, old, found = 0, 0, list[RemovedPositions]()
+        for part in parts:
+            chosen = part if is_old else part.filter(cutoff.old(part))
+            rows, old = rows + part.num_rows, old + chosen.num_rows
+            found.append(positions.positions(chosen))
+        return cls(file, old, RemovedPositions.joined(found), is_whole=old == rows)
+
+
+def files_to_remove(
+    ages: Iterable[tuple[Item, FileAge]], newest: Callable[[Item], Any], *, exact: bool
+) -> tuple[list[Item], int]:
+    """Return the files with rows to remove, oldest first, and the number of files that stay though some may be old.
+
+    :param newest: returns the greatest time in a file, for the order.
+    """
+    known = list(ages)
+    chosen = [one for one, age in known if age is FileAge.OLD or (exact and age is FileAge.MIXED)]
+    return sorted(chosen, key=newest), 0 if exact else sum(age is FileAge.MIXED for _, age in known)
 
 
 def groups_of(table: str, removed: RemovedPositions, ledgers: Mapping[str, Ledger]) -> frozenset[str]:
@@ -321,3 +378,9 @@ class RemovalReport:
     rewritten: int = 0
     left: int = 0
     is_whole: bool = True
+
+    @classmethod
+    def of(cls, removed: Sequence[OldRowFile[Any, Any]], left: int, *, is_whole: bool) -> RemovalReport:
+        """Return the report of the removal of files' old rows."""
+        whole = sum(one.is_whole for one in removed)
+        return cls(sum(one.rows for one in removed), whole, len(removed) - whole, left, is_whole)

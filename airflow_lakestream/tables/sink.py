@@ -7,8 +7,7 @@ import logging
 import uuid
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -212,15 +211,6 @@ class TableSink(ABC, Generic[File]):
     def take_design(self, design: TableDesign, change: SchemaChange | None = None) -> None:
         """Use this design from now on; `change`: the next commit makes this change of the schema."""
         self._design, self._change = design, self._change if change is None else change
-
-    @contextmanager
-    def or_discard(self) -> Iterator[None]:
-        """Discard all rows since the last commit if the block raises."""
-        try:
-            yield
-        except BaseException:
-            self.discard()
-            raise
 
     @property
     def files(self) -> list[File]:

@@ -198,6 +198,7 @@ USES = (
     ("tests/faults/test_play.py", "dev/FAULTS.md", "its commands are played"),
     ("tests/unit/dev/test_contributing.py", "dev/CONTRIBUTING.md", "its tours lead to files"),
     ("tests/dags/test_documentation.py", "dev/CONTRIBUTING.md", "its commands are there"),
+    ("tests/contract/test_written_commits.py", "dev/COMMITS.md", "its commits are written"),
     ("tests/dags/test_dags.py", _ALL_DAGS, "each is parsed"),
     ("tests/engines/test_pipeline_example.py", "dags/pipelines/*.yaml", "each engine runs it"),
     ("tests/unit/pipelines/test_common_sql.py", "dags/pipelines/*.yaml", "it is compiled"),

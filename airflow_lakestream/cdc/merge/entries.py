@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -85,14 +85,17 @@ class EntryFiles:
         return self.joined(part for file in self.files for part in file.read(()))
 
 
-class MirrorEntries(Protocol):
-    """Storage of a mirror's entries: rows of the key's columns, `VERSION` and `ROW`."""
+@dataclass(frozen=True)
+class MirrorEntries:
+    """Storage of a mirror's entries: rows of the key's columns, `VERSION` and `ROW`.
 
-    def open(self) -> EntryFiles | None:
-        """Return the files of the entries, or None without entries."""
+    :param open: returns the files of the entries, or None without a table, or with only the table of a dropped mirror.
+    :param add: adds entries in a separate commit, which also compacts many files into few. Raises the errors of a
+        commit.
+    """
 
-    def add(self, entries: pa.Table) -> None:
-        """Add entries in a separate commit. Raises the errors of a commit."""
+    open: Callable[[], EntryFiles | None]
+    add: Callable[[pa.Table], None]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ writing it twice does no harm. A truncation is an entry without a key, and so is
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,7 @@ from airflow_lakestream.cdc.rows import VersionCut
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.names import DELETED
 from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.core.ports import or_discard
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -157,16 +158,18 @@ def design_of_entries(
     return TableDesign(version_schema(), to_schema(payload), evolution=evolution, argument="key", notes=notes)
 
 
-def commit_entries(table: TableSink[Any], entries: pa.Table) -> None:
+def commit_entries(table: TableSink[Any], commit: Callable[[Landing], int], entries: pa.Table) -> None:
     """Add entries to the table of the entries in a separate commit. Raises the errors of a commit.
 
     After a failure, the files that were written are discarded.
+
+    :param commit: commits the entries that the table has taken.
     """
     name = f"entries {uuid.uuid4().hex}"
-    with table.or_discard():
+    with or_discard(table):
         table.load(name)
         table.write(entries, NO_TOPIC)
-        table.commit(Landing(name, name, {}))
+        commit(Landing(name, name, {}))
 
 
 def last_of_each(entries: pa.Table, key: Sequence[str]) -> pa.Table:

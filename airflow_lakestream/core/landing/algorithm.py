@@ -49,7 +49,7 @@ from airflow_lakestream.core.landing.run_log import (
 )
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Conflict, RecordDecoder, RowsNotWritable, TableState
+from airflow_lakestream.core.ports import Conflict, RecordDecoder, RowsNotWritable, TableState, or_discard
 from airflow_lakestream.core.sharing.pieces import SharePiece, at_most_offsets
 from airflow_lakestream.core.sharing.side_by_side import is_worth_sharing, read_by_children
 from airflow_lakestream.exceptions import InvalidArgument
@@ -99,27 +99,24 @@ def land(job: LandingJob) -> LandingReport:
         report.is_first = report.is_first and not entry.landed
         landed_before = len(report.snapshot_ids)
         try:
-            plan = plan_of(job, table, entry, now, ends, pieces)
-            report.foreign_rows = max(report.foreign_rows, plan.foreign_rows)
-            if not _drain(job, table, _cut(plan, job), pieces, report):
-                if _exhausted(job, report) or not _new_records_came(job, plan.state):
-                    break
-                # New records came: the next look sets new ends.
-                ends = None
+            with or_discard(job.sink):
+                plan = plan_of(job, table, entry, now, ends, pieces)
+                report.foreign_rows = max(report.foreign_rows, plan.foreign_rows)
+                if not _drain(job, table, _cut(plan, job), pieces, report):
+                    if _exhausted(job, report) or not _new_records_came(job, plan.state):
+                        break
+                    # New records came: the next look sets new ends.
+                    ends = None
         except (RowsNotWritable, DamagedBatch) as error:
             # The uncommitted rows are discarded; the changed job reads them again.
             job = job.with_loss(error)
             continue
         except Conflict as conflict:
-            job.sink.discard()
             if len(report.snapshot_ids) > landed_before:
                 # A commit since the last conflict is progress: the count begins again.
                 conflicts.count = 0
             conflicts.add(conflict)
             continue
-        except BaseException:
-            job.sink.discard()
-            raise
         conflicts.count = 0
     return _finish(job, report, entry, now, plan)
 
@@ -236,7 +233,7 @@ def _read_first(job: LandingJob, batch: Batch, report: LandingReport) -> RecordD
         plan = replace(batch.plan, ranges=ranges - batch.covered)
         with closing(read_first(job, plan, _records_left_after(job, batch, report))) as results:
             for decoder, chunk in results:
-                take(job, batch, chunk)
+                take(job.sink, job.rejects, batch, chunk)
                 check_bad(job, batch.records, batch.bad, report)
                 if decoder is not None:
                     return decoder
@@ -250,7 +247,7 @@ def _read_here(
     progress = ReadProgress(batch.plan.state.identity.topic, batch.plan.ranges.width, left)
     with closing(read_rows(job, batch.plan, decoder, left)) as results:
         for decoder, chunk in results:
-            take(job, batch, chunk)
+            take(job.sink, job.rejects, batch, chunk)
             progress.add(chunk.covers, chunk.counts.read)
             check_bad(job, batch.records, batch.bad, report)
             # Without a record and without a schema no table can be created yet: the commit waits.

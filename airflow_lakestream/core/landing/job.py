@@ -206,14 +206,22 @@ def entry_of(job: LandingJob, table: TableState, now: TopicState) -> TopicEntry:
     return entry
 
 
-def take(job: LandingJob, batch: Batch, chunk: DecodedChunk) -> None:
-    """Hand a chunk's rows to the sink and its rejected records to the reject store, and count the records."""
+def take(
+    sink: Sink, rejects: RejectStore | None, batch: Batch, chunk: DecodedChunk, *, passes_over: bool = False
+) -> None:
+    """Hand a chunk's rows to the sink and its rejected records to the reject store, and count the records.
+
+    :param passes_over: the sink also notes records without a row: a replace removes their rows of an earlier decoding.
+    """
+    identity = batch.plan.state.identity
     if (outcome := chunk.outcome) is not None:
-        job.sink.write(outcome.rows, batch.plan.state.identity)
+        sink.write(outcome.rows, identity)
         if outcome.rejected is not None:
-            if job.rejects is None:
+            if rejects is None:
                 raise AssertionError(f"{outcome.counts.rejected} rejected records, but no reject table")
-            job.rejects.reject(outcome.rejected)
+            rejects.reject(outcome.rejected)
+        if passes_over and outcome.rowless is not None:
+            sink.pass_over(identity, chunk.covers.partition, outcome.rowless)
     batch.add(chunk)
 
 

@@ -26,7 +26,7 @@ from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.landing.run_log import ReadProgress, log_commit, log_plan, log_silent_columns
 from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, LookForRows, RowsUnaccounted, texts
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicEntry, union
-from airflow_lakestream.core.ports import RowsNotWritable, TableState
+from airflow_lakestream.core.ports import RowsNotWritable, TableState, or_discard
 from airflow_lakestream.core.ranges import RangeSet
 
 log = logging.getLogger(__name__)
@@ -118,11 +118,8 @@ def _replace_once(job: LandingJob) -> tuple[int, Landing] | None:
         return None
     plan = reading_plan(look, ranges)
     log_plan(job.table, plan, job.mode.interval, again=True)
-    try:
+    with or_discard(job.sink):
         return _by_plan(job, table, plan)
-    except BaseException:
-        job.sink.discard()
-        raise
 
 
 def _by_plan(job: LandingJob, table: TableState, plan: Plan) -> tuple[int, Landing]:
@@ -162,8 +159,6 @@ def _read_in_this_process(job: LandingJob, table: TableState, batch: Batch) -> N
     progress = ReadProgress(batch.plan.state.identity.topic, batch.plan.ranges.width)
     with closing(read_rows(job, batch.plan, job.decoders(table.schema, None), None)) as results:
         for _, chunk in results:
-            take(job, batch, chunk)
+            take(job.sink, job.rejects, batch, chunk, passes_over=True)
             progress.add(chunk.covers, chunk.counts.read)
-            if (outcome := chunk.outcome) is not None and outcome.rowless is not None:
-                job.sink.pass_over(batch.plan.state.identity, chunk.covers.partition, outcome.rowless)
             check_bad(job, batch.records, batch.bad, None)

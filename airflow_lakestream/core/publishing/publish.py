@@ -40,7 +40,7 @@ from airflow_lakestream.core.landing.run_log import log_commit
 from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery
 from airflow_lakestream.core.ledger import Landing, LandingEngine, TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Conflict, TableState, TopicSource
+from airflow_lakestream.core.ports import Conflict, TableState, TopicSource, or_discard
 from airflow_lakestream.core.publishing.branch import (
     BranchSink,
     BranchStep,
@@ -127,11 +127,7 @@ def _begin(job: PublicationJob, begins_again: bool) -> dict[int, int]:
     """
     conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop)
     while True:
-        if job.stop.is_set():
-            raise Stopped
-        table = job.sink.load(job.run_id)
-        now = job.source.look()
-        entry = _entry_of(job, table, now)
+        table, now, entry = _look(job)
         if entry.origin and not begins_again:
             break
         starts = {} if entry.origin else job.source.starts(now)
@@ -189,24 +185,17 @@ def publish(job: PublicationJob) -> LandingReport:
     report: LandingReport | None = None
     conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop)
     while True:
-        if job.stop.is_set():
-            raise Stopped
-        table = job.sink.load(job.run_id)
-        now = job.source.look()
-        entry = _entry_of(job, table, now)
+        table, now, entry = _look(job)
         report = report or LandingReport(now.identity.topic, job.table, job.consumer_group)
         report.recover(table.landed_by_run)
         try:
-            if not _take_step(job, table, now, entry, report):
-                break
+            with or_discard(job.sink):
+                if not _take_step(job, table, now, entry, report):
+                    break
         except Conflict as conflict:
-            job.sink.discard()
             conflicts.add(conflict)
-            continue
-        except BaseException:
-            job.sink.discard()
-            raise
-        conflicts.count = 0
+        else:
+            conflicts.count = 0
     return _finish(job, report, entry, now)
 
 
@@ -311,8 +300,14 @@ def _next_steps(
     return known or ((), None)
 
 
-def _entry_of(job: PublicationJob, table: TableState, now: TopicState) -> TopicEntry:
-    """Return the topic's entry in the ledger. Raises an error for another topic or log, and for streamed rows."""
+def _look(job: PublicationJob) -> tuple[TableState, TopicState, TopicEntry]:
+    """Look at the table and the topic; return both, and the topic's entry in the ledger.
+
+    Raises Stopped, an error for another topic or log, and LandedBesideStream for streamed rows.
+    """
+    if job.stop.is_set():
+        raise Stopped
+    table, now = job.sink.load(job.run_id), job.source.look()
     check_identity(table.ledger, now.identity, job.table)
     entry = table.ledger.entry(now.identity)
     check_log(entry, now, job.table)
@@ -321,7 +316,7 @@ def _entry_of(job: PublicationJob, table: TableState, now: TopicState) -> TopicE
             f"its rows are made by a streaming query ({entry.streamed}), whose state would lack what is published."
         )
         raise LandedBesideStream(job.table, job.consumer_group, problem)
-    return entry
+    return table, now, entry
 
 
 def _refuse_foreign_rows(job: PublicationJob, table: TableState, claim: EngineClaim, landed: RangeSet) -> None:

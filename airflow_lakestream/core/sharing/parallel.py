@@ -33,7 +33,7 @@ from airflow_lakestream.core.landing.plan import DamagedBatch, Plan
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.landing.run_log import ReadProgress, offsets_text
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.ports import OffsetsGone, RowsNotWritable, TableState
+from airflow_lakestream.core.ports import OffsetsGone, RowsNotWritable, TableState, or_discard
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.pieces import HandedPieces, PlanShare, SharePiece, at_most_offsets, split
 from airflow_lakestream.core.source_types import SourceTypeChanged
@@ -96,13 +96,10 @@ def _try_to_plan_shares(job: LandingJob, most: int, least_width: int) -> SharedP
         plan = plan_of(job, table, entry, now)
         if (table.exists and not plan.origin) or not plan.ranges:
             return _shares(job, table, plan, most, least_width)
-        try:
+        with or_discard(job.sink):
             if not _commit_without_rows(job, table, plan):
                 # Neither a schema nor a record shows the columns of the missing table: no share can land without it.
                 return SharedPlan(now.identity, (), _bounds(job, plan.ranges, plan.ranges))
-        except BaseException:
-            job.sink.discard()
-            raise
 
 
 def read_share(job: LandingJob, share: PlanShare, folder: str) -> list[SharePiece]:
@@ -119,15 +116,12 @@ def read_share(job: LandingJob, share: PlanShare, folder: str) -> list[SharePiec
     if not table.exists:
         raise TableGone(job.table)
     job.shared.write_below(folder)
-    plan = share.plan
     try:
-        pieces = _read_pieces(job, table, plan)
-        check_still_there(job, share.identity)
+        with or_discard(job.sink):
+            pieces = _read_pieces(job, table, share.plan)
+            check_still_there(job, share.identity)
     except RowsNotWritable as error:
         return read_share(job.with_trials(error), share, folder)
-    except BaseException:
-        job.sink.discard()
-        raise
     return pieces
 
 
@@ -218,7 +212,7 @@ def _read_pieces(job: LandingJob, table: TableState, plan: Plan) -> list[SharePi
     try:
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
             for _, chunk in results:
-                take(job, batch, chunk)
+                take(job.sink, job.rejects, batch, chunk)
                 progress.add(chunk.covers, chunk.counts.read)
                 if batch.is_due(job.limits):
                     pieces.append(batch.piece(job.shared.hand_over()))

@@ -21,6 +21,7 @@ from airflow_lakestream.core.landing.job import LandingJob, Stopped, read_in_tur
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.landing.run_log import ReadProgress
 from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.ports import or_discard
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import Rows
 from airflow_lakestream.core.sharing.pieces import PlanShare, SharePiece, at_most_offsets, split
@@ -290,11 +291,8 @@ class ReaderProcess:
     def _read(self, order: ReadOrder) -> None:
         rejects = _RejectBuffer()
         job = replace(self._make_job(order, self._stop), rejects=rejects)
-        try:
+        with or_discard(job.sink):
             self._read_share(job, order, rejects)
-        except BaseException:
-            job.sink.discard()
-            raise
 
     def _read_share(self, job: LandingJob, order: ReadOrder, kept: _RejectBuffer) -> None:
         share = order.share
@@ -305,7 +303,7 @@ class ReaderProcess:
         assert decoder is not None, "the table exists, so it has a schema"
         with closing(read_in_turn(job, batch.plan, decoder)) as results:
             for chunk in results:
-                take(job, batch, chunk)
+                take(job.sink, job.rejects, batch, chunk)
                 self._child.send(_ChildProgress(chunk.covers, chunk.counts, chunk.bad, chunk.size))
                 asked = self._hand_over.is_set()
                 if asked or len(kept) >= MOST_REJECTED:

@@ -176,13 +176,27 @@ class FileExchange(RowDelta):
     """Snapshot with the rows of its parent, as another arrangement of files: Iceberg's operation `replace`.
 
     :param operation: another operation, for a snapshot that lacks some rows of its parent.
+    :param sequences: the data sequence numbers of new files by path; default: that of the snapshot.
     """
 
     def __init__(
-        self, transaction: Transaction, summary: dict[str, str], operation: Operation = Operation.REPLACE
+        self,
+        transaction: Transaction,
+        summary: dict[str, str],
+        operation: Operation = Operation.REPLACE,
+        sequences: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(transaction, summary)
-        self._operation = operation
+        self._operation, self._sequences = operation, sequences or {}
+
+    def manifest_entry(self, file: DataFile) -> ManifestEntry:
+        """Return the manifest's entry of a new data file, with the file's data sequence number."""
+        return ManifestEntry.from_args(
+            status=ManifestEntryStatus.ADDED,
+            snapshot_id=self.snapshot_id,
+            sequence_number=self._sequences.get(file.file_path),
+            data_file=file,
+        )
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
         # PyIceberg counts no replace, and takes each new file for a file of the current spec.
@@ -196,6 +210,27 @@ class FileExchange(RowDelta):
         counted = Summary(Operation.OVERWRITE, **counts.build(), **snapshot_properties)
         total = update_snapshot_summaries(counted, None if parent is None else parent.summary)
         return Summary(self._operation, **total.additional_properties)
+
+
+def exchange_of_files(
+    out: Iterable[DataFile],
+    new: Iterable[tuple[DataFile, int]],
+    transaction: Transaction,
+    summary: dict[str, str],
+    operation: Operation = Operation.REPLACE,
+) -> FileExchange:
+    """Return a snapshot with other files of the same rows, or of some.
+
+    :param out: the removed files.
+    :param new: the new files, each with its data sequence number: delete files apply to it as to the removed ones.
+    """
+    added = list(new)
+    exchange = FileExchange(transaction, summary, operation, {file.file_path: number for file, number in added})
+    for file in out:
+        exchange.delete_data_file(file)
+    for file, _ in added:
+        exchange.append_data_file(file)
+    return exchange
 
 
 def _by_spec(files: Iterable[DataFile]) -> Mapping[int, Sequence[DataFile]]:

@@ -22,7 +22,7 @@ from airflow_lakestream.core.landing.landed_rows import look
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup, check_identity
 from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.ports import Conflict, ReplacedMeanwhile, TableState
+from airflow_lakestream.core.ports import Conflict, ReplacedMeanwhile, TableState, or_discard
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_PARTITION
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
@@ -357,20 +357,16 @@ class FanOutTarget:
         log.info("%s: half landed under another configuration, done again: %s", self.name, ranges)
         table = self._open_table()
         table.load(self._run_id)
-        sink = table.sink
         rows = [self._within(aside, ranges) for aside in self._aside]
         count = sum(part.num_rows for part in rows)
         change = TopicEntry(replaced=ranges, counts=Counts(read=count, written=count))
         try:
-            for part in rows:
-                sink.write(part.drop_columns(list(ROUTE_COLUMNS)), self._identity)
-            table.replace(self._landing(landing, "/again", fingerprint, change), read)
+            with or_discard(table.sink):
+                for part in rows:
+                    table.sink.write(part.drop_columns(list(ROUTE_COLUMNS)), self._identity)
+                table.replace(self._landing(landing, "/again", fingerprint, change), read)
         except ReplacedMeanwhile as e:
-            sink.discard()
             raise ReplacedByAnother(self.name) from e
-        except BaseException:
-            sink.discard()
-            raise
 
     def _within(self, rows: pa.Table, ranges: RangeSet) -> pa.Table:
         """Return the rows in these ranges, from rows of a single partition."""

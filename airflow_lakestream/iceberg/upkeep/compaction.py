@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.transforms import VoidTransform
 
-from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction
-from airflow_lakestream.iceberg.commit.row_delta import FileExchange
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
+from airflow_lakestream.iceberg.commit.row_delta import exchange_of_files
 from airflow_lakestream.iceberg.manifests import live_entries
 from airflow_lakestream.iceberg.replace.takeout import read_rows
 from airflow_lakestream.iceberg.upkeep import ledger_edit
@@ -218,37 +218,25 @@ def exchange(catalog: Catalog, name: str, sequence: int, part: Sequence[Rewritte
 
     :param sequence: the sequence number of the plan.
     """
-    attempts = list[CommitAttempt]()
-    done = CompactionDone((), len(part), 0)
+    done = nothing = CompactionDone((), len(part), 0)
 
-    def attempt() -> CommitAttempt:
+    def attempt() -> CommitAttempt | None:
         nonlocal done
         table = ledger_edit.fit_table(catalog, name)
         exchanged, dangling = _still_planned(TableHead.of(table), sequence, part)
         if not exchanged and not dangling:
-            raise _NothingLeft
+            return None
         done = CompactionDone(tuple(exchanged), len(part) - len(exchanged), len(dangling))
         summary = {SUMMARY_COMPACTED: str(sum(len(one.group.files) for one in exchanged))}
-        arrange = partial(_CompactedFiles, sequence, exchanged, dangling)
-        attempts.append(ledger_edit.attempt_at(catalog, table, summary, arrange))
-        return attempts[-1]
+        out = (*(live.file for one in exchanged for live in one.group.files), *dangling)
+        new = [(file, sequence) for one in exchanged for file in one.new]
+        return ledger_edit.attempt_at(catalog, table, summary, partial(exchange_of_files, out, new))
 
-    try:
-        ledger_edit.drive(name, attempt)
-    except _NothingLeft:
-        done = CompactionDone((), len(part), 0)
-    except BaseException:
-        # A commit that was sent may still be applied: the files stay, as orphans if it is not.
-        if not any(one.reached_catalog for one in attempts):
-            discard(catalog, name, part)
-        raise
+    if ledger_edit.drive(name, attempt, partial(discard, catalog, name, part)) is None:
+        done = nothing
     kept = {id(one) for one in done.exchanged}
     discard(catalog, name, [one for one in part if id(one) not in kept])
     return done
-
-
-class _NothingLeft(Exception):
-    """Signal that no group is as planned, and no delete file is unneeded."""
 
 
 def _still_planned(
@@ -281,33 +269,6 @@ def discard(catalog: Catalog, name: str, part: Collection[RewrittenGroup]) -> No
     if paths := [file.file_path for one in part for file in one.new]:
         for path in delete_files(catalog.load_table(name).io, paths):
             log.warning("An uncommitted data file could not be deleted: %s", path)
-
-
-class _CompactedFiles(FileExchange):
-    """Snapshot with new files that have the data sequence number of the plan."""
-
-    def __init__(
-        self,
-        sequence: int,
-        exchanged: Sequence[RewrittenGroup],
-        dangling: Sequence[DataFile],
-        transaction: LandingTransaction,
-        summary: dict[str, str],
-    ) -> None:
-        super().__init__(transaction, summary)
-        self._sequence = sequence
-        for file in (*(live.file for one in exchanged for live in one.group.files), *dangling):
-            self.delete_data_file(file)
-        for file in (file for one in exchanged for file in one.new):
-            self.append_data_file(file)
-
-    def manifest_entry(self, file: DataFile) -> ManifestEntry:
-        return ManifestEntry.from_args(
-            status=ManifestEntryStatus.ADDED,
-            snapshot_id=self.snapshot_id,
-            sequence_number=self._sequence,
-            data_file=file,
-        )
 
 
 @dataclass

@@ -176,18 +176,37 @@ def restate_ledgers(catalog: Catalog, name: str, decide: Decide, properties: Pro
         first.
     :param properties: returns further table properties to set in the same commit.
     """
-    return drive(name, lambda: _attempt(catalog, name, decide, properties))
+    snapshot_id = drive(name, lambda: _attempt(catalog, name, decide, properties))
+    assert snapshot_id is not None, "there is an attempt for each head"
+    return snapshot_id
 
 
-def drive(name: str, make: Callable[[], CommitAttempt]) -> int:
-    """Commit a snapshot without files and return the id. `make` is called again if another writer came first.
+def drive(name: str, make: Callable[[], CommitAttempt | None], undo: Callable[[], object] = lambda: None) -> int | None:
+    """Commit a snapshot without a landing and return the id, or None if nothing is left to change.
 
     Raises the errors of `make` and its guard, and EditNotDone.
+
+    :param make: returns an attempt for the current head, or None; called again if another writer came first.
+    :param undo: deletes files after an error, unless a commit was sent: it may still be applied, and files that it does
+        not bring stay as orphans.
     """
+    attempts = list[CommitAttempt]()
+    try:
+        return _drive(name, make, attempts)
+    except BaseException:
+        if not any(one.reached_catalog for one in attempts):
+            undo()
+        raise
+
+
+def _drive(name: str, make: Callable[[], CommitAttempt | None], attempts: list[CommitAttempt]) -> int | None:
     attempt: CommitAttempt | None = None
     last: BaseException | None = None
     for _ in tries(TRIES, RETRY_PAUSE):
-        attempt = attempt or make()
+        if attempt is None:
+            if (attempt := make()) is None:
+                return None
+            attempts.append(attempt)
         try:
             snapshot_id = attempt.commit([])
         except (RefusalCarrier, CommitFailedException, ValidationException) as e:

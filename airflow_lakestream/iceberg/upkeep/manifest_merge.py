@@ -27,10 +27,6 @@ LEAST_GAIN = 4
 SMALL_SHARE = 0.75
 
 
-class _NothingToMerge(Exception):
-    """Signal that a rewrite would gain too little."""
-
-
 def mergeable(table: Table) -> list[list[ManifestFile]]:
     """Return groups of small manifests of a table's head, each to be merged into one; empty if too little is gained.
 
@@ -60,20 +56,16 @@ def rewrite_manifests(catalog: Catalog, name: str) -> int:
     """
     gained = 0
 
-    def attempt() -> CommitAttempt:
+    def attempt() -> CommitAttempt | None:
         nonlocal gained
         table = ledger_edit.fit_table(catalog, name)
         if not (merges := mergeable(table)):
-            raise _NothingToMerge
+            return None
         gained = saved(merges)
         summary = {SUMMARY_MANIFESTS: str(sum(map(len, merges)))}
         return ledger_edit.attempt_at(catalog, table, summary, partial(_MergedManifests, merges))
 
-    try:
-        ledger_edit.drive(name, attempt)
-    except _NothingToMerge:
-        return 0
-    return gained
+    return 0 if ledger_edit.drive(name, attempt) is None else gained
 
 
 class _MergedManifests(FileExchange):

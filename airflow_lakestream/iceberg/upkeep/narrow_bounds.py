@@ -71,10 +71,6 @@ def wrong_bounds(table: Table, snapshot_id: int | None, without: Collection[str]
         return [one for one in pool.map(look, files) if one.ids]
 
 
-class _NoFileLeft(Exception):
-    """Signal that no file with wrong bounds is in the head."""
-
-
 def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | None:
     """Remove wrong bounds from the manifests of a table's head; return the snapshot's id.
 
@@ -86,19 +82,16 @@ def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | Non
     if not found:
         return None
 
-    def attempt() -> CommitAttempt:
+    def attempt() -> CommitAttempt | None:
         table = ledger_edit.fit_table(catalog, name)
         present = _data_files(table, ledger_store.head_of(table.metadata))
         wrong = {one.path: one.ids for one in found if one.path in present}
         if not wrong:
-            raise _NoFileLeft
+            return None
         summary = {SUMMARY_BOUNDS: str(len(wrong))}
         return ledger_edit.attempt_at(catalog, table, summary, partial(_BoundsManifests, wrong))
 
-    try:
-        return ledger_edit.drive(name, attempt)
-    except _NoFileLeft:
-        return None
+    return ledger_edit.drive(name, attempt)
 
 
 class _BoundsManifests(FileExchange):

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus
+from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation
@@ -25,8 +25,8 @@ from pyiceberg.types import DateType
 
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import CommitAttempt, LandingTransaction
-from airflow_lakestream.iceberg.commit.row_delta import FileExchange
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
+from airflow_lakestream.iceberg.commit.row_delta import exchange_of_files
 from airflow_lakestream.iceberg.fan_out import books
 from airflow_lakestream.iceberg.replace.takeout import bounds_of, read_rows
 from airflow_lakestream.iceberg.upkeep import ledger_edit
@@ -41,17 +41,20 @@ from airflow_lakestream.iceberg.upkeep.compaction_plan import FileGroup, LiveFil
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.retention import (
     FileAge,
+    OldRowFile,
     PositionReader,
     RemovalReport,
     RemovedPositions,
     RetentionRefused,
     RowCutoff,
     RowRetention,
+    files_to_remove,
     ledgers_after,
     within_bound,
 )
 from airflow_lakestream.tables.takeout import FILES_AT_ONCE
 
+_OldDataFile = OldRowFile[LiveFile, RewrittenGroup]
 # Key in the summary of a removal: the number of rows.
 SUMMARY_OLD_ROWS = "lakestream.old-rows-removed"
 
@@ -87,17 +90,6 @@ def _bound(kind: Any, bounds: dict[int, bytes] | None, field_id: int) -> int | N
     return int(from_bytes(kind, value))
 
 
-@dataclass
-class _OldDataFile:
-    """File with old rows: the number, their offsets, and whether all live rows are old."""
-
-    live: LiveFile
-    rows: int
-    positions: RemovedPositions
-    is_whole: bool = True
-    remainder: RewrittenGroup | None = None
-
-
 @dataclass(frozen=True)
 class _IcebergOldRowReader:
     """Reader of the old rows of a table's files at a head."""
@@ -114,13 +106,7 @@ class _IcebergOldRowReader:
         is_old = age_of(self.table.metadata, live.file, self.cutoff) is FileAge.OLD
         if is_old and (proven := self._proven(live)) is not None:
             return _OldDataFile(live, live.file.record_count, RemovedPositions(own=proven))
-        rows = old = 0
-        parts = list[RemovedPositions]()
-        for some in self._read(live):
-            chosen = some if is_old else some.filter(self.cutoff.old(some))
-            rows, old = rows + some.num_rows, old + chosen.num_rows
-            parts.append(self.positions.positions(chosen))
-        return _OldDataFile(live, old, RemovedPositions.joined(parts), is_whole=old == rows)
+        return _OldDataFile.read(live, self._read(live), self.cutoff, self.positions, is_old=is_old)
 
     def remainder(self, live: LiveFile) -> RewrittenGroup:
         """Write the rows of a file that are not old. Raises RewriteInterrupted."""
@@ -142,19 +128,11 @@ class _IcebergOldRowReader:
         """Return the offsets of a file's rows if metadata prove them; None if the file has to be read."""
         if live.positions or live.equalities:
             return None
-        if not self.positions.columns:
-            return RangeSet()
         nulls, schema = live.file.null_value_counts or {}, self.table.schema()
-        topic, partition, offsets = (bounds_of(schema, live.file, name) for name in COORDINATES)
+        bounds = [bounds_of(schema, live.file, name) for name in COORDINATES]
         ids = [schema.find_field(name).field_id for name in COORDINATES if name in schema.column_names]
         has_nulls = any(nulls.get(one) != 0 for one in ids)
-        if len(self.positions.columns) > 1 or topic is None or partition is None or offsets is None or has_nulls:
-            return None
-        low, high = offsets
-        is_run = topic[0] == topic[1] and partition[0] == partition[1] and low >= 0
-        if not is_run or high - low + 1 != live.file.record_count:
-            return None
-        return RangeSet.of(topic[0], partition[0], low, high + 1)
+        return self.positions.proven(bounds, live.file.record_count, has_nulls=has_nulls)
 
 
 def _candidates(table: Table, cutoff: RowCutoff, exact: bool) -> tuple[list[LiveFile], int]:
@@ -162,16 +140,14 @@ def _candidates(table: Table, cutoff: RowCutoff, exact: bool) -> tuple[list[Live
     head, metadata = TableHead.of(table), table.metadata
     index = head.index(head.entries(ManifestContent.DELETES))
     files = [index.live(one.data_file, one.sequence_number or 0) for one in head.entries(ManifestContent.DATA)]
-    ages = [(one, age_of(metadata, one.file, cutoff)) for one in files]
+    ages = ((one, age_of(metadata, one.file, cutoff)) for one in files)
     column = metadata.schema().find_field(cutoff.column)
 
     def newest(live: LiveFile) -> tuple[int, int]:
         bound = _bound(column.field_type, live.file.upper_bounds, column.field_id)
         return cutoff.number if bound is None else bound, live.sequence
 
-    chosen = [one for one, age in ages if age is FileAge.OLD or (exact and age is FileAge.MIXED)]
-    left = 0 if exact else sum(age is FileAge.MIXED for _, age in ages)
-    return sorted(chosen, key=newest), left
+    return files_to_remove(ages, newest, exact=exact)
 
 
 def find_old_rows(table: Table, rule: RowRetention, now: datetime | None = None) -> RemovalReport:
@@ -191,10 +167,6 @@ def _cutoff(table: Table, rule: RowRetention, now: datetime | None) -> RowCutoff
     return rule.cutoff(name, table.schema().as_arrow(), now)
 
 
-class _NoOldRows(Exception):
-    """Signal that no file has old rows."""
-
-
 @dataclass
 class _IcebergOldRowRemoval:
     """Attempts of a removal, each for a head; what was read of a file is kept for the next one."""
@@ -208,12 +180,11 @@ class _IcebergOldRowRemoval:
     chosen: Sequence[_OldDataFile] = ()
     # Whether there was no time for a file of this attempt.
     is_cut: bool = False
-    attempts: list[CommitAttempt] = field(default_factory=list)
     written: list[RewrittenGroup] = field(default_factory=list)
     _known: dict[Any, _OldDataFile] = field(default_factory=dict)
 
-    def attempt(self) -> CommitAttempt:
-        """Return the attempt for the current head. Raises _NoOldRows and RetentionRefused."""
+    def attempt(self) -> CommitAttempt | None:
+        """Return the attempt for the current head, or None without old rows. Raises RetentionRefused."""
         table = ledger_edit.fit_table(self.catalog, self.name)
         cutoff = _cutoff(table, self.rule, self.now)
         positions = PositionReader.of(table.schema().as_arrow(), table.metadata.properties)
@@ -222,20 +193,18 @@ class _IcebergOldRowRemoval:
         found = self._look(reader, files)
         ledgers = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
         chosen, changes = within_bound(self.name, found, lambda one: one.positions, ledgers)
-        chosen = self._with_remainders(reader, chosen)
+        self.chosen = chosen = self._with_remainders(reader, chosen)
         if not chosen:
             self.report = RemovalReport(left=left, is_whole=not self.is_cut)
-            raise _NoOldRows
+            return None
         if len(chosen) < len(found):
             _, changes = within_bound(self.name, chosen, lambda one: one.positions, ledgers)
-        rows, whole = sum(one.rows for one in chosen), sum(one.is_whole for one in chosen)
-        is_whole = not self.is_cut and len(chosen) == len(found)
-        self.report = RemovalReport(rows, whole, len(chosen) - whole, left, is_whole)
-        self.chosen = chosen
-        arrange, summary = partial(_RemovedRows, chosen), {SUMMARY_OLD_ROWS: str(rows)}
-        after = ledgers_after(ledgers, changes)
-        self.attempts.append(ledger_edit.attempt_at(self.catalog, table, summary, arrange, after, cutoff.note()))
-        return self.attempts[-1]
+        self.report = RemovalReport.of(chosen, left, is_whole=not self.is_cut and len(chosen) == len(found))
+        new = [(file, one.file.sequence) for one in chosen if one.remainder for file in one.remainder.new]
+        operation = Operation.OVERWRITE if new else Operation.DELETE
+        arrange = partial(exchange_of_files, [one.file.file for one in chosen], new, operation=operation)
+        summary, after = {SUMMARY_OLD_ROWS: str(self.report.rows)}, ledgers_after(ledgers, changes)
+        return ledger_edit.attempt_at(self.catalog, table, summary, arrange, after, cutoff.note())
 
     def _look(self, reader: _IcebergOldRowReader, files: Sequence[LiveFile]) -> list[_OldDataFile]:
         """Return the files with old rows, up to the first one that there is no time for."""
@@ -261,17 +230,17 @@ class _IcebergOldRowRemoval:
         for number, one in enumerate(chosen):
             if not one.is_whole and one.remainder is None:
                 try:
-                    one.remainder = reader.remainder(one.live)
+                    one.remainder = reader.remainder(one.file)
                 except RewriteInterrupted:
                     self.is_cut = True
                     return list(chosen[:number])
                 self.written.append(one.remainder)
         return list(chosen)
 
-    def unneeded(self) -> list[RewrittenGroup]:
-        """Return the written groups that the last attempt does not have."""
-        kept = {id(one.remainder) for one in self.chosen}
-        return [one for one in self.written if id(one) not in kept]
+    def discard_unneeded(self, kept: Sequence[_OldDataFile]) -> None:
+        """Delete the written files, except those of `kept`."""
+        needed = {id(one.remainder) for one in kept}
+        discard(self.catalog, self.name, [one for one in self.written if id(one) not in needed])
 
 
 def remove_old_rows(
@@ -289,37 +258,6 @@ def remove_old_rows(
     :param now: the time; default: the present.
     """
     removal = _IcebergOldRowRemoval(catalog, name, rule, is_over, now)
-    try:
-        ledger_edit.drive(name, removal.attempt)
-    except BaseException as e:
-        # A commit that was sent may still be applied: the files stay, as orphans if it is not.
-        if not any(one.reached_catalog for one in removal.attempts):
-            discard(catalog, name, removal.written)
-        if isinstance(e, _NoOldRows):
-            return removal.report
-        raise
-    discard(catalog, name, removal.unneeded())
+    ledger_edit.drive(name, removal.attempt, partial(removal.discard_unneeded, ()))
+    removal.discard_unneeded(removal.chosen)
     return removal.report
-
-
-class _RemovedRows(FileExchange):
-    """Snapshot without old rows; a file with the other rows of a file has its sequence number, so deletes apply."""
-
-    def __init__(
-        self, chosen: Sequence[_OldDataFile], transaction: LandingTransaction, summary: dict[str, str]
-    ) -> None:
-        new = [(file, one) for one in chosen if one.remainder is not None for file in one.remainder.new]
-        super().__init__(transaction, summary, Operation.OVERWRITE if new else Operation.DELETE)
-        self._sequences = {file.file_path: one.live.sequence for file, one in new}
-        for one in chosen:
-            self.delete_data_file(one.live.file)
-        for file, _ in new:
-            self.append_data_file(file)
-
-    def manifest_entry(self, file: DataFile) -> ManifestEntry:
-        return ManifestEntry.from_args(
-            status=ManifestEntryStatus.ADDED,
-            snapshot_id=self.snapshot_id,
-            sequence_number=self._sequences[file.file_path],
-            data_file=file,
-        )

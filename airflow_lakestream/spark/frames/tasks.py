@@ -25,7 +25,7 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.landing.batch import decode
 from airflow_lakestream.core.ledger import Counts, TopicIdentity, union
-from airflow_lakestream.core.ports import RecordChunk, RowsNotWritable
+from airflow_lakestream.core.ports import RecordChunk, RowsNotWritable, or_discard
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import TIMESTAMP_TYPES, RawBatch, RecordPart
 from airflow_lakestream.decode.metadata import HEADERS
@@ -199,20 +199,17 @@ class WriteTask:
         sink.takes_records = False
         positions, count = ResultPositions(), 0
         try:
-            sink.load(self.run_id)
-            sink.write_below(self.folder)
-            for batch in batches:
-                if self.keeps_positions:
-                    positions.add(batch)
-                sink.write(pa.Table.from_batches([batch]), self.identity)
-                count += len(batch)
-            return WriteTaskResult(sink.hand_over(), count, positions.intervals())
+            with or_discard(sink):
+                sink.load(self.run_id)
+                sink.write_below(self.folder)
+                for batch in batches:
+                    if self.keeps_positions:
+                        positions.add(batch)
+                    sink.write(pa.Table.from_batches([batch]), self.identity)
+                    count += len(batch)
+                return WriteTaskResult(sink.hand_over(), count, positions.intervals())
         except NotOnce as e:
-            sink.discard()
             raise RowsNotWritable(self.table, str(e), None) from None
-        except BaseException:
-            sink.discard()
-            raise
 
 
 _, _PARTITION, _OFFSET = COORDINATES

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity
-from airflow_lakestream.core.ports import RejectsCondemned, Sink, TableState
+from airflow_lakestream.core.ports import RejectsCondemned, Sink, TableState, or_discard
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.coordinates import is_hit
 from airflow_lakestream.tables.rejects.settlement import (
@@ -139,7 +139,7 @@ class RejectTable:
         """
         if not self.exists and not records:
             raise AssertionError("without rejected records there is nothing to note before the table is there")
-        with self._access.sink.or_discard():
+        with or_discard(self._access.sink):
             for part in records:
                 for one in pending:
                     self._access.sink.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
@@ -154,7 +154,7 @@ class RejectTable:
         :param settlement: the main table's decision on the pending landings.
         :param pending: further notes to write, for the landings that `rolled_back` returns.
         """
-        with self._access.sink.or_discard():
+        with or_discard(self._access.sink):
             landing = Landing(f"settle-{uuid.uuid4().hex}", run_id, {})
             self._access.note(landing, [*pending, *settlement.condemned], settlement)
 
@@ -202,6 +202,10 @@ class RejectingSink(WrappedSink):
     :param table: the main table's name.
     """
 
+    # Only a replay sets these: takes the rows of each write, and returns a replace and its rejected records, changed.
+    noted: Callable[[pa.Table], None] | None = None
+    reviewed: Callable[[Landing, Sequence[pa.Table]], tuple[Landing, list[pa.Table]]] | None = None
+
     def __init__(self, inner: Sink, access: RejectAccess, table: str, consumer_group: str) -> None:
         super().__init__(inner)
         self._name = table
@@ -221,6 +225,12 @@ class RejectingSink(WrappedSink):
         self.settle()
         return state
 
+    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
+        """Buffer rows for the next commit; see `core.ports.Sink`."""
+        if self.noted is not None:
+            self.noted(rows)
+        self.inner.write(rows, identity)
+
     def reject(self, records: pa.Table) -> None:
         """Buffer rejected records for the next commit."""
         self._held.append(records)
@@ -234,6 +244,8 @@ class RejectingSink(WrappedSink):
 
         Returns snapshot and landing as `core.ports.Sink.replace` does. A failed removal is left for the next run.
         """
+        if self.reviewed is not None:
+            landing, self._held = self.reviewed(landing, self._held)
         done = self.inner.replace(self.write_down(landing))
         self.settle()
         return done

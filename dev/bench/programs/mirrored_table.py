@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.cdc.columns import COMMIT, OFFSET, PARTITION, POSITION
-from airflow_lakestream.cdc.iceberg import IcebergEntries, mirror_id
+from airflow_lakestream.cdc.iceberg import entries_of
 from airflow_lakestream.cdc.merge.entries import PART_ENTRIES
 from airflow_lakestream.cdc.merge.memory import ROW, SUFFIX, entry_schema
 from airflow_lakestream.config.mirror import MirrorConfig
@@ -72,7 +72,7 @@ def remember(lake: Lake, config: MirrorConfig, rows: int, count: int) -> None:
     catalog = lake.catalog()
     mirror = catalog.load_table(config.table)
     key = arrow_schema(Schema(mirror.schema().find_field("id")))
-    entries = IcebergEntries(catalog, config.table, mirror_id(mirror.metadata), key)
+    entries = entries_of(catalog, config.table, mirror, ["id"])
     for start in range(0, count, PART_ENTRIES):
         numbers = np.arange(start, min(start + PART_ENTRIES, count))
         columns = {"id": numbers * rows // count, COMMIT: numbers * 0, POSITION: numbers, PARTITION: numbers * 0}

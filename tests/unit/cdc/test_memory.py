@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse, Table
 
-from airflow_lakestream.cdc.iceberg import IcebergEntries
+from airflow_lakestream.cdc.iceberg import entries_of
 from airflow_lakestream.cdc.merge import entries, memory
 from airflow_lakestream.cdc.merge.memory import MirrorMemory, entry_schema
 from airflow_lakestream.iceberg.commit import committing
@@ -19,7 +19,7 @@ from tests.support.faults import FaultyCatalog, ReadTimeout, applied, unapplied
 from tests.support.lake import assert_files_are_whole
 from tests.support.mirroring import TABLE, Event, HandMirror
 
-KEY = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+KEY = ["id"]
 ERRORS = [CommitFailedException("409"), ReadTimeout()]
 
 
@@ -46,7 +46,7 @@ def mirror(tmp_path: Path) -> HandMirror:
     return mirror
 
 
-def entries_of(mirror: HandMirror) -> Table:
+def table_of_entries(mirror: HandMirror) -> Table:
     return mirror.catalog.load_table(f"{TABLE}{memory.SUFFIX}")
 
 
@@ -57,7 +57,7 @@ def assert_remembers(mirror: HandMirror, *keys: int) -> None:
     mirror.land(late)
     assert mirror.rows() == left
     assert not set(keys) & set(left)
-    assert_files_are_whole(entries_of(mirror))
+    assert_files_are_whole(table_of_entries(mirror))
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
@@ -67,7 +67,7 @@ def test_a_commit_that_was_applied_and_reported_as_failed_loses_no_entry(mirror:
     mirror.land([Event("d", 1, None, 200, 1, offset=11)])
     mirror.catalog = real
     assert_remembers(mirror, 0, 1)
-    assert len(entries_of(mirror).scan().to_arrow()) == 2
+    assert len(table_of_entries(mirror).scan().to_arrow()) == 2
 
 
 @pytest.mark.parametrize("fault", [applied, unapplied])
@@ -82,29 +82,29 @@ def test_files_are_put_together_whatever_the_catalog_says_of_it(
     mirror.land([Event("d", 2, None, 200, 2, offset=12)])
     mirror.catalog = real
     # That of the last entry, and one for all before it.
-    assert len(list(entries_of(mirror).scan().plan_files())) == 2
+    assert len(list(table_of_entries(mirror).scan().plan_files())) == 2
     assert_remembers(mirror, 0, 1, 2)
 
 
 def test_entries_that_others_add_meanwhile_are_kept(mirror: HandMirror, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entries, "MOST_FILES", 1)
     real: Any = mirror.catalog
-    uuid = str(mirror.table().metadata.table_uuid)
+    table = mirror.table()
 
     def entry(key: int) -> pa.Table:
         values = {"id": key, "_cdc_commit": 200, "_cdc_position": 1, "_kafka_partition": 0, "_kafka_offset": 11}
         return pa.Table.from_pylist([values], entry_schema(pa.schema([("id", pa.int64())])))
 
     def another_first(apply: Callable[[], CommitTableResponse]) -> CommitTableResponse:
-        IcebergEntries(real, TABLE, uuid, KEY).add(entry(2))
+        entries_of(real, TABLE, table, KEY).add(entry(2))
         return apply()
 
-    IcebergEntries(FaultyCatalog(real, another_first), TABLE, uuid, KEY).add(entry(1))  # type: ignore[arg-type]  # in the place of the real one
-    assert len(list(entries_of(mirror).scan().plan_files())) == 2
-    opened = IcebergEntries(real, TABLE, uuid, KEY).open()
+    entries_of(FaultyCatalog(real, another_first), TABLE, table, KEY).add(entry(1))  # type: ignore[arg-type]  # in the place of the real one
+    assert len(list(table_of_entries(mirror).scan().plan_files())) == 2
+    opened = entries_of(real, TABLE, table, KEY).open()
     assert opened is not None
     assert sorted(opened.read()["id"].to_pylist()) == [0, 1, 2]
-    assert_files_are_whole(entries_of(mirror))
+    assert_files_are_whole(table_of_entries(mirror))
 
 
 def test_entries_of_a_mirror_that_was_dropped_are_none(mirror: HandMirror) -> None:
@@ -112,7 +112,7 @@ def test_entries_of_a_mirror_that_was_dropped_are_none(mirror: HandMirror) -> No
     mirror.land([Event("c", 0, ("anew", "X"), 120, 0, offset=20)])
     assert mirror.rows() == {0: ("anew", "X")}
     mirror.land([Event("d", 0, None, 300, 0, offset=21)])
-    assert entries_of(mirror).scan().to_arrow()["id"].to_pylist() == [0]
+    assert table_of_entries(mirror).scan().to_arrow()["id"].to_pylist() == [0]
 
 
 def test_without_any_entry_nothing_is_dead() -> None:

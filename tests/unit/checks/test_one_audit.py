@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import airflow_lakestream
+from airflow_lakestream.lakes import LAKES
 
 ROOT = Path(airflow_lakestream.__file__).parent
 # Where a landing's rows become findings, and where an audit is made of the argument `checks`.
@@ -17,7 +18,7 @@ ENGINES = {
     "mirrors in Iceberg": "cdc/merge/history.py",
     "mirrors in Delta": "cdc/merge/history.py",
     "Flink": "flink/stream.py",
-    "what Flink leaves out": "flink/extract_stream.py",
+    "what Flink leaves out": "run/job.py",
     "Connect": "operators/kafka_connect.py",
 }
 
@@ -51,7 +52,8 @@ def test_each_engine_is_given_that_audit() -> None:
     examiners = ("LandingExaminer", "IcebergExaminer", "BranchChecks", "DeltaChecks", "PublicationChecks")
     assert {place for name in examiners for place in calls(name)} == {
         "cdc/merge/audited.py",
-        "delta/checked.py",
-        "iceberg/checked.py",
         "iceberg/publishing/sink.py",
     }
+    # An extract's sink gets the checks of its table's format.
+    assert 'part("checks")(auditor' in (ROOT / "run/job.py").read_text()
+    assert {lake.checks.partition(":")[2] for lake in LAKES.values()} == {"BranchChecks", "DeltaChecks"}
