@@ -55,7 +55,7 @@ from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.deletes import own_deletes, with_deletes
-from airflow_lakestream.tables.schema.change import SchemaChange
+from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
 from airflow_lakestream.tables.schema.columns import fits
 from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow, type_text
 
@@ -103,28 +103,22 @@ class IcebergEntries(IcebergSink):
 
         The table is kept for the next `add`, which need not load it again.
         """
-        self._loaded = table = self._there()
+        (table,) = look = self._looked()
+        self._look = look if table is not None else None
         if table is None or not self._is_own(table):
             return None
         head = IcebergHead(table.metadata, table.metadata, table.io)
         return EntryFiles(entry_files(head, self._key), table.schema().as_arrow())
 
     def add(self, entries: pa.Table) -> None:
-        """Add entries in a separate commit; the same commit compacts many files into few.
-
-        A table with the entries of a dropped mirror is dropped first.
-        """
-        self._loaded = there = self._loaded or self._there()
-        if there is not None and not self._is_own(there):
-            # The entries are of a dropped mirror.
-            self._catalog.drop_table(self._name)
-            self._loaded = None
+        """Add entries in a separate commit; the same commit compacts many files into few."""
         memory.commit_entries(self, entries)
 
     def commit(self, landing: Landing, *builders: CommitBuilder) -> int:
         """Commit the taken entries; return the snapshot's id.
 
-        In an existing table, the same commit compacts many files into few.
+        In an existing table, the same commit compacts many files into few. If the table has the entries of a dropped
+        mirror, the commit removes these entries.
         """
         if self._table is None:
             return super().commit(landing, *builders)
@@ -133,16 +127,19 @@ class IcebergEntries(IcebergSink):
         # Called for each commit attempt, with the table of the attempt.
         def condense(table: Table) -> FileRewrite:
             head = IcebergHead(table.metadata, self.target().metadata, table.io, written)
+            if not self._is_own(table):
+                return FileRewrite(with_deletes(head.files()), ())
             new = compacted(head, self._key, self._lows, every=self._every)
             return FileRewrite((), ()) if new is None else FileRewrite(with_deletes(head.files()), new)
 
         return self.rewrite(landing, condense, written, *builders)
 
-    def _there(self) -> Table | None:
-        try:
-            return fitness.load_table(self._catalog, self._name)
-        except NoSuchTableError:
-            return None
+    def _check_design(self, table: Table) -> SchemaChange:
+        """Return the table's schema change by the next commit; a dropped mirror may have had another key."""
+        if self._is_own(table):
+            return super()._check_design(table)
+        fitness.check_table(table)
+        return swapped_columns(self._name, table.metadata, whole_schema(self._design, None), ())
 
     def _is_own(self, table: Table) -> bool:
         return table.properties.get(MIRROR_ID) == self._id
@@ -161,15 +158,14 @@ class IcebergMirror(IcebergSink):
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Load the table; return the properties and columns, or None if the table does not exist.
 
-        The table is kept for the next `load`. Raises the errors of `fitness` for an unfit table.
+        The next `load` takes the same look: a second one could find a table that another run has just created. Raises
+        the errors of `fitness` for an unfit table.
         """
-        self._loaded = None
-        try:
-            self._loaded = fitness.load_table(self._catalog, self._name)
-        except NoSuchTableError:
+        (table,) = self._look = self._looked()
+        if table is None:
             return None
-        fitness.check_metadata(self._loaded.metadata, self._name)
-        return self._loaded.metadata.properties, arrow_schema(self._loaded.metadata.schema())
+        fitness.check_metadata(table.metadata, self._name)
+        return table.metadata.properties, arrow_schema(table.metadata.schema())
 
     def take(self, mirror: MirrorDesign) -> None:
         """Use this design of the mirror from now on."""
@@ -216,23 +212,22 @@ class IcebergMirror(IcebergSink):
         merger = merger_of(batch, self._name, mirror, landing, entries, self.hands, written, in_columns)
         merger.borrowed = self.borrowed
         if not self.is_there:
-            # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)
-            if self._catalog.table_exists(self._name):
-                # Adding entries now would drop the other mirror's entries, as if that mirror were dropped.
-                raise StaleFiles(self._name, "another run created the table")
-            merger.remember(merged)
+            if len(merged.entries):
+                # Only the run that creates the mirror may replace the entries of a dropped one.
+                self._drive(self.commit_of(memory.founding()), ())
+                return self.merge(batch, mirror, landing)
+            # The first rows of a new mirror are committed with the table.
             self.write(merged.rows, NO_TOPIC)
-            done = self.commit(landing)
-            merger.remember_again(merged)
-            return done
+            return self.commit(landing)
 
         # Called for each commit attempt: another head needs another decision of the merge.
         def rewrite(table: Table) -> FileRewrite:
             if mirror_id(table.metadata) != mirror_id(target.metadata):
                 # Its entries are of the new id; entries of the old one would remove these.
                 raise RefusalCarrier(StaleFiles(self._name, REPLACED))
-            merged = merger.merge(IcebergHead(table.metadata, target.metadata, table.io, written, self._folder))
+            head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
+            merged = merger.merge(head, lambda: memory.held_by(ledger_store.ledgers(table, self._group).values()))
             merger.remember(merged)
             return _changed_files(merged)
 

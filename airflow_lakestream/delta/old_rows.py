@@ -44,6 +44,11 @@ from airflow_lakestream.tables.retention import (
 )
 from airflow_lakestream.tables.takeout import REMAINDER_BYTES
 
+# The remedy for old rows with too many ranges of offsets. Receipts by hand are only for Iceberg tables.
+MANY_RANGES = (
+    "Land the topic in a new table that is partitioned by a column of the time, such as a date: files of old rows are "
+    "then removed whole. Partition columns of a Delta table can't be changed."
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Statistics have milliseconds, which some writers get by cutting the rest off.
 _CUT_OFF = 999
@@ -135,7 +140,7 @@ class _DeltaOldRowRemoval:
         files, left = _candidates(head, cutoff, self.rule.exact)
         found, is_whole = self._look(_DeltaOldRowReader(self.tables.store(self.name), head, cutoff), files)
         own = [one for one in found if self._is_own(groups_of(self.name, one.positions, ledgers), ledgers)]
-        chosen, changes = within_bound(self.name, own, lambda one: one.positions, ledgers)
+        chosen, changes = within_bound(self.name, own, lambda one: one.positions, ledgers, MANY_RANGES)
         rows, whole = sum(one.rows for one in chosen), sum(one.is_whole for one in chosen)
         is_whole = is_whole and len(chosen) == len(own)
         self.report = RemovalReport(rows, whole, len(chosen) - whole, left, is_whole)

@@ -91,8 +91,8 @@ class IcebergSink(TableSink[DataFile]):
         # Refuses a table by its part in a fan-out.
         self._check_part = check_part or self._refuse_part
         self._table: Table | None = None
-        # The table as loaded before, which the next `load` takes.
-        self._loaded: Table | None = None
+        # The look before, which the next `load` takes: the table, or None if it was missing.
+        self._look: tuple[Table | None] | None = None
         self._staged: NewTable | None = None
         # The run's first look, kept when the run plans again: a replace must find later landings of other runs.
         self._first: FirstLook | None = None
@@ -108,13 +108,10 @@ class IcebergSink(TableSink[DataFile]):
         LandedByFanOut and TableNotWritable.
         """
         fitness.check_catalog(self._catalog, self._name)
-        try:
-            loaded, self._loaded = self._loaded, None
-            self._table = loaded or fitness.load_table(self._catalog, self._name)
-        except NoSuchIcebergTableError as e:
-            raise fitness.NotIceberg(self._name) from e
-        except NoSuchTableError:
-            self._table = self._change = None
+        look, self._look = self._look, None
+        (self._table,) = look or self._looked()
+        if self._table is None:
+            self._change = None
             self._check_name()
             self._first = self._first or FirstLook()
             return self._missing_table()
@@ -135,6 +132,15 @@ class IcebergSink(TableSink[DataFile]):
             # A mirror accepts repeated events: the newest event of a key wins.
             look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, self._table),
         )
+
+    def _looked(self) -> tuple[Table | None]:
+        """Return a look at the table. Raises NotIceberg."""
+        try:
+            return (fitness.load_table(self._catalog, self._name),)
+        except NoSuchIcebergTableError as e:
+            raise fitness.NotIceberg(self._name) from e
+        except NoSuchTableError:
+            return (None,)
 
     @property
     def has_adopted_files(self) -> bool:
