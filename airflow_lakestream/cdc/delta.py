@@ -18,7 +18,6 @@ from airflow_lakestream.cdc.merge.entries import EntryFiles, MirrorEntries, comp
 from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.history import merger_of
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, REPLACED, SUFFIX
-from airflow_lakestream.cdc.merge.merge import MergeResult
 from airflow_lakestream.cdc.merge.newest import NewestEvents
 from airflow_lakestream.cdc.merge.repair import ChangedSinceAudit, RowRepair
 from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
@@ -120,10 +119,11 @@ class DeltaMirror(DeltaSink):
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Look at the table; return the properties and columns, or None if the table does not exist.
 
-        The look also sets the mirror's id: a new id if the table does not exist. Raises UnfitTable and CannotReplace
-        for a table whose rows can't be deleted.
+        The look also sets the mirror's id: a new id if the table does not exist. The next `load` takes the same look: a
+        second one could find a table that another run has just created. Raises UnfitTable and CannotReplace for a table
+        whose rows can't be deleted.
         """
-        head = self._tables.open(self._name)
+        (head,) = self._look = (self._tables.open(self._name),)
         self.own_id = uuid.uuid4().hex if head is None else id_of(head)
         if head is None:
             return None
@@ -162,25 +162,26 @@ class DeltaMirror(DeltaSink):
         entries = self._entries(mirror, mirror.key or (), landing.lows)
         in_columns = partial(conform, schema=columns)
         merger = merger_of(batch, self._name, mirror, landing, entries, self.hands, written, in_columns)
-        founded: MergeResult | None = None
+        # The first rows of a new mirror are committed with the table.
+        first = merger.merge(None) if self.head is None else None
+        if first is not None and len(first.entries):
+            # Only the run that creates the mirror may replace the entries of a dropped one.
+            self.drive(self.commit_of(memory.founding(), lambda _: DeltaFileChange()))
+            return self.merge(batch, mirror, landing)
 
         def stage(head: DeltaTableHead | None) -> DeltaFileChange:
+            if head is None:
+                assert first is not None, "the files fit no missing table"
+                return DeltaFileChange(new=self.write_noting(written, first.rows) if len(first.rows) else [])
             # Another head needs another decision of the merge.
-            nonlocal founded
-            at = DeltaHead(self._tables, head, columns, order, written, self._folder) if head is not None else None
-            merged = merger.merge(at)
+            at = DeltaHead(self._tables, head, columns, order, written, self._folder)
+            merged = merger.merge(at, lambda: memory.held_by(ledger_store.ledgers(head, self._group).values()))
             merger.remember(merged)
-            # Set only if this attempt creates the table; see `BatchMerger.remember_again`.
-            founded = merged if head is None else None
-            rest = self.write_noting(written, merged.rows) if len(merged.rows) else []
-            return DeltaFileChange(merged.out, [*merged.new, *rest])
+            return DeltaFileChange(merged.out, merged.new)
 
         # `written` has the files of all attempts.
         commit = self.commit_of(landing, stage, written)
-        version = self.drive(replace(commit, checks=(*commit.checks, self._check_same)))
-        if founded is not None:
-            merger.remember_again(founded)
-        return version
+        return self.drive(replace(commit, checks=(*commit.checks, self._check_same)))
 
     def repair(self, repair: RowRepair, mirror: MirrorDesign, landing: Landing) -> int:
         """Commit a repair in a single version; return the version. Raises ChangedSinceAudit."""

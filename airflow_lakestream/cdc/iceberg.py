@@ -55,7 +55,7 @@ from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.deletes import own_deletes, with_deletes
-from airflow_lakestream.tables.schema.change import SchemaChange
+from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
 from airflow_lakestream.tables.schema.columns import fits
 from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow, type_text
 
@@ -77,8 +77,8 @@ def entries_of(
 ) -> MirrorEntries:
     """Return a mirror's entries, in an Iceberg table.
 
-    Entries with another id are of a dropped mirror of the same name, and do not count: their table is dropped before
-    the first entry is added.
+    Entries with another id are of a dropped mirror of the same name, and do not count: the first commit takes their
+    place, and the place of the columns of another key.
 
     :param name: the mirror's name.
     :param mirror: the mirror's table, existing or staged.
@@ -90,31 +90,45 @@ def entries_of(
     own_id, columns = mirror_id(mirror.metadata), Schema(*(mirror.schema().find_field(one) for one in key))
     # The key's types may become wider, as in the mirror's table.
     design = memory.design_of_entries(arrow_schema(columns), own_id, SchemaEvolution.WIDEN, further)
-    sink = IcebergSink(catalog, f"{name}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
+    own_name = f"{name}{SUFFIX}"
+    sink = IcebergSink(catalog, own_name, ENTRIES_GROUP, design, allow_group_overlap=True)
     compact = partial(compacted, key=key, lows=lows or {}, every=every)
+
+    def is_of_dropped_mirror(table: Table) -> bool:
+        return bool(table.properties.get(MIRROR_ID) != own_id)
+
+    def change_of_key(table: Table) -> SchemaChange | None:
+        if not is_of_dropped_mirror(table):
+            return None
+        return swapped_columns(own_name, table.metadata, whole_schema(design, None), ())
+
+    sink.starts_over = change_of_key
 
     def open_files() -> EntryFiles | None:
         # `add` takes the table of this look.
         table = sink.look()
-        if table is None or table.properties.get(MIRROR_ID) != own_id:
+        if table is None or is_of_dropped_mirror(table):
             return None
         head = IcebergHead(table.metadata, table.metadata, table.io)
         return EntryFiles(entry_files(head, key), table.schema().as_arrow())
 
-    def add(entries: pa.Table) -> None:
-        there = sink.looked_at or sink.look()
-        if there is not None and there.properties.get(MIRROR_ID) != own_id:
-            catalog.drop_table(f"{name}{SUFFIX}")
-            sink.look()
-        memory.commit_entries(sink, partial(_commit_compacting, sink, compact), entries)
-
-    return MirrorEntries(open_files, add)
+    return MirrorEntries(
+        open_files,
+        partial(memory.commit_entries, sink, partial(_commit_compacting, sink, is_of_dropped_mirror, compact)),
+    )
 
 
 def _commit_compacting(
-    sink: IcebergSink, compact: Callable[[IcebergHead], list[DataFile] | None], landing: Landing
+    sink: IcebergSink,
+    is_of_dropped_mirror: Callable[[Table], bool],
+    compact: Callable[[IcebergHead], list[DataFile] | None],
+    landing: Landing,
 ) -> int:
-    """Commit the taken entries; return the snapshot's id. In an existing table, the same commit compacts files."""
+    """Commit the taken entries; return the snapshot's id.
+
+    In an existing table, the same commit compacts files. If the table has the entries of a dropped mirror, the commit
+    removes these entries.
+    """
     if sink.loaded is None:
         return sink.commit(landing)
     written: list[DataFile] = []
@@ -122,7 +136,7 @@ def _commit_compacting(
     # Called for each commit attempt, with the table of the attempt.
     def condense(table: Table) -> FileRewrite:
         head = IcebergHead(table.metadata, sink.target().metadata, table.io, written)
-        new = compact(head)
+        new = () if is_of_dropped_mirror(table) else compact(head)
         return FileRewrite((), ()) if new is None else FileRewrite(with_deletes(head.files()), new)
 
     return sink.rewrite(landing, condense, written)
@@ -141,9 +155,10 @@ class IcebergMirror(IcebergSink):
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Load the table; return the properties and columns, or None if the table does not exist.
 
-        The table is kept for the next `load`. Raises the errors of `fitness` for an unfit table.
+        The next `load` takes the same look: a second one could find a table that another run has just created. Raises
+        the errors of `fitness` for an unfit table.
         """
-        if (table := self.look()) is None:
+        if (table := self.look(keeps_missing=True)) is None:
             return None
         fitness.check_metadata(table.metadata, self._name)
         return table.metadata.properties, arrow_schema(table.metadata.schema())
@@ -190,23 +205,22 @@ class IcebergMirror(IcebergSink):
         merger = merger_of(batch, self._name, mirror, landing, entries, self.hands, written, in_columns)
         merger.borrowed = self.borrowed
         if not self.is_there:
-            # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)
-            if self._catalog.table_exists(self._name):
-                # Adding entries now would drop the other mirror's entries, as if that mirror were dropped.
-                raise StaleFiles(self._name, "another run created the table")
-            merger.remember(merged)
+            if len(merged.entries):
+                # Only the run that creates the mirror may replace the entries of a dropped one.
+                self._drive(self.commit_of(memory.founding()), ())
+                return self.merge(batch, mirror, landing)
+            # The first rows of a new mirror are committed with the table.
             self.write(merged.rows, NO_TOPIC)
-            done = self.commit(landing)
-            merger.remember_again(merged)
-            return done
+            return self.commit(landing)
 
         # Called for each commit attempt: another head needs another decision of the merge.
         def rewrite(table: Table) -> FileRewrite:
             if mirror_id(table.metadata) != mirror_id(target.metadata):
                 # Its entries are of the new id; entries of the old one would remove these.
                 raise RefusalCarrier(StaleFiles(self._name, REPLACED))
-            merged = merger.merge(IcebergHead(table.metadata, target.metadata, table.io, written, self._folder))
+            head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
+            merged = merger.merge(head, lambda: memory.held_by(ledger_store.ledgers(table, self._group).values()))
             merger.remember(merged)
             return _changed_files(merged)
 

@@ -46,6 +46,11 @@ from airflow_lakestream.tables.retention import (
 )
 from airflow_lakestream.tables.takeout import REMAINDER_BYTES
 
+# The remedy for old rows with too many ranges of offsets. Receipts by hand are only for Iceberg tables.
+MANY_RANGES = (
+    "Land the topic in a new table that is partitioned by a column of the time, such as a date: files of old rows are "
+    "then removed whole. Partition columns of a Delta table can't be changed."
+)
 _OldAddedFile = OldRowFile[Add, list[Add]]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Statistics have milliseconds, which some writers get by cutting the rest off.
@@ -127,7 +132,7 @@ class _DeltaOldRowRemoval:
         files, left = _candidates(head, cutoff, self.rule.exact)
         found, is_whole = self._look(_DeltaOldRowReader(self.tables.store(self.name), head, cutoff), files)
         own = [one for one in found if self._is_own(groups_of(self.name, one.positions, ledgers), ledgers)]
-        chosen, changes = within_bound(self.name, own, lambda one: one.positions, ledgers)
+        chosen, changes = within_bound(self.name, own, lambda one: one.positions, ledgers, MANY_RANGES)
         self.report = RemovalReport.of(chosen, left, is_whole=is_whole and len(chosen) == len(own))
         if not chosen:
             raise _NoOldRowsOfGroup(self.name)

@@ -141,6 +141,8 @@ class DeltaSink(TableSink[Add]):
         super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._tables = tables
         self._head: DeltaTableHead | None = None
+        # The look before, which the next `load` takes: the table, or None if it was missing.
+        self._look: tuple[DeltaTableHead | None] | None = None
         # The version at the run's first look, kept when the run plans again: a replace must find later landings.
         self._first_version: int | None = None
         # Whether the next commit takes the place of all rows and columns of the table at a head.
@@ -158,7 +160,9 @@ class DeltaSink(TableSink[Add]):
         A table or a location that can't be landed in is refused: raises PlaceNotWritable, DamagedLog, UnfitTable,
         LedgerTakenAway and TableNotWritable.
         """
-        self._head = head = self._tables.open(self._name)
+        look, self._look = self._look, None
+        (head,) = look or (self._tables.open(self._name),)
+        self._head = head
         check_place(self._tables, self._name)
         if self._first_version is None:
             self._first_version = -1 if head is None else head.version

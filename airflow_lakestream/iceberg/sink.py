@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -92,8 +91,10 @@ class IcebergSink(TableSink[DataFile]):
         # Refuses a table by its part in a fan-out.
         self._check_part = check_part or self._refuse_part
         self._table: Table | None = None
-        # The table as loaded before, which the next `load` takes.
-        self._loaded: Table | None = None
+        # Returns the change of columns if the next commit takes the place of all rows and columns of a table, or None.
+        self.starts_over: Callable[[Table], SchemaChange | None] = lambda _: None
+        # The look before, which the next `load` takes: the table, or None if it was missing.
+        self._look: tuple[Table | None] | None = None
         self._staged: NewTable | None = None
         # The run's first look, kept when the run plans again: a replace must find later landings of other runs.
         self._first: FirstLook | None = None
@@ -109,13 +110,10 @@ class IcebergSink(TableSink[DataFile]):
         LandedByFanOut and TableNotWritable.
         """
         fitness.check_catalog(self._catalog, self._name)
-        try:
-            loaded, self._loaded = self._loaded, None
-            self._table = loaded or fitness.load_table(self._catalog, self._name)
-        except NoSuchIcebergTableError as e:
-            raise fitness.NotIceberg(self._name) from e
-        except NoSuchTableError:
-            self._table = self._change = None
+        look, self._look = self._look, None
+        (self._table,) = look or self._looked()
+        if self._table is None:
+            self._change = None
             self._check_name()
             self._first = self._first or FirstLook()
             return self._missing_table()
@@ -137,17 +135,23 @@ class IcebergSink(TableSink[DataFile]):
             look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, self._table),
         )
 
-    def look(self) -> Table | None:
-        """Load the table, which the next `load` takes; return it, or None if it is missing."""
-        self._loaded = None
-        with suppress(NoSuchTableError):
-            self._loaded = fitness.load_table(self._catalog, self._name)
-        return self._loaded
+    def look(self, *, keeps_missing: bool = False) -> Table | None:
+        """Load the table, which the next `load` takes; return it, or None if it is missing. Raises NotIceberg.
 
-    @property
-    def looked_at(self) -> Table | None:
-        """The table of the last `look`, until `load` takes it."""
-        return self._loaded
+        :param keeps_missing: whether the next `load` also takes a missing table, and does not look again.
+        """
+        (table,) = look = self._looked()
+        self._look = look if table is not None or keeps_missing else None
+        return table
+
+    def _looked(self) -> tuple[Table | None]:
+        """Return a look at the table. Raises NotIceberg."""
+        try:
+            return (fitness.load_table(self._catalog, self._name),)
+        except NoSuchIcebergTableError as e:
+            raise fitness.NotIceberg(self._name) from e
+        except NoSuchTableError:
+            return (None,)
 
     @property
     def has_adopted_files(self) -> bool:
@@ -291,6 +295,8 @@ class IcebergSink(TableSink[DataFile]):
 
     def _check_design(self, table: Table) -> SchemaChange:
         fitness.check_table(table)
+        if (change := self.starts_over(table)) is not None:
+            return change
         design = self._design
         self._check_part(table)
         if MIRROR not in design.notes:

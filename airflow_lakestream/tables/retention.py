@@ -288,7 +288,11 @@ def groups_of(table: str, removed: RemovedPositions, ledgers: Mapping[str, Ledge
 
 
 def within_bound(
-    table: str, found: Sequence[Item], positions: Callable[[Item], RemovedPositions], ledgers: Mapping[str, Ledger]
+    table: str,
+    found: Sequence[Item],
+    positions: Callable[[Item], RemovedPositions],
+    ledgers: Mapping[str, Ledger],
+    remedy: str,
 ) -> tuple[Sequence[Item], Mapping[str, Mapping[TopicIdentity, TopicEntry]]]:
     """Return the files to remove, and the changes of ledger entries by group: the oldest files within MOST_RANGES.
 
@@ -296,6 +300,7 @@ def within_bound(
 
     :param found: files with old rows, oldest first.
     :param positions: returns the offsets of a file's old rows.
+    :param remedy: the remedy for a file with more ranges, which the table's format decides.
     """
     chosen = found
     while chosen:
@@ -305,10 +310,6 @@ def within_bound(
         chosen = chosen[: len(chosen) // 2]
     if found:
         problem = f"the offsets of old rows have more than {MOST_RANGES:,} ranges between those of newer rows."
-        remedy = (
-            "Partition the table by the time; or delete the rows by an engine, and run `lakestream ledger forget` "
-            "with whole ranges, such as --rows 'topic[0]:0-5000'."
-        )
         raise RetentionRefused(table, problem, remedy)
     return (), {}
 

@@ -7,7 +7,7 @@ version may have several records, or records leave values out, are records taken
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,6 +46,7 @@ from airflow_lakestream.cdc.merge.values import Borrowed, ValueMissing, as_bytes
 from airflow_lakestream.cdc.merge.versions import KnownRecords, RowVersions
 from airflow_lakestream.cdc.rows import HistoryRules, RowStrategy
 from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.connect.unavailable import Mask, left_out
 from airflow_lakestream.tables.rising import Numbers
 from airflow_lakestream.tables.row_buffer import one_array
@@ -57,13 +58,13 @@ _TIME = pa.timestamp("us", "UTC")
 class HistoryMerger(BatchMerger):
     """Merge of a batch whose records begin, go on with or end versions of their key."""
 
-    def merge(self, head: MirrorHead | None) -> MergeResult:
+    def merge(self, head: MirrorHead | None, held: Callable[[], RangeSet] = RangeSet) -> MergeResult:
         """Decide about a batch's rows for a head, and write the files; see `BatchMerger.merge`.
 
         Raises MirrorStopped for records in unknown order, ValueMissing, and the errors of `look`.
         """
-        held = head.files() if head is not None else []
-        memory, reached, results = self._looked_up(head, held)
+        files = head.files() if head is not None else []
+        memory, reached, results = self._looked_up(head, files, held)
         self.batch = replace(self.batch, rows=behind(self.batch.rows, memory.snapshots))
         known = KnownRecords.of(self.batch, results, memory, self.key)
         order, repeated = known.in_order(of_log=self._rules.of_log)
@@ -83,7 +84,7 @@ class HistoryMerger(BatchMerger):
             found, bases = RowVersions(known.take(kept), kept, hits), np.zeros(0, np.int64)
         found.end(cuts, of_log=self._rules.of_log)
         return self._changed(
-            head, held, reached, results, _ChangedRows.of(known, found), _AbsentValues(known, bases, absent, moved[1])
+            head, files, reached, results, _ChangedRows.of(known, found), _AbsentValues(known, bases, absent, moved[1])
         )
 
     @property

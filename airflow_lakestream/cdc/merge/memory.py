@@ -17,16 +17,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, POSITION, TIME, VERSION, version_schema
+from airflow_lakestream.cdc.columns import COMMIT, OFFSET, PARTITION, POSITION, TIME, VERSION, version_schema
 from airflow_lakestream.cdc.keys.identity import by_place, greatest_of_each, places
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.snapshots import Version, by_version, cut_of, is_later, is_mark, versions
 from airflow_lakestream.cdc.rows import VersionCut
-from airflow_lakestream.core.ledger import Landing, TopicIdentity
+from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity, union
 from airflow_lakestream.core.names import DELETED
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import or_discard
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.connect.unavailable import Mask
+from airflow_lakestream.tables.coordinates import is_within
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.sink import TableSink
@@ -47,10 +49,28 @@ NO_TOPIC = TopicIdentity("", "", "")
 
 @dataclass(frozen=True)
 class MirrorMemory:
-    """A mirror's memory as read by a merge; `key` are the columns of the mirror's key."""
+    """A mirror's memory as read by a merge.
+
+    :param key: the columns of the mirror's key.
+    :param entries: the entries of landed events.
+    :param ahead: the entries of events that are not landed: a landing failed after it wrote them, or the mirror was
+        rolled back. These events come with a later landing, which decides with all events before them.
+    """
 
     key: tuple[str, ...]
     entries: pa.Table | None
+    ahead: pa.Table | None = None
+
+    @classmethod
+    def of(cls, key: tuple[str, ...], entries: pa.Table | None, held: Callable[[], RangeSet]) -> MirrorMemory:
+        """Return the memory at a head.
+
+        :param held: returns the offsets that the head's ledgers hold.
+        """
+        if entries is None or not len(entries):
+            return cls(key, entries)
+        landed = pa.array(_is_landed(entries, held()))
+        return cls(key, entries.filter(landed), entries.filter(pc.invert(landed)))
 
     @cached_property
     def truncated(self) -> Version | None:
@@ -94,9 +114,9 @@ class MirrorMemory:
 
     def knows_deletion(self, row: pa.Table) -> bool:
         """Return whether a row's key was deleted at or after the row's place in the source."""
-        if self.entries is None:
+        if self._every is None:
             return False
-        entries = self.entries.filter(self.entries[self.key[0]].is_valid())
+        entries = self._every.filter(self._every[self.key[0]].is_valid())
         own = entries.filter(pa.array(places(entries, row.select(list(self.key)), self.key) >= 0))
         mine = (row[COMMIT][0].as_py(), row[POSITION][0].as_py())
         return any(one >= mine for one in zip(own[COMMIT].to_pylist(), own[POSITION].to_pylist(), strict=True))
@@ -124,7 +144,35 @@ class MirrorMemory:
 
     @cached_property
     def _kept(self) -> pa.Table | None:
-        return None if self.entries is None else self.entries.filter(self.entries[row_column(self.key)].is_valid())
+        return None if self._every is None else self._every.filter(self._every[row_column(self.key)].is_valid())
+
+    @cached_property
+    def _every(self) -> pa.Table | None:
+        # A deletion and the values of its row are facts, also if the event is not landed.
+        tables = [one for one in (self.entries, self.ahead) if one is not None]
+        return pa.concat_tables(tables) if tables else None
+
+
+def _is_landed(entries: pa.Table, held: RangeSet) -> Mask:
+    """Return a mask of the entries whose events are landed.
+
+    Entries do not contain their topic: an offset that any topic holds counts.
+    """
+    partitions, offsets = entries[PARTITION].to_numpy(), entries[OFFSET].to_numpy()
+    # A snapshot's mark has the offset of its first event, see `snapshots.with_ends`.
+    offsets = np.where(offsets < 0, -1 - offsets, offsets)
+    landed, known = np.zeros(len(entries), np.bool_), {*np.unique(partitions).tolist()}
+    for topic, partition in held.partitions:
+        if partition in known:
+            own = np.flatnonzero(partitions == partition)
+            within = is_within(pa.chunked_array([offsets[own]]), held.intervals(topic, partition))
+            landed[own] |= within.to_numpy(zero_copy_only=False)
+    return landed
+
+
+def held_by(ledgers: Iterable[Ledger]) -> RangeSet:
+    """Return the offsets that any of the ledgers of a mirror holds."""
+    return union(entry.held for ledger in ledgers for entry in ledger.topics.values())
 
 
 def row_column(key: Sequence[str]) -> str:
@@ -170,6 +218,12 @@ def commit_entries(table: TableSink[Any], commit: Callable[[Landing], int], entr
         table.load(name)
         table.write(entries, NO_TOPIC)
         commit(Landing(name, name, {}))
+
+
+def founding() -> Landing:
+    """Return the empty landing that creates a mirror before its first entries: only one of concurrent runs can."""
+    name = f"founding {uuid.uuid4().hex}"
+    return Landing(name, name, {})
 
 
 def last_of_each(entries: pa.Table, key: Sequence[str]) -> pa.Table:

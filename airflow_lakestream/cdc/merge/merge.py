@@ -7,7 +7,7 @@ into other files. The decision is for one head; another head needs a new one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -43,6 +43,7 @@ from airflow_lakestream.cdc.merge.snapshots import behind, is_before, is_gone, i
 from airflow_lakestream.cdc.merge.values import Borrowed, OldRows, RowValues
 from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.core.policies import MergeMode
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers, distinct
 from airflow_lakestream.tables.row_buffer import no_rows
@@ -121,17 +122,18 @@ class BatchMerger:
     borrowed: Borrowed | None = None
     _judged: GuardedRowCheck = field(init=False)
 
-    def merge(self, head: MirrorHead | None) -> MergeResult:
+    def merge(self, head: MirrorHead | None, held: Callable[[], RangeSet] = RangeSet) -> MergeResult:
         """Decide about a batch's rows for a head, and write the files; return the result for the commit.
 
         If the table does not exist yet, no file is written, and the result has the rows. Raises ValueMissing,
         MirrorStopped, and the errors of `look`.
 
         :param head: the head of this commit attempt, or None if the table does not exist yet.
+        :param held: returns the offsets that the head's ledgers hold: entries of other events do not count.
         """
         # 1. Look up the keys in the table's files and in the memory. Events behind a known snapshot get later places.
-        held = head.files() if head is not None else []
-        memory, reached, found = self._ranked(*self._looked_up(head, held))
+        files = head.files() if head is not None else []
+        memory, reached, found = self._ranked(*self._looked_up(head, files, held))
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
         # 2. Decide which events are late, and which rows of the table are replaced or deleted.
@@ -162,7 +164,7 @@ class BatchMerger:
         entries = _without_ranks(self._entries(values, deletes))
         # For executors the rows are pickled, which is one more copy of them.
         del values, old
-        return self._written(head, held, changes, incoming, entries)
+        return self._written(head, files, changes, incoming, entries)
 
     def _written(
         self,
@@ -192,16 +194,8 @@ class BatchMerger:
         if len(merged.entries):
             self.entries.add(merged.entries)
 
-    def remember_again(self, merged: MergeResult) -> None:
-        """Add the entries again if a concurrent first run has dropped the entries as a dropped mirror's.
-
-        Call it after a mirror's first commit: only the commit decides whose entries count.
-        """
-        if len(merged.entries) and self.entries.open() is None:
-            self.entries.add(merged.entries)
-
     def _looked_up(
-        self, head: MirrorHead | None, held: Sequence[File]
+        self, head: MirrorHead | None, files: Sequence[File], held: Callable[[], RangeSet]
     ) -> tuple[MirrorMemory, list[File], list[LookupResult]]:
         """Return the memory of the batch's keys, the files with possible rows, and the lookup result of each file."""
         batch, search = self.batch, KeySearch(self.batch.rows, self.key)
@@ -212,13 +206,13 @@ class BatchMerger:
             lookup = KeyLookup(
                 head, search, self.key, self.strategy, batch.truncated, self._since(), batch.history, beside
             )
-            reached = lookup.reached(held if batch.repeats is None else batch.repeats.reached(head, held, batch.rows))
+            reached = lookup.reached(files if batch.repeats is None else batch.repeats.reached(head, files, batch.rows))
             works.append(MergeWork(lookup, reached, sum(map(head.bytes_in, reached))))
         if opened is not None:
             works.append(opened.wanted(self.key, search))
         done = self.hands.do(*works)
         entries = opened.joined(chain.from_iterable(done[-1])) if opened is not None else None
-        return MirrorMemory(self.key, entries), reached, done[0] if head is not None else []
+        return MirrorMemory.of(self.key, entries, held), reached, done[0] if head is not None else []
 
     def _ranked(
         self, memory: MirrorMemory, reached: list[File], results: list[LookupResult]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     DataFile,
@@ -24,13 +25,14 @@ from pyiceberg.table.update import TableUpdate, _apply_table_update, _TableMetad
 from pyiceberg.utils.properties import property_as_bool
 
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.iceberg.commit.commit import TableCommit
+from airflow_lakestream.core.ports import StaleFiles
+from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from airflow_lakestream.iceberg.commit.manifest_writers import (
     ManifestWriters,
     Producer,
 )
-from airflow_lakestream.iceberg.commit.new_table import NewTable
+from airflow_lakestream.iceberg.commit.new_table import NAMESPACE_GONE, NewTable
 from airflow_lakestream.iceberg.commit.row_delta import RowDelta, is_data
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.schema.change import SchemaChange
@@ -114,7 +116,7 @@ class CommitAttempt:
         """
         if self._new is not None:
             return self._create(self._new, files)
-        current = self._catalog.load_table(self.name)
+        current = self._present_table()
         if self.producers and (landed := self.guard.landed_in(current)) is not None:
             return landed
         self.guard.commit.check_fit(current)
@@ -132,6 +134,15 @@ class CommitAttempt:
         transaction.commit_transaction()
         return self._landed(table)
 
+    def _present_table(self) -> Table:
+        try:
+            return self._catalog.load_table(self.name)
+        except NoSuchTableError:
+            # An unknown outcome of an earlier attempt is the more important error.
+            if self.reached_catalog:
+                raise
+            raise RefusalCarrier(StaleFiles(self.name, "the table was dropped")) from None
+
     def _create(self, new: NewTable, files: Sequence[DataFile]) -> int:
         """Create the table with the first snapshot; the transaction keeps the updates for another try."""
         new.table.catalog = self.guard.as_catalog()
@@ -139,7 +150,14 @@ class CommitAttempt:
             # A private method of PyIceberg, for columns that appeared after the table was staged.
             new.transaction._stage(self.guard.commit.change.updates())
             append_files(new.transaction, files, self.summary, self.producers)
-        new.transaction.commit_transaction()
+        is_first_request = not self.reached_catalog
+        try:
+            new.transaction.commit_transaction()
+        except NoSuchNamespaceError:
+            # An earlier request without an answer may be applied once the namespace is there again.
+            if not is_first_request:
+                raise
+            raise RefusalCarrier(StaleFiles(self.name, NAMESPACE_GONE)) from None
         return self._landed(new.table)
 
     def look(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
+from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchNamespaceError, TableAlreadyExistsError
 from pyiceberg.schema import Schema
 from pyiceberg.table import CreateTableTransaction, Table
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
@@ -29,6 +29,9 @@ DEFAULT_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "commit.manifest-merge.enabled": "true",
 }
+
+# A run that ends without a table drops the namespace that it has made, if the namespace is empty.
+NAMESPACE_GONE = "another run dropped the namespace"
 
 
 def planned(schema: Schema, design: TableDesign) -> TableMetadata:
@@ -80,6 +83,8 @@ class NewTable:
         except TableAlreadyExistsError as e:
             # Most catalogs check this only on commit.
             raise StaleFiles(name, "another run created the table") from e
+        except NoSuchNamespaceError as e:
+            raise StaleFiles(name, NAMESPACE_GONE) from e
         except BaseException as e:
             if made:
                 _drop_namespace(catalog, name)

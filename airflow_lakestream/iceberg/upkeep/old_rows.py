@@ -57,6 +57,11 @@ from airflow_lakestream.tables.takeout import FILES_AT_ONCE
 _OldDataFile = OldRowFile[LiveFile, RewrittenGroup]
 # Key in the summary of a removal: the number of rows.
 SUMMARY_OLD_ROWS = "lakestream.old-rows-removed"
+# The remedy for old rows with too many ranges of offsets.
+MANY_RANGES = (
+    "Partition the table by the time; or delete the rows by an engine, and run `lakestream ledger forget` "
+    "with whole ranges, such as --rows 'topic[0]:0-5000'."
+)
 
 
 def age_of(metadata: TableMetadata, file: DataFile, cutoff: RowCutoff) -> FileAge:
@@ -192,13 +197,13 @@ class _IcebergOldRowRemoval:
         files, left = _candidates(table, cutoff, self.rule.exact)
         found = self._look(reader, files)
         ledgers = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
-        chosen, changes = within_bound(self.name, found, lambda one: one.positions, ledgers)
+        chosen, changes = within_bound(self.name, found, lambda one: one.positions, ledgers, MANY_RANGES)
         self.chosen = chosen = self._with_remainders(reader, chosen)
         if not chosen:
             self.report = RemovalReport(left=left, is_whole=not self.is_cut)
             return None
         if len(chosen) < len(found):
-            _, changes = within_bound(self.name, chosen, lambda one: one.positions, ledgers)
+            _, changes = within_bound(self.name, chosen, lambda one: one.positions, ledgers, MANY_RANGES)
         self.report = RemovalReport.of(chosen, left, is_whole=not self.is_cut and len(chosen) == len(found))
         new = [(file, one.file.sequence) for one in chosen if one.remainder for file in one.remainder.new]
         operation = Operation.OVERWRITE if new else Operation.DELETE
