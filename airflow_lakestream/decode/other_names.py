@@ -23,7 +23,7 @@ from airflow_lakestream.decode.avro.schema import (
 )
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.keys import ColumnDecoder
-from airflow_lakestream.decode.protobuf.schema import ProtobufSchema, compile_proto
+from airflow_lakestream.decode.protobuf.schema import ProtobufSchema, compile_proto, is_map
 from airflow_lakestream.decode.values.outcome import DecoderResult, SchemaRefused
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.client import RegisteredSchema, SchemaText
@@ -171,7 +171,10 @@ def proto_of(schema: RegisteredSchema) -> ProtobufSchema:
 
 def identity_of(field: Any) -> tuple[Any, ...]:
     """Return the mark of a field in a Protobuf message: number and type, as numbers may be reused."""
-    inner = None if field.message_type is None else field.message_type.full_name
+    inner: Any = None if field.message_type is None else field.message_type.full_name
+    if is_map(field):
+        # The compiler makes the name of a map's entries from the name of the field.
+        inner = tuple(map(identity_of, field.message_type.fields))
     return field.number, field.type, bool(field.is_repeated), inner
 
 

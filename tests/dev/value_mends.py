@@ -65,6 +65,22 @@ MENDS = (
         "tests/unit/decode/test_other_names.py::test_protobufs_fields_are_known_by_their_numbers",
     ),
     CrossingMutant(
+        "a map of Protobuf that the name of its entries makes another field",
+        "airflow_lakestream/decode/other_names.py",
+        "    if is_map(field):\n",
+        "    if is_map(field) and inner is None:\n",
+        "units",
+        "tests/unit/decode/test_other_names.py::test_protobufs_fields_are_known_by_their_numbers",
+    ),
+    CrossingMutant(
+        "records that have not the names that the registry's other versions give to their fields",
+        "airflow_lakestream/decode/other_names.py",
+        "for one in versions if (node := _avro_node(one)) is not None",
+        "for one in () if (node := _avro_node(one)) is not None",
+        "units",
+        "tests/unit/decode/test_other_names.py::test_all_versions_fill_the_column_whichever_of_the_names_it_has",
+    ),
+    CrossingMutant(
         "a table that grows by a column which it has by another name",
         "airflow_lakestream/decode/other_names.py",
         "known = held[places[name]] if name in places else None",

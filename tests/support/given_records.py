@@ -117,7 +117,9 @@ class GivenLake:
         if self.schemas:
             payload: Any = job.decoders
             # In the place of the client that the payload would make for itself.
-            vars(payload.payload)["registry_client"] = FakeRegistry(self.schemas)
+            vars(payload.payload)["registry_client"] = FakeRegistry(
+                self.schemas, {f"{TOPIC.topic}-value": sorted(self.schemas)}
+            )
         topic: Any = GivenTopic(given)
         return replace(job, source=topic, reader=topic)
 

@@ -136,34 +136,49 @@ def test_a_registry_without_the_subject_leaves_a_fields_own_aliases() -> None:
 
 
 PROTOS = [
-    "message In {string a = 1;} message R {int64 id = 1; string name = 2; In inner = 3; repeated In many = 4;}",
-    "message In {string b = 1;} message R {int64 id = 1; string user_name = 2; In inside = 3; repeated In all = 4;}",
+    "message In {string a = 1;} message R {int64 id = 1; string name = 2; In inner = 3; repeated In many = 4; "
+    "map<string, In> by = 5; map<string, int64> counts = 6;}",
+    "message In {string b = 1;} message R {int64 id = 1; string user_name = 2; In inside = 3; repeated In all = 4; "
+    "map<string, In> by_key = 5; map<string, int64> numbers = 6;}",
 ]
 FILES = [f'syntax = "proto3"; package p; {text}' for text in PROTOS]
-NAMES = [("name", "inner", "many", "a"), ("user_name", "inside", "all", "b")]
+NAMES = [("name", "inner", "many", "by", "counts", "a"), ("user_name", "inside", "all", "by_key", "numbers", "b")]
 
 
 @pytest.mark.parametrize("wanted", [0, 1])
 def test_protobufs_fields_are_known_by_their_numbers(wanted: int) -> None:
     values = []
-    for number, (text, (name, inner, many, leaf)) in enumerate(zip(FILES, NAMES, strict=True), 1):
+    for number, (text, (name, inner, many, by, counts, leaf)) in enumerate(zip(FILES, NAMES, strict=True), 1):
         message = message_factory.GetMessageClass(compile_proto(text).descriptor((1,)))
         row = {"id": number, name: "x", inner: {leaf: "y"}, many: [{leaf: "z"}]}
+        row |= {by: {"k": {leaf: "m"}}, counts: {"k": 7}}
         values.append(b"\0" + number.to_bytes(4, "big") + b"\2\2" + message(**row).SerializeToString())
-    name, inner, many, leaf = NAMES[wanted]
+    name, inner, many, by, counts, leaf = NAMES[wanted]
     kind = pa.struct([(leaf, pa.string())])
-    schema = pa.schema([(name, pa.string()), (inner, kind), (many, pa.list_(kind))])
+    maps = [(by, pa.map_(pa.string(), kind)), (counts, pa.map_(pa.string(), pa.int64()))]
+    schema = pa.schema([(name, pa.string()), (inner, kind), (many, pa.list_(kind)), *maps])
     decoded = ProtobufDecoder(schema, registry=registry(*FILES, kind="PROTOBUF")).decode(batch(values))
     assert not decoded.bad
-    assert decoded.rows.to_pylist() == [{name: "x", inner: {leaf: "y"}, many: [{leaf: "z"}]}] * 2
+    row = {name: "x", inner: {leaf: "y"}, many: [{leaf: "z"}], by: [("k", {leaf: "m"})], counts: [("k", 7)]}
+    assert decoded.rows.to_pylist() == [row] * 2
 
 
-def test_a_number_that_is_used_again_for_another_type_is_another_field() -> None:
-    texts = [f'syntax = "proto3"; message R {{int64 id = 1; {text} = 2;}}' for text in ("string note", "int64 count")]
+@pytest.mark.parametrize(
+    ("fields", "given", "column"),
+    [
+        (("string note", "int64 count"), 5, pa.string()),
+        (("map<string, string> note", "map<string, int64> count"), {"k": 5}, pa.map_(pa.string(), pa.string())),
+    ],
+)
+def test_a_number_that_is_used_again_for_another_type_is_another_field(
+    fields: tuple[str, str], given: Any, column: pa.DataType
+) -> None:
+    texts = [f'syntax = "proto3"; message R {{int64 id = 1; {text} = 2;}}' for text in fields]
     message = message_factory.GetMessageClass(compile_proto(texts[1]).descriptor((0,)))
-    value = b"\0\0\0\0\2\0" + message(id=1, count=5).SerializeToString()
-    schema = pa.schema([("id", pa.int64()), ("note", pa.string())])
+    value = b"\0\0\0\0\2\0" + message(id=1, count=given).SerializeToString()
+    schema = pa.schema([("id", pa.int64()), ("note", column)])
     decoded = ProtobufDecoder(schema, registry=registry(*texts, kind="PROTOBUF")).decode(batch([value]))
+    assert not decoded.bad
     assert decoded.rows.to_pylist() == [{"id": 1, "note": None}]
 
 
@@ -185,6 +200,9 @@ def test_a_table_grows_by_no_column_that_it_has_by_another_name() -> None:
     assert found.field("who").type == who
     texts = [f'syntax = "proto3"; message R {{int64 id = 1; string {name} = 2;}}' for name in ("name", "user_name")]
     assert newest("PROTOBUF", texts, held).names == ["id", "name"]
+    texts = [f'syntax = "proto3"; message R {{map<string, int64> {name} = 2;}}' for name in ("counts", "numbers")]
+    held = pa.schema([("counts", pa.map_(pa.string(), pa.int64()))])
+    assert newest("PROTOBUF", texts, held).names == ["counts"]
 
 
 @st.composite

@@ -18,6 +18,8 @@ from tests.unit.landed.landing import Source
 
 # Of the version whose fields have other names.
 _RENAMED_FRAME = b"\0\0\0\0\x08"
+# Fields whose columns have the names of that version; the other columns have the names of the version before.
+_RENAMED_COLUMNS = frozenset({"bo", "d", "tz", "ds", "en", "li", "mp", "ti", "u"})
 _EPOCH = datetime(1970, 1, 1)
 _MICRO = json_texts.MICRO
 _UTC, _LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")
@@ -31,6 +33,7 @@ _INNER = {"type": "record", "name": "inner", "fields": [
     {"name": "a", "type": "long"}, {"name": "t", "type": ["null", _logical("long", "timestamp-micros")]},
 ]}  # fmt: skip
 _INNER_TYPE = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("t", _UTC)])
+_RENAMED_INNER_TYPE = pa.struct([pa.field("a_2", pa.int64(), nullable=False), pa.field("t_2", _UTC)])
 # Names, what is written, and the columns; all but the first may be null.
 FIELDS: list[tuple[str, Any, pa.DataType]] = [
     ("id", "long", pa.int64()),
@@ -51,7 +54,7 @@ FIELDS: list[tuple[str, Any, pa.DataType]] = [
     ("en", {"type": "enum", "name": "e", "symbols": ["A", "B"]}, pa.string()),
     ("st", _INNER, _INNER_TYPE),
     ("li", {"type": "array", "items": ["null", {**_INNER, "name": "item"}]},
-     pa.list_(pa.field("element", _INNER_TYPE))),
+     pa.list_(pa.field("element", _RENAMED_INNER_TYPE))),
     ("mp", {"type": "map", "values": _logical("bytes", "decimal", precision=20, scale=0)},
      pa.map_(pa.string(), pa.field("value", pa.decimal128(20, 0), nullable=False))),
 ]  # fmt: skip
@@ -80,7 +83,13 @@ def source(table_format: str) -> Source:
     schema = {"type": "record", "name": "r", "fields": [
         {"name": name, "type": kind if name == "id" else ["null", kind]} for name, kind, _ in fields
     ]}  # fmt: skip
-    columns = pa.schema([pa.field(name, kind, nullable=name != "id") for name, _, kind in fields])
+    renamed = _renamed(schema)
+    both = zip(schema["fields"], renamed["fields"], strict=True)
+    in_table = {**schema, "fields": [new if old["name"] in _RENAMED_COLUMNS else old for old, new in both]}
+    columns = pa.schema([
+        pa.field(one["name"], kind, nullable=name != "id")
+        for one, (name, _, kind) in zip(in_table["fields"], fields, strict=True)
+    ])  # fmt: skip
 
     def payload(rng: Random) -> bytes | None:
         if rng.random() < 0.005:
@@ -93,9 +102,9 @@ def source(table_format: str) -> Source:
     def row(value: bytes | None) -> dict[str, Any]:
         if value is None or not value.startswith((FRAME, _RENAMED_FRAME)):
             raise avro_oracle.Bad("frame")
-        return avro_oracle.decode(schema, value[len(FRAME) :], columns)
+        return avro_oracle.decode(in_table, value[len(FRAME) :], columns)
 
-    registry = {7: ("AVRO", json.dumps(schema)), 8: ("AVRO", json.dumps(_renamed(schema)))}
+    registry = {7: ("AVRO", json.dumps(schema)), 8: ("AVRO", json.dumps(renamed))}
     config = {"schema": columns, "format": "avro"}
     return Source("avro", columns, payload, row, (avro_oracle.Bad,), config, registry, LAYOUTS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from random import Random
 from typing import Any
@@ -13,7 +14,9 @@ from tests.unit.decode import protobuf_oracle
 from tests.unit.landed import json_texts
 from tests.unit.landed.landing import Source
 
-FRAME = b"\0\0\0\0\7\0"
+# Of three versions: fields have their numbers in common, not their names. The newest gives the table its columns.
+_FRAMES = (b"\0\0\0\0\7\0", b"\0\0\0\0\6\0", b"\0\0\0\0\x08\0")
+FRAME = _FRAMES[0]
 TEXT = """
 syntax = "proto3";
 import "google/protobuf/timestamp.proto";
@@ -30,6 +33,10 @@ message All {
 }
 message Inner { int64 a = 1; google.protobuf.Timestamp t = 2; optional string n = 3; }
 """
+_FIELD = re.compile(r"\b([a-z]+)(?= = \d+;)")
+_RENAMED_TEXT = _FIELD.sub(r"\1_2", TEXT)
+_KEPT = frozenset({"ts", "s", "l", "ul", "st", "t", "k"})  # in layouts
+_NEWEST_TEXT = _FIELD.sub(lambda found: found[1] if found[1] in _KEPT else f"{found[1]}_2", TEXT)
 LAYOUTS: list[Mapping[str, Any]] = [
     {},
     {"partition_by": ["day(ts)"], "sort_order": ["s"]},
@@ -46,9 +53,9 @@ _BEHIND = [
 
 def source(table_format: str) -> Source:
     """Return messages for a kind of table."""
-    descriptor = protobuf_schema.compile_proto(TEXT).descriptor((0,))
+    descriptor = protobuf_schema.compile_proto(_NEWEST_TEXT).descriptor((0,))
     message = message_factory.GetMessageClass(descriptor)
-    columns = protobuf_schema.arrow_schema(TEXT)
+    columns = protobuf_schema.arrow_schema(_NEWEST_TEXT)
 
     def payload(rng: Random) -> bytes | None:
         if rng.random() < 0.005:
@@ -56,16 +63,16 @@ def source(table_format: str) -> Source:
         one = message()
         _fill(one, rng)
         written: bytes = one.SerializeToString()
-        return FRAME + written + (rng.choice(_BEHIND) if rng.random() < 0.1 else b"")
+        return rng.choice(_FRAMES) + written + (rng.choice(_BEHIND) if rng.random() < 0.1 else b"")
 
     def row(value: bytes | None) -> dict[str, Any]:
         if value is None:
             return dict.fromkeys(columns.names)
-        if not value.startswith(FRAME):
+        if not value.startswith(_FRAMES):
             raise protobuf_oracle.Bad("frame")
         return protobuf_oracle.decode(descriptor, value[len(FRAME) :], columns)
 
-    registry = {7: ("PROTOBUF", TEXT)}
+    registry = {6: ("PROTOBUF", _RENAMED_TEXT), 7: ("PROTOBUF", TEXT), 8: ("PROTOBUF", _NEWEST_TEXT)}
     config = {"format": "protobuf"}
     return Source("protobuf", columns, payload, row, (protobuf_oracle.Bad,), config, registry, LAYOUTS)
 
