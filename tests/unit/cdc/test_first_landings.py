@@ -8,13 +8,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from airflow_lakestream.cdc.delta import DeltaEntries
-from airflow_lakestream.cdc.iceberg import IcebergEntries
+from airflow_lakestream.cdc import delta, iceberg
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.memory import entry_schema
+from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import Conflict, StaleFiles
 from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.tables.schema.columns import to_schema
 from tests.support.mirroring import TABLE, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 
 MIRRORS = {"iceberg": HandMirror, "delta": HandDeltaMirror}
@@ -81,10 +88,10 @@ def test_the_entries_of_the_run_that_creates_the_mirror_stay(
             runs[partition].discard()
             failed.append(partition)
 
-    def another_first(table: Any, entries: pa.Table) -> None:
+    def another_first(*arguments: Any) -> None:
         monkeypatch.setattr(memory, "commit_entries", real)
         attempt(1)
-        real(table, entries)
+        real(*arguments)
 
     monkeypatch.setattr(memory, "commit_entries", another_first)
     attempt(0)
@@ -99,8 +106,12 @@ def entries_of(mirror: HandMirror) -> Callable[[str, pa.Schema], Any]:
 
     def entries(mirror_id: str, key: pa.Schema) -> Any:
         if isinstance(mirror, HandDeltaMirror):
-            return DeltaEntries(DeltaStorage(), mirror.place, mirror_id, key)
-        return IcebergEntries(mirror.catalog, TABLE, mirror_id, key)
+            return delta.entries_of(DeltaStorage(), mirror.place, mirror_id, key, key.names)
+        properties = {memory.MIRROR_ID: mirror_id}
+        schema = Schema(*to_schema(key).fields)
+        metadata = new_table_metadata(schema, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, "", properties)
+        table = Table(tuple(TABLE.split(".")), metadata, "", PyArrowFileIO(), mirror.catalog)
+        return iceberg.entries_of(mirror.catalog, TABLE, table, key.names)
 
     return entries
 
@@ -114,16 +125,19 @@ def entry(key: pa.Schema, value: Any) -> pa.Table:
     "old_key", [KEY, pa.schema([("id", pa.string())]), pa.schema([("code", pa.string())])], ids=str
 )
 def test_two_runs_replace_the_entries_of_a_dropped_mirror_at_once(
-    entries_of: Callable[[str, pa.Schema], Any], old_key: pa.Schema, monkeypatch: pytest.MonkeyPatch
+    entries_of: Callable[[str, pa.Schema], Any], old_key: pa.Schema
 ) -> None:
     entries_of("old", old_key).add(entry(old_key, 1 if old_key is KEY else "a"))
     first, second = entries_of("new", KEY), entries_of("new", KEY)
     for one in (first, second):
         assert one.open() is None
-        one.load("run")
-    for number, one in enumerate((first, second)):
-        one.write(entry(KEY, number), memory.NO_TOPIC)
-        one.commit(memory.founding())
+    sink, commit = second.add.args
+
+    def commit_after_the_first(landing: Landing) -> Any:
+        first.add(entry(KEY, 0))
+        return commit(landing)
+
+    memory.commit_entries(sink, commit_after_the_first, entry(KEY, 1))
     opened = entries_of("new", KEY).open()
     assert sorted(opened.read()["id"].to_pylist()) == [0, 1]
     assert entries_of("old", old_key).open() is None
