@@ -114,16 +114,13 @@ def entry(key: pa.Schema, value: Any) -> pa.Table:
     "old_key", [KEY, pa.schema([("id", pa.string())]), pa.schema([("code", pa.string())])], ids=str
 )
 def test_two_runs_replace_the_entries_of_a_dropped_mirror_at_once(
-    entries_of: Callable[[str, pa.Schema], Any], old_key: pa.Schema, monkeypatch: pytest.MonkeyPatch
+    entries_of: Callable[[str, pa.Schema], Any], old_key: pa.Schema
 ) -> None:
     entries_of("old", old_key).add(entry(old_key, 1 if old_key is KEY else "a"))
-    first, second = entries_of("new", KEY), entries_of("new", KEY)
-    for one in (first, second):
-        assert one.open() is None
-        one.load("run")
-    for number, one in enumerate((first, second)):
-        one.write(entry(KEY, number), memory.NO_TOPIC)
-        one.commit(memory.founding())
+    runs = [entries_of("new", KEY) for _ in range(2)]
+    assert [one.open() for one in runs] == [None, None]
+    for number, one in enumerate(runs):
+        one.add(entry(KEY, number))
     opened = entries_of("new", KEY).open()
     assert sorted(opened.read()["id"].to_pylist()) == [0, 1]
     assert entries_of("old", old_key).open() is None
