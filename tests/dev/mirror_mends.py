@@ -159,4 +159,46 @@ MENDS = (
         "dags",
         "tests/dags/test_proofs.py::test_form_and_task_take_the_tables_of_the_deployment",
     ),
+    CrossingMutant(
+        "a second look at a mirror in Iceberg that finds the table of another run",
+        "airflow_lakestream/cdc/iceberg.py",
+        "(table,) = self._look = self._looked()",
+        "(table,) = self._looked()",
+        "units",
+        "tests/unit/cdc/test_first_landings.py"
+        "::test_a_run_that_saw_no_mirror_goes_on_so_though_another_creates_it_meanwhile",
+    ),
+    CrossingMutant(
+        "a second look at a mirror in Delta that finds the table of another run",
+        "airflow_lakestream/cdc/delta.py",
+        "(head,) = self._look = (self._tables.open(self._name),)",
+        "(head,) = (self._tables.open(self._name),)",
+        "units",
+        "tests/unit/cdc/test_first_landings.py"
+        "::test_a_run_that_saw_no_mirror_goes_on_so_though_another_creates_it_meanwhile",
+    ),
+    CrossingMutant(
+        "a first landing in Delta whose entries are those of no mirror",
+        "airflow_lakestream/cdc/delta.py",
+        "if first is not None and len(first.entries):",
+        "if first is not None and len(first.entries) > 2:",
+        "units",
+        "tests/unit/cdc/test_first_landings.py::test_the_entries_of_the_run_that_creates_the_mirror_stay",
+    ),
+    CrossingMutant(
+        "entries of a dropped mirror that are removed with those of another run",
+        "airflow_lakestream/cdc/iceberg.py",
+        "            if not self._is_own(table):",
+        "            if not self._is_own(self.loaded or table):",
+        "units",
+        "tests/unit/cdc/test_first_landings.py::test_two_runs_replace_the_entries_of_a_dropped_mirror_at_once",
+    ),
+    CrossingMutant(
+        "a deletion that counts although a rollback took it back",
+        "airflow_lakestream/cdc/merge/memory.py",
+        "return cls(key, entries.filter(landed), entries.filter(pc.invert(landed)))",
+        "return cls(key, entries)",
+        "units",
+        "tests/unit/cdc/test_rollbacks.py::test_a_deleted_row_has_the_values_that_it_had_last_also_after_a_rollback",
+    ),
 )

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,6 @@ from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.merge import merge as merging
 from airflow_lakestream.cdc.merge.files import PackedRows
 from airflow_lakestream.cdc.merge.hands import MergeThreads
-from airflow_lakestream.cdc.merge.head import MirrorHead
 from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import MergeMode
@@ -210,8 +210,8 @@ def test_a_commit_that_is_refused_leaves_no_delete_file(mirror: HandMirror, monk
     mirror.land(created(range(50)))
     merge, events = BatchMerger.merge, updated([1, 2], 2)
 
-    def behind_another(self: BatchMerger, head: MirrorHead | None) -> MergeResult:
-        merged = merge(self, head)
+    def behind_another(self: BatchMerger, *head: Any) -> MergeResult:
+        merged = merge(self, *head)
         monkeypatch.setattr(BatchMerger, "merge", merge)
         mirror.land(events)
         return merged

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,6 @@ from pyiceberg.table.snapshots import Operation
 from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.iceberg import mirror_sink
 from airflow_lakestream.cdc.merge import merge as merging
-from airflow_lakestream.cdc.merge.head import MirrorHead
 from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
 from airflow_lakestream.cdc.merge.values import ValueMissing
 from airflow_lakestream.cdc.rows import RowStrategy
@@ -304,8 +304,8 @@ def test_a_writer_that_got_in_first_is_seen_and_the_batch_merged_anew(
     mirror.land([Event("c", 1, ("a", "A"), 100, 1, offset=0)])
     merge, others = BatchMerger.merge, [[Event("u", 1, ("other", "O"), 300, 1, offset=2)]]
 
-    def with_another(self: BatchMerger, head: MirrorHead | None) -> MergeResult:
-        merged = merge(self, head)
+    def with_another(self: BatchMerger, *head: Any) -> MergeResult:
+        merged = merge(self, *head)
         if others:
             mirror.land(others.pop())
         return merged
