@@ -96,6 +96,7 @@ class MirrorFollowing:
     """
 
     catalog: Catalog
+    topic: str
     job: LandingJob
     payload: PayloadFormats
     partitions: dict[int, PartitionTransactions] = field(default_factory=dict)
@@ -103,26 +104,20 @@ class MirrorFollowing:
     floor: int = -1
     _seen: int | None = None
 
-    @property
-    def topic(self) -> str:
-        """The topic's name."""
-        return self.job.source.identity().topic
-
     def look(self) -> None:
         """Read the mirror's ledger, and the topic up to its present end."""
         table = fitness.load_table(self.catalog, self.job.table)
         ledger, state = ledger_store.read_ledger(table, self.job.consumer_group), self.job.source.look()
         check_identity(ledger, state.identity, self.job.table)
-        entry, topic = ledger.entry(state.identity), state.identity.topic
+        entry = ledger.entry(state.identity)
         for partition, marks in state.marks.items():
-            hole, landed = first_hole(entry, state.identity, partition), reach(entry).get(partition, 0)
-            new = PartitionTransactions(topic, partition, landed, max(marks.low, hole - _LOOK_BACK))
-            self.partitions.setdefault(partition, new).landed = landed
-        ranges = union(
-            RangeSet.of(topic, p, self.partitions[p].at, marks.end)
-            for p, marks in state.marks.items()
-            if self.partitions[p].at < marks.end
-        )
+            begin, landed = first_hole(entry, state.identity, partition) - _LOOK_BACK, reach(entry).get(partition, 0)
+            found = self.partitions.setdefault(
+                partition, PartitionTransactions(self.topic, partition, landed, max(0, begin))
+            )
+            found.landed, found.at = landed, max(found.at, marks.low)
+        ends = {p: marks.end for p, marks in state.marks.items() if self.partitions[p].at < marks.end}
+        ranges = union(RangeSet.of(self.topic, p, self.partitions[p].at, end) for p, end in ends.items())
         if ranges:
             decoder = self.payload.decoder(EVENT_COLUMNS)
             with closing(self.job.reader.read(Plan(state, ranges), self.job.stop)) as chunks:
@@ -139,11 +134,11 @@ class MirrorFollowing:
     def land(self, cut: DatabaseCut) -> int | None:
         """Land up to a cut, if needed; return the snapshot with exactly these offsets, or None."""
         identity = self.job.source.identity()
-        ends = {partition: cut.ends[identity.topic, partition] for partition in self.partitions}
+        ends = {partition: cut.ends[self.topic, partition] for partition in self.partitions}
         group = self.job.consumer_group
         if (found := snapshot_at(self._load(), group, identity, ends)) is not None:
             return found
-        below = union(RangeSet.of(identity.topic, p, 0, end) for p, end in ends.items() if end)
+        below = union(RangeSet.of(self.topic, p, 0, end) for p, end in ends.items() if end)
         land(replace(self.job, run_id=f"tag {uuid.uuid4().hex}", within=below))
         return snapshot_at(self._load(), group, identity, ends)
 
@@ -288,7 +283,7 @@ class MirrorTag:
             registry=values.registry,
             writer_schemas=values.writer_schemas,
         )
-        return MirrorFollowing(catalog, job, payload)
+        return MirrorFollowing(catalog, topic, job, payload)
 
     def _arguments(self, table: str) -> dict[str, Any]:
         common = {name: value for name, value in self.landing.items() if name not in self.tables}

@@ -2,156 +2,152 @@
 
 from __future__ import annotations
 
-import os
+import json
 import random
-import threading
-import uuid
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-import pyarrow.compute as pc
+import psycopg
+import pyarrow as pa
 import pytest
+from airflow.sdk import DAG, Asset, AssetAlias
 
-from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Contention
-from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.mirror_tag import MirrorTag
+from airflow_lakestream.cli.app import run
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.mirror_tag import LakestreamTagOperator
+from airflow_lakestream.run.mirror_tag import MirrorTag, NoCommonPosition
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.postgres import Postgres
+from tests.support.airflow_home import AirflowHome, Connections
+from tests.support.bank import ACCOUNTS, TAGS, TOTAL, Background, Bank, Execute
 from tests.support.broker import poll_until
-from tests.support.cdc import Captured
-from tests.support.lake import GROUP, Lake
+from tests.support.lake import Lake
 
 pytestmark = pytest.mark.integration
 
-# make soak-cdc takes more.
-TAGS = int(os.environ.get("LAKESTREAM_TAGS", "5"))
-ACCOUNTS = 8
-TOTAL = 3 * ACCOUNTS * 1_000
-
 
 @dataclass
-class Bank:
-    """Three tables of accounts, captured by one connector, and their mirrors."""
+class PostgresBank(Bank):
+    """The accounts in PostgreSQL."""
 
-    captured: Captured
-    lake: Lake
+    postgres: Postgres | None = None
 
-    @property
-    def names(self) -> list[str]:
-        """The database's tables."""
-        return [f"{self.captured.name}_{part}" for part in "abc"]
+    @contextmanager
+    def transaction(self) -> Iterator[Execute]:
+        assert self.postgres is not None
+        with self.postgres.connect() as sql, sql.transaction():
+            yield lambda *statement: _rows(sql.execute(*statement))
 
-    @property
-    def tables(self) -> list[str]:
-        """The mirrors."""
-        return [f"lake.{name}" for name in self.names]
 
-    def topic(self, name: str) -> str:
-        """Return the topic of a table."""
-        return f"{self.captured.name}.public.{name}"
-
-    def transact(self, random_: random.Random, names: list[str]) -> None:
-        """Move money and accounts in one transaction; the sum of all tables stays."""
-        with self.captured.postgres.connect() as sql, sql.transaction():
-            for _ in range(random_.randint(1, 3)):
-                here, there = random_.choice(names), random_.choice(names)
-                amount, whose, other = random_.randint(1, 99), *random_.sample(range(ACCOUNTS), 2)
-                sql.execute(f"update {here} set balance = balance - %s where id = %s", (amount, whose))
-                sql.execute(f"update {there} set balance = balance + %s where id = %s", (amount, other))
-            if random_.random() < 0.2:
-                # All in one account, which then comes back.
-                moved = sql.execute(f"delete from {here} where id = %s returning balance", (whose,)).fetchone()
-                assert moved is not None
-                sql.execute(f"update {there} set balance = balance + %s where id = %s", (moved[0], other))
-                sql.execute(f"insert into {here} values (%s, 0)", (whose,))
-
-    def land(self, name: str, **settings: Any) -> None:
-        """Land a mirror, as its DAG would."""
-        config = MirrorConfig(topic=self.topic(name), table=f"lake.{name}", consumer_group=GROUP, **settings)
-        land(build_job(config, self.lake.kafka, self.lake.catalog(), run_id=uuid.uuid4().hex))
-
-    def tag(self, name: str, **settings: Any) -> MirrorTag:
-        """Return the work of a tag."""
-        return MirrorTag(name=name, tables=self.tables, kafka=self.lake.kafka, **settings)
-
-    def total(self, tag: str) -> int:
-        """Return the sum of all accounts in the tagged snapshots."""
-        found = 0
-        for table in map(self.lake.table, self.tables):
-            snapshot = table.snapshot_by_name(tag)
-            assert snapshot is not None
-            found += pc.sum(table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()["balance"]).as_py()
-        return found
+def _rows(cursor: psycopg.Cursor[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    return cursor.fetchall() if cursor.description else []
 
 
 @pytest.fixture
 def bank(postgres: Postgres, connect: Connect, kafka: Kafka, lake: Lake) -> Iterator[Bank]:
+    bank = PostgresBank(connect, kafka, lake, "public", postgres=postgres)
+    bank.fill()
+    connect.capture(postgres, bank.prefix, f"public.{bank.prefix}_.*", heartbeat_interval_ms="500")
     with postgres.connect() as sql:
-        captured = Captured(sql, connect, kafka, postgres, connector="")
-        bank = Bank(captured, lake)
-        for name in bank.names:
-            sql.execute(f"create table {name} (id bigint primary key, balance bigint)")
-            sql.execute(f"insert into {name} select i, 1000 from generate_series(0, {ACCOUNTS - 1}) i")
-        own = {"topic_prefix": captured.name, "slot_name": captured.name, "publication_name": captured.name}
-        captured.connector = captured.name
-        connect.capture(postgres, captured.name, f"public.{captured.name}_.*", heartbeat_interval_ms="500", **own)
-        slot = f"select 1 from pg_replication_slots where slot_name = '{captured.name}' and active"
-        poll_until(lambda: sql.execute(slot).fetchone() is not None, f"the slot of {captured.name}", 240)
+        active = f"select 1 from pg_replication_slots where slot_name = '{bank.prefix}' and active"
+        poll_until(lambda: sql.execute(active).fetchone() is not None, f"the slot {bank.prefix}", 240)
         yield bank
-        captured.release()
-        sql.execute(f"select pg_drop_replication_slot('{captured.name}')")
-
-
-class Background:
-    """Work that is repeated by a thread until the end of the block; its error is raised there."""
-
-    def __init__(self, *works: Any) -> None:
-        self._works, self._end, self._errors = works, threading.Event(), list[BaseException]()
-        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in works]
-
-    def __enter__(self) -> Background:
-        for one in self._threads:
-            one.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        for one in self._threads:
-            one.join()
-        for error in self._errors:
-            raise error
-
-    def _run(self, work: Any) -> None:
-        try:
-            while not self._end.is_set():
-                work()
-        except BaseException as e:  # noqa: BLE001  # raised by the thread of the test
-            self._errors.append(e)
+        connect.release(bank.prefix)
+        poll_until(lambda: sql.execute(active).fetchone() is None, f"the end of {bank.prefix}", 180)
+        sql.execute(f"select pg_drop_replication_slot('{bank.prefix}')")
 
 
 def test_the_sum_of_all_accounts_is_right_in_each_tag(bank: Bank) -> None:
-    chance = random.Random(5)
-    own, theirs = random.Random(6), random.Random(7)
-    for name in bank.names:
-        poll_until(lambda name=name: bank.topic(name) in bank.captured.topics(), bank.topic(name), 120)
-        bank.land(name)
+    assert bank.totals_under_load(5) == [TOTAL] * TAGS
 
-    def others_land() -> None:
-        # Batches that end anywhere, also within a transaction.
-        with_few = {"max_records": theirs.randint(1, 40)}
-        try:
-            bank.land(theirs.choice(bank.names), **with_few)
-        except Contention:
-            return
-        threading.Event().wait(theirs.random())
 
-    with Background(lambda: bank.transact(own, bank.names), others_land):
-        for number in range(TAGS):
-            done = bank.tag(f"t{number}").run(bank.lake.catalog())
-            assert set(done.snapshots) == set(bank.tables)
-            bank.land(chance.choice(bank.names))
-    assert [bank.total(f"t{number}") for number in range(TAGS)] == [TOTAL] * TAGS
+def test_a_table_without_changes_needs_the_connectors_stored_offset(
+    bank: Bank, connections: Connections, airflow: AirflowHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bank.land_all()
+    quiet, chance = bank.topic(bank.names[2]), random.Random(8)
+    with pytest.raises(NoCommonPosition, match=re.escape(f"{quiet}[0] up to offset {ACCOUNTS} has no transaction")):
+        bank.tag("early", timeout=2).run(connections.catalog)
+    with Background(lambda: bank.transact(chance, bank.names[:2])):
+        arguments = [*bank.tables, "--offsets-topic", bank.connect.offsets_topic, "--json"]
+        assert run(["mirror", "tag", "busy", *arguments]) == 0
+        done = json.loads(capsys.readouterr().out)
+    assert {table: int(one["snapshot_id"]) for table, one in done["tables"].items()} == bank.tagged("busy")
+    assert bank.total("busy") == TOTAL
+
+    # All is landed, and nothing more is to come, as the connector's heartbeats show.
+    bank.await_last()
+    bank.land_all()
+    with DAG("tags", schedule=None) as dag:
+        outlets = [Asset("bank", uri="lake://bank"), AssetAlias("accounts")]
+        LakestreamTagOperator(
+            task_id="tag",
+            tag="idle",
+            tables=bank.tables,
+            offsets_topic=bank.connect.offsets_topic,
+            outlets=outlets,
+            poke_interval=1,
+            mode="poke",
+        )
+    played = airflow.run(dag)
+    assert (played.state, played.errors) == ("success", [])
+    result = played.task("tag").xcom
+    assert dict(played.asset_events) == {
+        "lake://bank": result,
+        **{
+            f"iceberg://lake/{table.removeprefix('lake.')}": {
+                "tag": "idle",
+                "position": result["position"],
+                "table": table,
+                **one,
+            }
+            for table, one in result["tables"].items()
+        },
+    }
+    assert [bank.balances(name, "idle") for name in bank.names] == [bank.rows(name) for name in bank.names]
+
+    # A name is taken once, and moves only if asked to.
+    assert run(["mirror", "tag", "idle", *arguments]) == 2
+    assert f"{bank.tables[0]} has a tag 'idle' already" in capsys.readouterr().err
+    assert run(["mirror", "tag", "idle", *arguments, "--replace"]) == 0
+
+
+def test_another_landing_beyond_the_cut_leads_to_another_cut(bank: Bank) -> None:
+    bank.land_all()
+    chance, reports = random.Random(9), list[str]()
+
+    def report(text: str) -> None:
+        if "is at position" in text and not reports:
+            # Between the cut and the landing of the next mirror.
+            for _ in range(5):
+                bank.transact(chance, bank.names)
+            bank.await_last()
+            bank.land(bank.names[1])
+        reports.append(text)
+
+    with Background(lambda: bank.transact(random.Random(10), bank.names)):
+        bank.tag("day", report=report).run(bank.lake.catalog())
+    assert any(f"another run landed {bank.tables[1]} beyond position" in one for one in reports)
+    assert bank.total("day") == TOTAL
+
+
+def test_what_can_have_no_cut_is_refused_by_name(bank: Bank, tmp_path: Path) -> None:
+    bank.land_all()
+    catalog = bank.lake.catalog()
+    catalog.create_table("lake.plain", pa.schema([("id", pa.int64())]))
+    delta = str(tmp_path / "delta")
+    for tables, problem in (
+        ([*bank.tables, "lake.plain"], "lake.plain is no mirror of Debezium's events"),
+        ([*bank.tables, "lake.none"], "there is no table lake.none in the catalog"),
+        ([*bank.tables, delta], f"'{delta}' is the path of a Delta table; tags of mirrors are for Iceberg tables"),
+        ([bank.tables[0]] * 2, "names a table twice"),
+    ):
+        with pytest.raises(InvalidArgument, match=re.escape(problem)):
+            MirrorTag(name="day", tables=tables, kafka=bank.lake.kafka).run(catalog)
+    with pytest.raises(InvalidArgument, match=re.escape(f"{bank.tables[0]} has a branch 'main'")):
+        bank.tag("main").run(catalog)
+    assert [bank.lake.table(table).metadata.refs.keys() for table in bank.tables] == [{"main"}] * 3
