@@ -55,7 +55,8 @@ class PartitionTransactions:
     :param landed: the end of the offsets in the mirror.
     :param at: the first offset that was not read yet.
     :param starts: by offset, with rising positions. An event that the connector has sent again begins nothing.
-    :param read_at: the greatest position at which a snapshot has read a row.
+    :param alone_at: the greatest position of an event that shows no transaction: a row that a snapshot has read, or the
+        first changes after a connector was made, which follow no commit.
     :param other_log: the first event of another binary log, which continues the first one at an earlier position.
     :param in_binlog: whether positions are places in a binary log.
     """
@@ -65,7 +66,7 @@ class PartitionTransactions:
     landed: int
     at: int
     starts: list[TransactionStart] = field(default_factory=list)
-    read_at: int = -1
+    alone_at: int = -1
     other_log: int | None = None
     in_binlog: bool = False
     _top: int = -1
@@ -84,7 +85,7 @@ class PartitionTransactions:
     def is_ahead(self, position: int) -> bool:
         """Return whether the mirror has an event that is not below a position, or a row that was read above it."""
         landed = any(one.offset < self.landed and one.position >= position for one in self.starts)
-        return landed or self.read_at > position
+        return landed or self.alone_at > position
 
     def add(self, offset: int, position: int, transaction: str | None) -> None:
         """Add an event; events come in the order of offsets."""
@@ -134,16 +135,16 @@ def take_events(found: PartitionTransactions, batch: RawBatch, decoded: DecoderR
     in_binlog = binlog_places(source).to_pylist()
     values = {name: pc.struct_field(source, name).to_pylist() for name in ("lsn", "snapshot", "gtid", "name")}
     for at, (offset, commit, place) in enumerate(zip(offsets, commits.to_pylist(), in_binlog, strict=True)):
-        if ops[at] == READ and values["snapshot"][at] != "incremental":
-            read_at = place if place is not None else values["lsn"][at]
-            found.read_at = max(found.read_at, -1 if read_at is None else read_at)
-        elif place is not None:
-            found.in_binlog = True
-            # Rows of an incremental snapshot have the stream's place, and no transaction.
-            if ops[at] != READ:
-                found.add(offset, place, values["gtid"][at])
-        elif commit is not None:
+        is_read = ops[at] == READ and values["snapshot"][at] != "incremental"
+        found.in_binlog |= place is not None
+        if is_read or (place is None and commit is None):
+            own = values["lsn"][at] if place is None else place
+            found.alone_at = max(found.alone_at, -1 if own is None else own)
+        elif place is None:
             found.add(offset, int(commit), commit)
+        elif ops[at] != READ:
+            # Rows of an incremental snapshot have the stream's place in a binary log, and no transaction.
+            found.add(offset, place, values["gtid"][at])
     return {name for name in values["name"] if name}
 
 

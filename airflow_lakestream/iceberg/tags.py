@@ -45,22 +45,18 @@ def check_tag(table: Table, name: str, *, replaces: bool) -> None:
         raise InvalidArgument("name", problem, "Choose another name, or move the tag: --replace.")
 
 
-def set_tag(catalog: Catalog, table: str, name: str, snapshot_id: int, *, replaces: bool) -> None:
-    """Let a tag point to a snapshot. Raises InvalidArgument, Contention, and errors of the catalog."""
+def set_tag(catalog: Catalog, table: str, name: str, snapshot_id: int | None) -> None:
+    """Let a new tag point to a snapshot; None removes the tag, if it exists.
+
+    Raises InvalidArgument for a name that is taken, Contention, and errors of the catalog.
+    """
 
     def once() -> None:
         loaded = catalog.load_table(table)
-        check_tag(loaded, name, replaces=replaces)
-        with loaded.manage_snapshots() as change:
-            change.create_tag(snapshot_id, name)
+        check_tag(loaded, name, replaces=snapshot_id is None)
+        if snapshot_id is not None:
+            loaded.manage_snapshots().create_tag(snapshot_id, name).commit()
+        elif name in loaded.metadata.refs:
+            loaded.manage_snapshots().remove_tag(name).commit()
 
     ConflictCount(lambda error: Contention(table, error)).run(once, CommitFailedException)
-
-
-def remove_tag(catalog: Catalog, table: str, name: str, snapshot_id: int) -> None:
-    """Remove a tag that still points to a snapshot."""
-    loaded = catalog.load_table(table)
-    ref = loaded.metadata.refs.get(name)
-    if ref is not None and ref.snapshot_id == snapshot_id:
-        with loaded.manage_snapshots() as change:
-            change.remove_tag(name)

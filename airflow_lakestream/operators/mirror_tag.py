@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# One look waits so long for a common position: under load there is one every second.
+# Seconds that a look waits for a common position: under load there is one every second.
 _LOOK_SECONDS = 10
 
 

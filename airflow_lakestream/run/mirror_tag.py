@@ -43,7 +43,7 @@ from airflow_lakestream.core.routing import MIRROR, is_of_records
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.tags import check_tag, remove_tag, set_tag, snapshot_at
+from airflow_lakestream.iceberg.tags import check_tag, set_tag, snapshot_at
 from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.run.connector_offsets import ConnectorOffsets
 from airflow_lakestream.run.job import Lake, build_job
@@ -249,15 +249,18 @@ class MirrorTag:
         return TaggedCut(self.name, cut.text, snapshots)
 
     def _tag(self, catalog: Catalog, snapshots: Mapping[str, int]) -> None:
-        """Tag the snapshots; after an error no new tag stays, unless the catalog fails again."""
+        """Tag the snapshots; after an error no table has the tag, unless the catalog fails again."""
+        # Tags to move go first: a mixture with tags of another cut would be none.
+        for table in snapshots if self.replaces else ():
+            set_tag(catalog, table, self.name, None)
         done = list[str]()
         try:
             for table, snapshot_id in snapshots.items():
-                set_tag(catalog, table, self.name, snapshot_id, replaces=self.replaces)
+                set_tag(catalog, table, self.name, snapshot_id)
                 done.append(table)
         except BaseException:
             for table in done:
-                remove_tag(catalog, table, self.name, snapshots[table])
+                set_tag(catalog, table, self.name, None)
             raise
 
     def _follow(self, catalog: Catalog, name: str) -> MirrorFollowing:
