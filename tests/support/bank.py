@@ -107,13 +107,13 @@ class Bank(ABC):
             poll_until(lambda topic=topic: topic.sent() >= ACCOUNTS, f"the rows of {name}", 240)
             self.land(name)
 
-    def await_last(self) -> None:
-        """Wait until a last change of the first table is in its topic."""
+    def await_last(self, name: str) -> None:
+        """Wait until a last change of a table is in its topic."""
         mark = random.randint(10**6, 10**9)
-        for statement in (f"insert into {self.names[0]} values (%s, 0)", f"delete from {self.names[0]} where id = %s"):
+        for statement in (f"insert into {name} values (%s, 0)", f"delete from {name} where id = %s"):
             with self.transaction() as execute:
                 execute(statement, (mark,))
-        topic = TableTopic(self.kafka, self.topic(self.names[0]))
+        topic = TableTopic(self.kafka, self.topic(name))
         poll_until(lambda: topic.ends_with(mark), "the last change", 120)
 
     def tag(self, name: str, **settings: Any) -> MirrorTag:
