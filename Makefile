@@ -11,6 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 N ?= 1000
 SEED ?= 0
+TAGS ?= 50
 KILLS ?= 50
 DAYS ?= 30
 LANDINGS ?= 500
@@ -103,9 +104,10 @@ soak-pipelines: setup ## 2,000 random pipelines, right, broken, with templates a
 soak-upkeep: setup ## DAYS=30 of landings each minute on real files, compacted by the landings: files, bytes and CPU against an ideal layout
 	LAKESTREAM_DAYS=$(DAYS) $(BIN)/python -m pytest --timeout 0 -s tests/unit/maintenance/test_after_landing.py -k each_minute
 
-soak-cdc: setup .bench/venv/.ready ## Mirrors of hostile PostgreSQL tables through N=20000 random transactions, their driver killed KILLS=50 times; SEED=0 (needs a JDK 17)
+soak-cdc: setup .bench/venv/.ready ## Mirrors of hostile PostgreSQL tables through N=20000 random transactions, their driver killed KILLS=50 times; TAGS=50 cuts through three mirrors under load; SEED=0 (needs a JDK 17)
 	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 \
 		-s tests/mirrors/test_cdc_hostile.py
+	LAKESTREAM_TAGS=$(TAGS) $(BIN)/python -m pytest --timeout 0 tests/mirrors/test_mirror_tag.py tests/matrix/test_mariadb_tag.py
 
 soak-engines: setup ## Flink's and Connect's processes, drivers, tasks, the triggerer killed KILLS=50 times each; goes on where it was broken off; ONLY=flink, SEED=0 (needs a JDK 17)
 	LAKESTREAM_SOAK=.dev/soak-engines LAKESTREAM_KILLS=$(KILLS) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s \

@@ -55,6 +55,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_lakestream.operators.kafka_extract_group",
                     "airflow_lakestream.operators.kafka_mirror",
                     "airflow_lakestream.operators.maintain",
+                    "airflow_lakestream.operators.mirror_tag",
                     "airflow_lakestream.operators.replay",
                     "airflow_lakestream.operators.spark_streaming_submit",
                     "airflow_lakestream.operators.table_contents",

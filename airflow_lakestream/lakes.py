@@ -36,6 +36,7 @@ class LakeCapability(StrEnum):
     COMPLETENESS = "looks for complete intervals"
     FRESHNESS = "sensors of freshness"
     PUBLISH = "branches of an engine"
+    TAGS = "tags of mirrors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +185,7 @@ _ROWS = (
             LakeCapability.MAINTAIN: "`lakestream maintain` keeps it small.",
             LakeCapability.COMPACT: "`lakestream maintain`, or LakestreamMaintainOperator, compacts it.",
             LakeCapability.COMPLETENESS: "Leave it out.",
+            LakeCapability.TAGS: "Delta has no tags: mirror the tables in Iceberg.",
             LakeCapability.FRESHNESS: "CheckpointLagSensor, or type: lag in a pipeline, takes max_batch_age.",
         },
         connection="storage_conn_id",

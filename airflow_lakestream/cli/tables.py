@@ -232,17 +232,11 @@ def replay(
     report_text(f"{table}: {counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{done.note}{shown}")
 
 
-mirror_app = typer.Typer(help="Work on a mirror of a database's table.", no_args_is_help=True)
+mirror_app = typer.Typer(help="Work on mirrors of a database's tables.", no_args_is_help=True)
 
 # Formats whose records may be Debezium's events.
 _FORMATS = "json, json_schema or avro"
 _OFFSET = re.compile(r"(\d+):(\d+)")
-
-
-# Makes Typer keep the command group: a single command would become the program itself.
-@mirror_app.callback()
-def _mirror() -> None:
-    """Work on a mirror of a database's table."""
 
 
 @mirror_app.command()
@@ -315,6 +309,63 @@ def resnapshot(
         return
     counts = "" if done.rows is None else f": {done.rows_before} rows before, {done.rows} now"
     report_text(f"{table} has the newly read rows from snapshot {done.snapshot_id} on{counts}")
+
+
+@mirror_app.command()
+def tag(
+    name: Annotated[str, typer.Argument(help="the tag, such as day_2026_01_31")],
+    tables: Annotated[list[str], typer.Argument(help="the mirrors, namespace.table each, of one connector")],
+    group: GroupIfSeveral = None,
+    offsets_topic: Annotated[
+        str | None,
+        typer.Option("--offsets-topic", help="offset.storage.topic of Kafka Connect, for tables that seldom change"),
+    ] = None,
+    move: Annotated[bool, typer.Option("--replace", help="move the tag if it exists")] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="how long to wait for a common position, such as 10m")
+    ] = "5m",
+    value_format: Annotated[
+        str | None, typer.Option("--format", help=f"of the events: {_FORMATS}; default json")
+    ] = None,
+    schema_registry: Annotated[str | None, option_of("schema_registry")] = None,
+    landing: Annotated[
+        str | None,
+        typer.Option(
+            "--landing", help="further arguments of all landings, or of one under its table's name, as a JSON object"
+        ),
+    ] = None,
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    as_json: Json = False,
+) -> None:
+    """Tag several mirrors at one position of the database, so that a query over the tags sees whole transactions.
+
+    Lands each mirror up to exactly this position; landings by DAGs may go on.
+    """
+    with aside():
+        from airflow_lakestream.config.arguments import json_object
+        from airflow_lakestream.run.mirror_tag import MirrorTag
+
+        arguments = {**json_object("--landing", landing), **given({"format": value_format})}
+        arguments |= open_registry({"schema_registry": schema_registry, "format": value_format}, kafka_conn)
+        kafka = open_kafka(kafka_conn)
+        work = MirrorTag(
+            name=name,
+            tables=tables,
+            kafka=kafka.configuration,
+            where=kafka.where,
+            consumer_group=group,
+            landing=arguments,
+            offsets_topic=offsets_topic,
+            replaces=move,
+            timeout=seconds("--timeout", timeout),
+            report=partial(report_text, err=True),
+        )
+        done = work.run(open_lake(tables[0], iceberg_conn, None))
+    if as_json:
+        report_text(json.dumps(done.to_dict(), indent=2))
+        return
+    report_text(f"{len(done.snapshots)} mirrors have the tag {name}, at position {done.position}")
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,9 @@ from dev.services.postgres import Postgres
 _READY_WITHIN_S = 90
 # While its group rebalances a worker answers 409.
 _BUSY_FOR_S = 30.0
-# Files in its folder: its command line, for another start, and secrets for the config provider `file`.
+# Files in its folder: its command line, for another start, its properties, and secrets for the config provider `file`.
 _COMMAND = "command.json"
+_PROPERTIES = "worker.properties"
 SECRETS = "secrets"
 
 
@@ -45,6 +46,12 @@ class Connect:
     def ports(self) -> dict[str, int]:
         """Its ports, by what they are for."""
         return {"rest": int(self.url.rsplit(":", 1)[1])}
+
+    @property
+    def offsets_topic(self) -> str:
+        """The topic in which the worker stores offsets."""
+        properties = (Path(self.folder) / _PROPERTIES).read_text()
+        return dict(line.split("=", 1) for line in properties.splitlines())["offset.storage.topic"]
 
     def healthy(self, timeout: float = 2) -> bool:
         """Whether the worker answers, and knows Debezium and the sink."""
@@ -206,7 +213,7 @@ def start(folder: ServiceFolder, setup: Setup) -> Connect:
         "config.providers.file.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
         "config.providers.file.param.allowed.paths": str(folder.path / SECRETS),
     }
-    (folder.path / "worker.properties").write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+    (folder.path / _PROPERTIES).write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
     command = [
         str(setup.jdk.java),
         "-Xmx768m",
@@ -218,7 +225,7 @@ def start(folder: ServiceFolder, setup: Setup) -> Connect:
         "-cp",
         f"{setup.jars}/*",
         "org.apache.kafka.connect.cli.ConnectDistributed",
-        str(folder.path / "worker.properties"),
+        str(folder.path / _PROPERTIES),
     ]
     (folder.path / _COMMAND).write_text(json.dumps(command))
     return _start(folder, command, setup.owner, f"http://{LOOPBACK}:{port}")

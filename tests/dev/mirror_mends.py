@@ -6,6 +6,22 @@ from tests.dev.crossing_mutants import CrossingMutant
 
 MENDS = (
     CrossingMutant(
+        "a cut through a transaction that began in another topic",
+        "airflow_lakestream/cdc/cut.py",
+        "position = min(start.position",
+        "position = max(start.position",
+        "units",
+        "tests/unit/cdc/test_cut.py::test_a_transaction_that_began_in_another_topic_stays_out_as_a_whole",
+    ),
+    CrossingMutant(
+        "a tag of a mirror that another run has landed further",
+        "airflow_lakestream/iceberg/tags.py",
+        "== max(end, tops.get(p, 0)) == end",
+        ">= end",
+        "mirrors",
+        "tests/mirrors/test_mirror_tag.py::test_another_landing_beyond_the_cut_leads_to_another_cut",
+    ),
+    CrossingMutant(
         "a left-out value that is taken from an event that came again",
         "airflow_lakestream/cdc/merge/left_out.py",
         "return (ValueOrigin(self.key, self.since, until), *self.earlier)",

@@ -39,6 +39,7 @@ COMMANDS = {
     "reset",
     "replay",
     "resnapshot",
+    "tag",
     "adopt",
     "hand_over",
     "validate",

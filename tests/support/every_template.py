@@ -15,7 +15,10 @@ from airflow_lakestream.get_provider_info import get_provider_info
 
 SQL = "SELECT '{{ ds }}' AS day FROM {{ input }}"
 # Of what has no default, and of a class that takes one of several: without these there is no task.
-NEEDED = ("topic", "table", "tables", "since", "share", "pieces", "app", "script", "max_age", "connector", "config")
+NEEDED = (
+    *("topic", "table", "tables", "since", "share", "pieces", "app", "script", "max_age", "connector", "config"),
+    "tag",
+)
 INSTEAD = {"jar": "script", "application": "app"}
 # Arguments that need `jar` or `history`, and those that Kafka Connect's operator refuses: Connect keeps the offsets.
 OF_ANOTHER = {"entry_class", "program_arguments", "history_columns", "checkpoint_location", "stop_timeout"}

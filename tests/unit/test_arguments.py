@@ -31,6 +31,7 @@ from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
 from airflow_lakestream.operators.maintain import LakestreamMaintainOperator
+from airflow_lakestream.operators.mirror_tag import LakestreamTagOperator
 from airflow_lakestream.operators.replay import LakestreamReplayOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 from airflow_lakestream.operators.table_contents import TableContentsOperator
@@ -174,6 +175,7 @@ def test_the_page_of_an_operator_and_its_docstring_name_its_arguments(operator: 
         LakestreamAuditOperator,
         LakestreamMaintainOperator,
         LakestreamReplayOperator,
+        LakestreamTagOperator,
         TableContentsOperator,
     ],
 )
@@ -206,7 +208,16 @@ OTHER_OPTIONS = {"table", "topic", "key", "schema"}
 
 
 @pytest.mark.parametrize(
-    "command", [("plan",), ("preview",), ("doctor",), ("audit",), ("rejects", "replay"), ("mirror", "resnapshot")]
+    "command",
+    [
+        ("plan",),
+        ("preview",),
+        ("doctor",),
+        ("audit",),
+        ("rejects", "replay"),
+        ("mirror", "resnapshot"),
+        ("mirror", "tag"),
+    ],
 )
 def test_the_help_of_an_option_is_the_documentation_of_its_setting(command: tuple[str, ...]) -> None:
     found: Any = get_command(app)

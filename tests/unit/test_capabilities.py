@@ -18,6 +18,7 @@ from airflow_lakestream.hooks.places import open_lake
 from airflow_lakestream.lakes import LAKES, LakeCapability, lake_of
 from airflow_lakestream.operators.asset_partitions import AssetPartitionsOperator
 from airflow_lakestream.run.mirror_repair import check_repair
+from airflow_lakestream.run.mirror_tag import MirrorTag
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.triggers import landing_event
 from airflow_lakestream.triggers.landing_event import LandingEventTrigger
@@ -43,6 +44,7 @@ USES: dict[LakeCapability, Callable[[], object]] = {
     ),
     LakeCapability.COMPLETENESS: lambda: LandingEventTrigger(table=TABLE, kafka_conn_id="kafka_default"),
     LakeCapability.FRESHNESS: lambda: make_check("freshness", {"table": TABLE, "iceberg_conn_id": "c", "max_age": 9}),
+    LakeCapability.TAGS: lambda: MirrorTag(name="day", tables=[TABLE], kafka={}),
     LakeCapability.PUBLISH: lambda: FlinkConfig(**PLACES, topic="t", table=TABLE, consumer_group="g", catalog=CATALOG),
 }
 

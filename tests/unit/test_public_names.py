@@ -41,6 +41,7 @@ PUBLIC = {
     "airflow_lakestream.operators.kafka_extract_group": ["kafka_extract_group"],
     "airflow_lakestream.operators.kafka_mirror": ["KafkaMirrorOperator"],
     "airflow_lakestream.operators.maintain": ["LakestreamMaintainOperator"],
+    "airflow_lakestream.operators.mirror_tag": ["LakestreamTagOperator"],
     "airflow_lakestream.operators.replay": ["LakestreamReplayOperator"],
     "airflow_lakestream.operators.spark_streaming_submit": ["SparkStreamingSubmitOperator"],
     "airflow_lakestream.operators.table_contents": ["TableContentsOperator"],

@@ -24,6 +24,7 @@ from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
 from airflow_lakestream.operators.maintain import LakestreamMaintainOperator
+from airflow_lakestream.operators.mirror_tag import LakestreamTagOperator
 from airflow_lakestream.operators.rendering import annotations_of
 from airflow_lakestream.operators.replay import LakestreamReplayOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
@@ -39,6 +40,7 @@ MADE: list[Callable[..., Any]] = [
     lambda: LakestreamAuditOperator(task_id="t", **TABLE),
     lambda: LakestreamReplayOperator(task_id="t", **TABLE),
     lambda: LakestreamMaintainOperator(task_id="t", tables=["lake.t"]),
+    lambda: LakestreamTagOperator(task_id="t", tag="day", tables=["lake.t"]),
     lambda: TableContentsOperator(task_id="t", **TABLE),
     lambda: AssetPartitionsOperator(task_id="t", since="2026-01-01T00:00:00Z", **TABLE),
     lambda: KafkaConnectOperator(task_id="t", connector="{{ params.text }}", config={}),

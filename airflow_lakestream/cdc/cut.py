@@ -1,0 +1,183 @@
+"""One cut through the topics of a connector: a log position of the database below which all transactions are whole.
+
+A topic's partition has the events of one connector in the order of commit, and the next transaction has a later
+position. PostgreSQL: the last commit before the event's transaction, the same in all events of a transaction. Binary
+logs: the event's own place; the events of a transaction are neighbours in the log, and have one GTID.
+
+A partition has all events below a position if a later event shows this, or the connector's stored offset, which Kafka
+Connect writes once all earlier records of all topics are in Kafka.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import OP, READ, SOURCE
+from airflow_lakestream.cdc.events.log_state import BINLOG_FIELDS, binlog_places
+from airflow_lakestream.core.ranges import PartitionKey
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.values.outcome import DecoderResult
+
+# Without the row, which may have any columns.
+_TEXTS = tuple((name, pa.string()) for name in ("name", "sequence", "snapshot"))
+EVENT_COLUMNS = pa.schema(
+    [(OP, pa.string()), (SOURCE, pa.struct([("lsn", pa.int64()), *_TEXTS, *BINLOG_FIELDS]))],
+)
+# The last commit before an event's transaction, in PostgreSQL.
+_COMMIT = r'^\["(?P<commit>\d+)"'
+_GTID = re.compile(r"(?P<source>.*)[-:](?P<number>\d+)")
+_BYTES = 2**32
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionStart:
+    """First event of a transaction in a partition.
+
+    :param position: in the database's log, above those of all earlier transactions.
+    :param transaction: the same in all topics; None without a GTID.
+    """
+
+    offset: int
+    position: int
+    transaction: str | None
+
+
+@dataclass
+class PartitionTransactions:
+    """Transactions of a partition, from the records up to `at`.
+
+    :param landed: the end of the offsets in the mirror.
+    :param at: the first offset that was not read yet.
+    :param starts: by offset, with rising positions. An event that the connector has sent again begins nothing.
+    :param alone_at: the greatest position of an event that shows no transaction: a row that a snapshot has read, or the
+        first changes after a connector was made, which follow no commit.
+    :param other_log: the first event of another binary log, which continues the first one at an earlier position.
+    :param in_binlog: whether positions are places in a binary log.
+    """
+
+    topic: str
+    partition: int
+    landed: int
+    at: int
+    starts: list[TransactionStart] = field(default_factory=list)
+    alone_at: int = -1
+    other_log: int | None = None
+    in_binlog: bool = False
+    _top: int = -1
+    # By source of GTIDs, the greatest number.
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def reach(self) -> int:
+        """The position below which the events show that all are there; -1 if unknown."""
+        return self.starts[-1].position if self.starts else -1
+
+    def end(self, position: int) -> int:
+        """Return the first offset at or above a position, or `at`."""
+        return next((one.offset for one in self.starts if one.position >= position), self.at)
+
+    def is_ahead(self, position: int) -> bool:
+        """Return whether the mirror has an event that is not below a position, or a row that was read above it."""
+        landed = any(one.offset < self.landed and one.position >= position for one in self.starts)
+        return landed or self.alone_at > position
+
+    def add(self, offset: int, position: int, transaction: str | None) -> None:
+        """Add an event; events come in the order of offsets."""
+        is_new = self._is_new(transaction)
+        if position < self._top:
+            if is_new and self.other_log is None:
+                self.other_log = offset
+            return
+        is_next = position > self._top if transaction is None else not self._has_last(transaction)
+        self._top = position
+        if is_next:
+            self.starts.append(TransactionStart(offset, position, transaction))
+
+    def _is_new(self, transaction: str | None) -> bool:
+        """Return whether a GTID has a greater number than all before, and note the number."""
+        match = _GTID.fullmatch(transaction or "")
+        if match is None or int(match["number"]) <= self._numbers.get(match["source"], -1):
+            return False
+        self._numbers[match["source"]] = int(match["number"])
+        return True
+
+    def _has_last(self, transaction: str) -> bool:
+        return bool(self.starts) and self.starts[-1].transaction == transaction
+
+
+@dataclass(frozen=True)
+class DatabaseCut:
+    """Position of the database, also as the database writes it, and the ends of the offsets below, by partition."""
+
+    position: int
+    text: str
+    ends: Mapping[PartitionKey, int]
+
+
+@dataclass(frozen=True)
+class CutObstacle:
+    """Reason why there is no cut yet, as text."""
+
+    text: str
+
+
+def take_events(found: PartitionTransactions, batch: RawBatch, decoded: DecoderResult) -> set[str]:
+    """Add the events of a batch to a partition; return the connectors' names (`topic.prefix`) in the events."""
+    source, ops = decoded.rows[SOURCE].combine_chunks(), decoded.rows[OP].to_pylist()
+    offsets = np.delete(np.asarray(batch.offsets), [*(one.index for one in decoded.bad), *decoded.filtered]).tolist()
+    commits = pc.struct_field(pc.extract_regex(pc.struct_field(source, "sequence"), _COMMIT), "commit")
+    in_binlog = binlog_places(source).to_pylist()
+    values = {name: pc.struct_field(source, name).to_pylist() for name in ("lsn", "snapshot", "gtid", "name")}
+    for at, (offset, commit, place) in enumerate(zip(offsets, commits.to_pylist(), in_binlog, strict=True)):
+        is_read = ops[at] == READ and values["snapshot"][at] != "incremental"
+        found.in_binlog |= place is not None
+        if is_read or (place is None and commit is None):
+            own = values["lsn"][at] if place is None else place
+            found.alone_at = max(found.alone_at, -1 if own is None else own)
+        elif place is None:
+            found.add(offset, int(commit), commit)
+        elif ops[at] != READ:
+            # Rows of an incremental snapshot have the stream's place in a binary log, and no transaction.
+            found.add(offset, place, values["gtid"][at])
+    return {name for name in values["name"] if name}
+
+
+def find_cut(
+    partitions: Sequence[PartitionTransactions], stored: int | None = None, floors: Mapping[str, int] | None = None
+) -> DatabaseCut | CutObstacle:
+    """Return the latest cut that is proved and that no mirror has passed, or the obstacle.
+
+    :param partitions: all partitions of all topics, each read up to an end seen after `stored`.
+    :param stored: the position of the connector's stored offset; None if unknown.
+    :param floors: the greatest position of a mirror's rows, by topic: the topic may lack the event.
+    """
+    if (other := next((one for one in partitions if one.other_log is not None), None)) is not None:
+        there = f"{other.topic}[{other.partition}] offset {other.other_log}"
+        return CutObstacle(f"another binary log begins at {there}: land the mirrors past it")
+    known = -1 if stored is None else stored
+    slowest = min(partitions, key=lambda one: max(one.reach, known))
+    place = f"{slowest.topic}[{slowest.partition}] up to offset {slowest.at}"
+    if (position := max(slowest.reach, known)) < 0:
+        return CutObstacle(f"{place} has no transaction that shows a position")
+    if slowest.reach > known:
+        if (last := slowest.starts[-1].transaction) is None:
+            return CutObstacle(f"the last event of {place} has no GTID, so its transaction is unknown")
+        # The transaction may have begun in another topic.
+        position = min(start.position for one in partitions for start in one.starts if start.transaction == last)
+    text = _text_of(position, in_binlog=any(one.in_binlog for one in partitions))
+    ahead = next((one.topic for one in partitions if one.is_ahead(position)), None)
+    if topic := next((name for name, floor in (floors or {}).items() if floor >= position), ahead):
+        return CutObstacle(f"the mirror of {topic} is beyond position {text}, and {place} shows no later one")
+    return DatabaseCut(position, text, {(one.topic, one.partition): one.end(position) for one in partitions})
+
+
+def _text_of(position: int, *, in_binlog: bool) -> str:
+    if in_binlog:
+        return f"binary log {position // _BYTES}, byte {position % _BYTES}"
+    return f"{position // _BYTES:X}/{position % _BYTES:X}"

@@ -1,0 +1,113 @@
+"""LakestreamTagOperator: tags several mirrors at one position of the database, in the worker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import Asset, AssetAlias, BaseSensorOperator, PokeReturnValue
+
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.operators.arguments import set_arguments, templated
+from airflow_lakestream.operators.base import airflow_errors, late_imports, table_asset
+from airflow_lakestream.operators.rendering import TextRendering
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+log = logging.getLogger(__name__)
+
+# Seconds that a look waits for a common position: under load there is one every second.
+_LOOK_SECONDS = 10
+
+
+class LakestreamTagOperator(TextRendering, BaseSensorOperator):
+    """Tag several mirrors at one position of the database, so that a query over the tags sees whole transactions.
+
+    Lands each mirror up to exactly this position; landings by other tasks may go on. Waits like a sensor, by default
+    without a worker slot (`mode="reschedule"`, each `poke_interval`, until `timeout`).
+
+    Returns, and puts on the event of each outlet asset (an `AssetAlias` becomes the asset of each table), `tag`,
+    `position` and, by table, `snapshot_id`.
+
+    .. seealso:: docs/cdc.md
+
+    :param tag: its name, such as `"day_{{ ds_nodash }}"` (templated)
+    :param tables: the mirrors, `namespace.table` each, of one connector (templated)
+    :param consumer_group: the ledgers' name; None: the only one that each table has (templated)
+    :param landing: arguments of `KafkaMirrorOperator` for decoding and merging, of all mirrors, or of one under its
+        table's name; also as JSON (templated)
+    :param offsets_topic: `offset.storage.topic` of Kafka Connect, for tables that seldom change (templated)
+    :param replace: move the tag if it exists, as after a retry (templated)
+    :param kafka_conn_id: connection of type `kafka` (templated)
+    :param iceberg_conn_id: connection of type `iceberg` (templated)
+    :param kwargs: Airflow's own arguments of a sensor
+    """
+
+    ui_color = "#d5e4f2"
+
+    def __init__(
+        self,
+        *,
+        tag: str,
+        tables: Sequence[str] | str,
+        consumer_group: str | None = None,
+        landing: Mapping[str, Any] | str | None = None,
+        offsets_topic: str | None = None,
+        replace: bool | str = False,
+        kafka_conn_id: str = "kafka_default",
+        iceberg_conn_id: str = "iceberg_default",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"mode": "reschedule", **kwargs})
+        set_arguments(self, LakestreamTagOperator, locals())
+        self._stop = threading.Event()
+
+    template_fields: Sequence[str] = templated(__init__)
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        """Look for a common position for some seconds, and tag; return whether the tags are there, and the result."""
+        with late_imports():
+            from airflow_lakestream.config.arguments import flag, json_object, names_in
+            from airflow_lakestream.hooks.iceberg import IcebergHook
+            from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.hooks.registry import registry_of
+            from airflow_lakestream.run.mirror_tag import MirrorTag, NoCommonPosition
+
+        with airflow_errors():
+            hook, landing = KafkaHook(self.kafka_conn_id), json_object("landing", self.landing)
+            registry = registry_of(landing.get("schema_registry"), hook, landing.get("format"))
+            work = MirrorTag(
+                name=self.tag,
+                tables=names_in("tables", self.tables),
+                kafka=hook.configuration(),
+                where=hook.where,
+                consumer_group=self.consumer_group if is_given(self.consumer_group) else None,
+                landing=landing | ({} if registry is None else {"schema_registry": registry}),
+                offsets_topic=self.offsets_topic if is_given(self.offsets_topic) else None,
+                replaces=flag("replace", self.replace),
+                timeout=_LOOK_SECONDS,
+                stop=self._stop,
+            )
+            try:
+                done = work.run(IcebergHook(self.iceberg_conn_id).open_catalog()).to_dict()
+            except NoCommonPosition as e:
+                log.info("Waiting: %s", e)
+                return PokeReturnValue(is_done=False)
+        self._emit(context, done)
+        return PokeReturnValue(is_done=True, xcom_value=done)
+
+    def _emit(self, context: Context, done: Mapping[str, Any]) -> None:
+        for outlet in self.outlets:
+            if isinstance(outlet, AssetAlias):
+                for table, tagged in done["tables"].items():
+                    own = {"tag": done["tag"], "position": done["position"], "table": table, **tagged}
+                    context["outlet_events"][outlet].add(table_asset(table), extra=own)
+            elif isinstance(outlet, Asset):
+                context["outlet_events"][outlet].extra = dict(done)
+
+    def on_kill(self) -> None:
+        """Stop between two batches; uncommitted files leave no trace."""
+        self._stop.set()
