@@ -25,6 +25,7 @@ ORDER ?=
 AGAIN ?=
 SUITES ?= units integration dags faults
 BUDGET ?= 30
+GB ?= 1
 
 .PHONY: help setup lint test test-all docs tools classes stores s3 node test-kubernetes test-install kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-upkeep soak-pipelines soak-cdc soak-engines soak-kubernetes soak-values soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
 
@@ -142,7 +143,7 @@ demo: docs ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 s
 bench: setup ## Measure next to kcat, dlt, Spark: 30 minutes; ONLY=json,kcat for less; AGAINST=<commit or wheel> compares with it (needs a JDK 17)
 	@$(MAKE) --no-print-directory .bench/user/.ready
 	@$(MAKE) --no-print-directory .bench/venv/.ready || echo "The peers' own environment is not there: dlt is left out."
-	@$(BIN)/python -m dev.bench --only '$(ONLY)' --runs $(RUNS) --budget $(BUDGET) --against '$(AGAINST)'
+	@$(BIN)/python -m dev.bench --only '$(ONLY)' --runs $(RUNS) --budget $(BUDGET) --gigabytes $(GB) --against '$(AGAINST)'
 
 bench-report: setup .bench/venv/.ready ## Write docs/benchmarks.md, its chart and dev/BOUNDS.md from what make bench has measured
 	@$(BIN)/python -m dev.bench.report

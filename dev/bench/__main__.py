@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from dev.bench import against, audit, checksums, commands, commits, mirror, page, pipelines, reads, scale
+from dev.bench import against, audit, checksums, commands, commits, mirror, page, pipelines, reads, scale, upkeep
 from dev.bench.bounds import verdicts
 from dev.bench.figures import Figure
 from dev.bench.lab import Lab
@@ -41,7 +41,7 @@ INTERRUPTED = 130
 # What the ledger costs over the years, a mirror, the commands, checksums, the page: figures of their own, no rows.
 LEDGER = ("commits", "audit", "cdc", "commands", "checksums", "pipelines", "page")
 # They take long by themselves, so they are measured only where ONLY names them.
-ALONE = ("reads", "scale")
+ALONE = ("reads", "scale", "upkeep")
 
 
 def main() -> int:
@@ -111,6 +111,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=RUNS, help="rounds, the first for memory; medians are reported")
     parser.add_argument("--records", type=int, default=RECORDS, help="how many records the 200 B topics hold")
     parser.add_argument("--audited", type=int, default=0, help="how many rows the audited table has")
+    parser.add_argument("--gigabytes", type=float, default=1, help="the size of the table that `upkeep` compacts")
     parser.add_argument("--budget", type=float, default=BUDGET, help="minutes after which no further run begins")
     parser.add_argument("--list", action="store_true", help="name the rows")
     return parser.parse_args()
@@ -137,6 +138,8 @@ def _measure_ledger(name: str, lab: Lab, args: argparse.Namespace) -> Iterator[F
         return reads.measure(lab, lab.scale)
     if name == "scale":
         return scale.measure(lab, lab.scale)
+    if name == "upkeep":
+        return upkeep.measure(lab, args.gigabytes)
     return audit.measure(lab, args.audited or int(audit.RECORDS * lab.scale))
 
 

@@ -101,6 +101,7 @@ class Lab:
         arguments: Mapping[str, Any],
         env: Mapping[str, str],
         where: Installation = Installation(Path(sys.executable)),
+        timeout: float = 600,
     ) -> tuple[dict[str, Any], Finished]:
         """Run a module of `dev.bench.programs`; return what it saw of itself, and what was seen of it."""
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
@@ -108,7 +109,6 @@ class Lab:
             options = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
             command = [str(where.python), "-m", f"dev.bench.programs.{name}", "--result", str(result), *options]
             # Safe: the folder in which make was called has this checkout's package, not the installed one.
-            done = run_measured(
-                command, {**env, "PYTHONPATH": str(where.path), "PYTHONSAFEPATH": "1"}, watch=self.watches
-            )
+            own = {**env, "PYTHONPATH": str(where.path), "PYTHONSAFEPATH": "1"}
+            done = run_measured(command, own, timeout, watch=self.watches)
             return json.loads(result.read_text()), done
