@@ -342,7 +342,7 @@ def tag(
 
     Lands each mirror up to exactly this position; landings by DAGs may go on.
     """
-    with aside():
+    with output_to_stderr():
         from airflow_lakestream.config.arguments import json_object
         from airflow_lakestream.run.mirror_tag import MirrorTag
 

@@ -70,7 +70,7 @@ class LakestreamTagOperator(TextRendering, BaseSensorOperator):
     def poke(self, context: Context) -> PokeReturnValue:
         """Look for a common position for some seconds, and tag; return whether the tags are there, and the result."""
         with late_imports():
-            from airflow_lakestream.config.arguments import flag, json_object, names_in
+            from airflow_lakestream.config.arguments import flag, items, json_object
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.registry import registry_of
@@ -81,7 +81,7 @@ class LakestreamTagOperator(TextRendering, BaseSensorOperator):
             registry = registry_of(landing.get("schema_registry"), hook, landing.get("format"))
             work = MirrorTag(
                 name=self.tag,
-                tables=names_in("tables", self.tables),
+                tables=items("tables", self.tables) or (),
                 kafka=hook.configuration(),
                 where=hook.where,
                 consumer_group=self.consumer_group if is_given(self.consumer_group) else None,

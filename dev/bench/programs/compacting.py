@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
+from airflow_lakestream.iceberg.upkeep.rewrite_pool import PooledRewriting, serve
 from deltalake import DeltaTable
 from pyiceberg.table import Table
 
 from airflow_lakestream.iceberg.replace.takeout import live_files
 from airflow_lakestream.iceberg.upkeep.compaction import compact
-from airflow_lakestream.iceberg.upkeep.rewrite_pool import PooledRewriting, serve
 from airflow_lakestream.runtime.processes import ChildProcesses
 from dev.bench.lake import CATALOG, Lake
 from dev.bench.programs.measured import Work, write_result
