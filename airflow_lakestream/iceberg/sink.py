@@ -21,7 +21,7 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.core.landing.unaccounted import no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
+from airflow_lakestream.core.ports import RangesNotLanded, StaleFiles, TableState, Trial
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import MIRROR, refuse_mirror
 from airflow_lakestream.iceberg import fitness, ledger_store
@@ -189,8 +189,8 @@ class IcebergSink(TableSink[DataFile]):
         """Commit without the buffered rows, which stay buffered; this creates a missing table."""
         commit_files(self._attempt(commit), ())
         if self._table is None:
-            self._staged, self._table = None, self._catalog.load_table(self._name)
-            self._change = SchemaChange.none(self._table.metadata)
+            self._staged = None
+            self._take_committed()
 
     def replace(self, landing: Landing, finder: Callable[..., Finder] = Finder) -> tuple[int, Landing]:
         """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`.
@@ -426,10 +426,18 @@ class IcebergSink(TableSink[DataFile]):
             raise
         self._landed.add(commit.landing.landing_id)
         self.leave_in_place()
-        # The next rows are written for the table after this commit, which may have created it.
-        self._table = self._catalog.load_table(self._name)
-        self._change = SchemaChange.none(self._table.metadata)
+        self._take_committed()
         return snapshot_id
+
+    def _take_committed(self) -> None:
+        """Load the table after a commit, which may have created it: the next rows are written for this table.
+
+        Raises StaleFiles if the table was dropped since.
+        """
+        (self._table,) = self._looked()
+        if self._table is None:
+            raise StaleFiles(self._name, "the table was dropped")
+        self._change = SchemaChange.none(self._table.metadata)
 
     def leave_in_place(self) -> None:
         """Keep files and namespace from being discarded."""

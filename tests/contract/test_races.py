@@ -38,23 +38,6 @@ def test_of_two_runs_that_saw_no_table_one_creates_it(empty: FormatTable) -> Non
     empty.assert_whole()
 
 
-@pytest.mark.parametrize("is_staged", [False, True])
-def test_a_run_that_ends_without_a_table_stops_no_other_run(empty: FormatTable, is_staged: bool) -> None:
-    first, second = empty.run(), empty.run()
-    # This makes the namespace, which is dropped again with the run.
-    first.sink.outline()
-    if is_staged:
-        second.sink.outline()
-    first.sink.discard()
-    try:
-        second.land(ranges((0, 0, 5)))
-    except StaleFiles:
-        second.sink.load("run")
-        second.land(ranges((0, 0, 5)))
-    assert empty.rows() == versions(((0, 0, 5), "old"))
-    empty.assert_whole()
-
-
 def test_two_runs_with_other_offsets_both_land(made: FormatTable) -> None:
     first, second = made.run(), made.run()
     first.land(ranges((0, 30, 35)), "first")

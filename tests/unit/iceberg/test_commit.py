@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchNamespaceError
 from pyiceberg.table import Table
 
-from airflow_lakestream.core.ports import HeadMoved
+from airflow_lakestream.core.ports import HeadMoved, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, RequestPart, TableCommit, head_is, property_part
 from tests.support.faults import TIMEOUT, before, unapplied
-from tests.support.lake import assert_files_are_whole
+from tests.support.lake import TABLE, assert_files_are_whole
 from tests.support.replacing import ORDERS, ranges
 from tests.support.table_formats import IcebergTable
 
@@ -135,3 +139,39 @@ def test_the_order_is_fit_then_ledger_then_checks_then_additions_then_what_comes
     run.land(ranges(NEXT))
     # Once before the files are staged, and all in the request.
     assert steps == ["fit", "fit", "ledger", "check", "addition", "after"]
+
+
+def test_a_table_that_is_dropped_right_after_the_commit_is_looked_at_again(made: IcebergTable) -> None:
+    def then_dropped(apply: Callable[[], Any]) -> Any:
+        response = apply()
+        made.catalog().drop_table(TABLE)
+        return response
+
+    made.meet(then_dropped)
+    run = made.run()
+    with pytest.raises(StaleFiles, match="dropped"):
+        run.land(ranges(NEXT))
+    assert not run.sink.load("run").exists
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_namespace_that_another_run_drops_is_made_again(
+    empty: IcebergTable, monkeypatch: pytest.MonkeyPatch, is_staged: bool
+) -> None:
+    """Catalogs of servers refuse a table without its namespace; the one of the tests does not."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise NoSuchNamespaceError("lake")
+
+    with monkeypatch.context() as patch:
+        if is_staged:
+            empty.meet(refused)
+        else:
+            patch.setattr(SqlCatalog, "create_table_transaction", refused)
+        run = empty.run()
+        with pytest.raises(StaleFiles, match="another run dropped the namespace"):
+            run.land(ranges(FIRST))
+    run.sink.load("run")
+    run.land(ranges(FIRST))
+    assert empty.ledger().entry(ORDERS).landed == ranges(FIRST)
+    empty.assert_whole()
