@@ -8,7 +8,8 @@ wait for; so DDL and SQL are left to the run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar, overload
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import parse_checks
@@ -51,7 +52,11 @@ from airflow_lakestream.core.policies import (
 from airflow_lakestream.core.routing import NewTables
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Value = TypeVar("Value")
+Config = TypeVar("Config", bound="DataclassInstance")
 
 
 def _metadata(argument: str, value: object) -> None:
@@ -380,6 +385,14 @@ class SettingField(Generic[Value]):
 def written(config: object, name: str) -> Any:
     """Return a field's value as the user wrote it, for errors, files and fingerprints."""
     return vars(config).get("_written", {}).get(name, getattr(config, name))
+
+
+def copied(config: Config, **changes: Any) -> Config:
+    """Return a copy with changes, and the other values as written; `replace` takes the parsed values for written ones.
+
+    :param config: a dataclass.
+    """
+    return type(config)(**{**{one.name: written(config, one.name) for one in fields(config)}, **changes})
 
 
 def refusal_of(taker: SettingTaker, name: str, prefix: str = "") -> InvalidArgument | None:

@@ -15,6 +15,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
 
+from airflow_lakestream.config.settings import copied
 from airflow_lakestream.core.bad_records import BadRecords, RejectLimit
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import LandingJob, Stopped
@@ -332,7 +333,7 @@ class ExtractStream(FlinkStream):
             if self.lease.stop_requested():
                 return False
             time.sleep(self._look_every)  # Kafka reports no first record.
-        self.config = replace(self.config, columns=columns)
+        self.config = copied(self.config, columns=columns)
         self.jobs = LandingJobSeries(self.config)
         self._extract = LeftoverExtract(self.config, self._catalog, WHERE)
         return True

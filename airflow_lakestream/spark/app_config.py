@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Self
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.config.setting import SettingTaker
-from airflow_lakestream.config.settings import SettingField, refusal_of
+from airflow_lakestream.config.settings import refusal_of
 from airflow_lakestream.core.policies import ModeName, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of_app
@@ -40,7 +40,7 @@ class AppConfig(AppSettings):
     :param storage: for Delta apps, options of the table's store as delta-rs reads them; may hold secrets.
     :param landing: arguments of the landing; for kafka_to_iceberg, the arguments of `KafkaExtractOperator`.
     :param checkpoint_location: path or URI of the query's checkpoint; a query needs one.
-    :param trigger: "available_now", or the time between two batches, such as "10 seconds": seconds, or None.
+    :param trigger: "available_now", or the time between two batches, such as "10 seconds".
     :param max_batches: the number of batches after which the query ends.
     :param max_offsets_per_trigger: most offsets in one batch.
     :param code: fingerprint of the function that `landing` names: another function makes another stream.
@@ -52,9 +52,9 @@ class AppConfig(AppSettings):
     kafka: Mapping[str, Any]
     landing: Mapping[str, Any]
     checkpoint_location: str | None = None
-    trigger: SettingField[float | None] = SettingField(AVAILABLE_NOW, arguments.between_batches)
-    max_batches: SettingField[int | None] = SettingField(None, partial(arguments.count, unit="batches"))
-    max_offsets_per_trigger: SettingField[int | None] = SettingField(None, partial(arguments.count, unit="offsets"))
+    trigger: str = AVAILABLE_NOW
+    max_batches: int | str | None = None
+    max_offsets_per_trigger: int | str | None = None
     run_id: str = ""
     storage: Mapping[str, str] = field(default_factory=dict)
     code: str = ""
@@ -66,6 +66,7 @@ class AppConfig(AppSettings):
             raise InvalidArgument("kafka", "bootstrap.servers is missing.")
         if problem := problem_of(self.kafka):
             raise InvalidArgument("kafka", *problem)
+        _ = self.seconds_between_batches, self.most_batches, self.most_offsets
         if self.app in LANDING_APPS:
             self._check_landing()
 
@@ -85,8 +86,24 @@ class AppConfig(AppSettings):
             if is_given(getattr(self, key)):
                 problem = f'goes with landing.mode="resume"; the mode is "{extract.mode}", which is landed at once.'
                 raise InvalidArgument(key, problem, "Leave it out.")
-        if self.trigger is not None:
+        if self.trigger != AVAILABLE_NOW:
             raise InvalidArgument("trigger", f"goes with a query; landing.mode is '{extract.mode}'.", "Leave it out.")
+
+    # The file and the fingerprint have these values as written, in each copy of a configuration.
+    @cached_property
+    def seconds_between_batches(self) -> float | None:
+        """Seconds between the starts of two batches, or None for a query that ends."""
+        return arguments.between_batches("trigger", self.trigger)
+
+    @cached_property
+    def most_batches(self) -> int | None:
+        """Most batches of the query, or None."""
+        return arguments.count("max_batches", self.max_batches, "batches")
+
+    @cached_property
+    def most_offsets(self) -> int | None:
+        """Most offsets of a batch, or None."""
+        return arguments.count("max_offsets_per_trigger", self.max_offsets_per_trigger, "offsets")
 
     @cached_property
     def extract(self) -> ExtractConfig:

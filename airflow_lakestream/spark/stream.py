@@ -251,8 +251,8 @@ class LandingQuery:
         }
         if checkpoint is None or not checkpoint.planned:
             options["startingOffsets"] = self._batches.starting_offsets()
-        if config.max_offsets_per_trigger is not None:
-            options["maxOffsetsPerTrigger"] = str(config.max_offsets_per_trigger)
+        if config.most_offsets is not None:
+            options["maxOffsetsPerTrigger"] = str(config.most_offsets)
         records = self._spark.readStream.format("kafka").options(**options).load()
         writer = (
             self._batches.rows(records)
@@ -260,7 +260,7 @@ class LandingQuery:
             .option("checkpointLocation", self._location)
             .queryName(f"{topic} to {config.landing['table']}")
         )
-        pause = config.trigger
+        pause = config.seconds_between_batches
         if pause is None:
             return self._batches.start(writer.trigger(availableNow=True))
         return self._batches.start(writer.trigger(processingTime=f"{int(pause * 1000)} milliseconds"))
@@ -283,13 +283,13 @@ class LandingQuery:
             self._error = e
             raise
         self._landed_batches += 1
-        if self._landed_batches == self._config.max_batches:
+        if self._landed_batches == self._config.most_batches:
             self._ending.set()
 
     def _report(self, batch_id: int, report: RunReport, duration: float) -> None:
         ranges = [r for one in report.reports.values() for r in one.entry.landed]
         counts = report.counts
-        known = batch_progress(batch_id, report, duration, self._config.trigger)
+        known = batch_progress(batch_id, report, duration, self._config.seconds_between_batches)
         self._progress.report_once(known)
         log.info("Batch %s: %s in %.1f s, %s ranges, %s behind.", batch_id, counts, duration, len(ranges), known.lag)
 

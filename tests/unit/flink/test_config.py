@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.config.settings import copied
 from airflow_lakestream.core.bad_records import RejectLimit
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.config import FlinkConfig
@@ -39,11 +40,12 @@ def test_a_copy_keeps_parsed_values_and_a_file_has_the_written_ones() -> None:
     given = {"start_offset": "timestamp", "start_timestamp": "2026-11-20T05:00:00Z", "partition_by": "id"}
     given |= {"on_error": "skip", "max_rejected": "1%", "prove": "all"}
     made = config(**given)
-    copy = replace(replace(made, columns="id bigint, name string"), owner="me")
+    copy = copied(copied(made, columns="id bigint, name string"), owner="me")
     assert (copy.prove, copy.max_rejected, copy.partition_by) == (1.0, RejectLimit(share=0.01), ("id",))
     assert copy.start == made.start
     assert {name: made.to_dict().get(name, "all") for name in given} == given
-    assert FlinkConfig.parse(made.to_dict()).fingerprint == made.fingerprint
+    assert FlinkConfig.parse(made.to_dict()).fingerprint == copied(made, owner="me").fingerprint == made.fingerprint
+    assert replace(copy, owner="you").prove == 1.0
 
 
 @pytest.mark.parametrize(

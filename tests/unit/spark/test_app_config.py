@@ -36,7 +36,7 @@ def test_what_is_written_is_read_and_only_its_owner_can(tmp_path: Path) -> None:
     [("available_now", None), ("10 seconds", 10), ("1 minute", 60), ("500 milliseconds", 0.5), ("30s", 30)],
 )
 def test_triggers(trigger: str, seconds: float | None) -> None:
-    assert AppConfig.parse(GIVEN | {"trigger": trigger}).trigger == seconds
+    assert AppConfig.parse(GIVEN | {"trigger": trigger}).seconds_between_batches == seconds
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_documented_configuration_is_one() -> None:
     page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
     text = page[page.index("    {\n") : page.index("\n    }\n") + len("\n    }\n")]
     config = AppConfig.parse(json.loads(text))
-    assert (config.extract.topic, config.trigger) == ("clicks", 10)
+    assert (config.extract.topic, config.seconds_between_batches) == ("clicks", 10)
     # The last is another app's.
     for key in set(AppConfig.__dataclass_fields__) - {"storage"}:
         assert f"| `{key}` |" in page
