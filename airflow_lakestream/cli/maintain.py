@@ -37,6 +37,13 @@ def maintain(
     target_size: Annotated[
         str | None, typer.Option("--target-size", help='size of a compacted file, such as "256MiB"')
     ] = None,
+    parallelism: Annotated[
+        int | None, typer.Option("--parallelism", help="of --compact: the number of processes; default: 1", min=1)
+    ] = None,
+    zorder_by: Annotated[
+        list[str] | None,
+        typer.Option("--zorder-by", help="of --compact: a column to Z-order Delta tables by"),
+    ] = None,
     expire_older_than: Annotated[
         str | None, typer.Option("--expire-older-than", help="least age of a snapshot; default: 5d")
     ] = None,
@@ -60,28 +67,36 @@ def maintain(
     with aside():
         from airflow_lakestream.config.arguments import positive_seconds
         from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
+        from airflow_lakestream.run.maintenance.processes import rewriter_processes
         from airflow_lakestream.tables.retention import RowRetention
 
         size = None if target_size is None else size_in_bytes("--target-size", target_size)
         options = given({"target-file-size-bytes": size})
+        compaction = given({"options": options or None, "parallelism": parallelism, "zorder_by": zorder_by or None})
         age = given({"older_than": expire_older_than, "retain_last": retain_last})
         orphans = given({"older_than": orphans_older_than, "longest_run": longest_run})
-        compact, expire, remove_orphans = compact or bool(options), expire or bool(age), remove_orphans or bool(orphans)
+        compact, expire, remove_orphans = (
+            compact or bool(compaction),
+            expire or bool(age),
+            remove_orphans or bool(orphans),
+        )
         rule = None if keep is None else RowRetention.parse(keep, "--keep")
         every = not (retention or rule or compact or rewrite_manifests or expire or remove_orphans)
         section = MaintenanceSection.parse(
             {
                 "tables": tables,
                 "retention": asdict(rule) if rule is not None else retention or every,
-                "compact": {"options": options} if compact or every else None,
+                "compact": compaction if compact or every else None,
                 "rewrite_manifests": rewrite_manifests or every,
                 "expire": age if expire or every else None,
                 "remove_orphans": orphans if remove_orphans or every else None,
             }
         )
         seconds = None if budget is None else positive_seconds("--budget", budget)
-        lake = open_lake(tables[0], iceberg_conn, storage_conn)
-        reports = format_of(section.tables).part("upkeep")(lake, section, dry_run, seconds).run()
+        with rewriter_processes(section, dry_run) as children:
+            lake = open_lake(tables[0], iceberg_conn, storage_conn)
+            work = format_of(section.tables).part("upkeep")(lake, section, dry_run, seconds, children=children)
+            reports = work.run()
     if as_json:
         report_text(json.dumps([one.to_dict() for one in reports], indent=2))
         return

@@ -65,6 +65,8 @@ class CompactionConfig:
     :param partial_progress: commit in parts. A long compaction loses less to a conflict; each part is a snapshot.
         Default: mirrors are compacted in parts, other tables are not.
     :param tries: number of tries of a compaction that loses against other writers.
+    :param parallelism: processes of the worker; default: 1.
+    :param zorder_by: columns by which Delta tables are Z-ordered in place of the compaction.
     :param options: more options of Iceberg's `rewrite_data_files`.
     """
 
@@ -73,6 +75,8 @@ class CompactionConfig:
     where: str | None = None
     partial_progress: bool | str | None = None
     tries: int | str = 3
+    parallelism: int | str | None = None
+    zorder_by: str | Sequence[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,7 +86,7 @@ class CompactionConfig:
             raise InvalidArgument("maintenance.compact.sort_order", 'goes with strategy "sort".')
         if not isinstance(self.options, Mapping):
             raise InvalidArgument("maintenance.compact.options", "is not a mapping.")
-        _ = self.in_parts, self.most_tries
+        _ = self.in_parts, self.most_tries, self.processes, self.zorder_columns
 
     @property
     def in_parts(self) -> bool:
@@ -117,6 +121,16 @@ class CompactionConfig:
             if name in self.options
         }
         return CompactionRule(**{"target_bytes": target_bytes, **given})
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that rewrite files in the worker."""
+        return arguments.count("maintenance.compact.parallelism", self.parallelism, "processes") or 1
+
+    @property
+    def zorder_columns(self) -> tuple[str, ...]:
+        """The columns of a Z-order, or none."""
+        return arguments.items("maintenance.compact.zorder_by", self.zorder_by) or ()
 
     @property
     def most_tries(self) -> int:
@@ -221,12 +235,15 @@ class MaintenanceSection:
         tables = arguments.items("maintenance.tables", given.get("tables")) or ()
         if not tables:
             raise InvalidArgument("maintenance.tables", "is missing.", 'Write ["lake.clicks", "lake.orders*"].')
+        compact = _work("compact", CompactionConfig, given.get("compact"))
         for name in tables:
             _check_name(name)
+            if compact is not None and compact.zorder_columns:
+                lake_of(name).require(LakeCapability.ZORDER, "maintenance.compact.zorder_by", name)
         section = cls(
             tables=tables,
             retention=_work("retention", RetentionConfig, given.get("retention")),
-            compact=_work("compact", CompactionConfig, given.get("compact")),
+            compact=compact,
             expire=_work("expire", ExpiryConfig, given.get("expire")),
             remove_orphans=_work("remove_orphans", OrphanConfig, given.get("remove_orphans")),
             rewrite_manifests=arguments.flag("maintenance.rewrite_manifests", given.get("rewrite_manifests")),
