@@ -32,6 +32,7 @@ class LakeCapability(StrEnum):
     EDITS = "histories and changes of ledgers"
     MAINTAIN = "bundled apps of maintenance"
     COMPACT = "compactions after landings"
+    ZORDER = "Z-orders"
     PARTITIONS = "emitted partitions"
     COMPLETENESS = "looks for complete intervals"
     FRESHNESS = "sensors of freshness"
@@ -150,8 +151,14 @@ _ROWS = (
         pattern="",
         named="the name of an Iceberg table",
         example="some.table",
-        can=frozenset(LakeCapability) - {LakeCapability.STORE},
-        instead={LakeCapability.STORE: 'A catalog knows where its tables are; or set table_format="delta".'},
+        can=frozenset(LakeCapability) - {LakeCapability.STORE, LakeCapability.ZORDER},
+        instead={
+            LakeCapability.STORE: 'A catalog knows where its tables are; or set table_format="delta".',
+            LakeCapability.ZORDER: (
+                "Give the table a sort order, by sort_order of its landings: compactions keep the order. "
+                'Spark\'s app also takes sort_order: "zorder(a, b)".'
+            ),
+        },
         connection="iceberg_conn_id",
         apps=("kafka_to_iceberg", "cdc_to_iceberg", "maintain_iceberg"),
         sink="airflow_lakestream.iceberg.sink:IcebergSink",
@@ -176,7 +183,7 @@ _ROWS = (
         pattern="/",
         named="the path of a Delta table",
         example="/some/table",
-        can=frozenset({LakeCapability.STORE}),
+        can=frozenset({LakeCapability.STORE, LakeCapability.ZORDER}),
         instead={
             LakeCapability.FAN_OUT: "Give each topic a task of its own.",
             LakeCapability.MERGE_ON_READ: "Leave it out: the mirror is merged by copy-on-write.",

@@ -323,6 +323,12 @@ def maintain(
         bool, typer.Option("--remove-orphans", help="delete old files that no snapshot has")
     ] = False,
     target_size: Annotated[str | None, typer.Option(help='size of a compacted file, such as "256MiB"')] = None,
+    parallelism: Annotated[
+        int | None, typer.Option(help="of --compact: the number of processes; default: 1", min=1)
+    ] = None,
+    zorder_by: Annotated[
+        list[str] | None, typer.Option(help="of --compact: a column to Z-order Delta tables by")
+    ] = None,
     expire_older_than: Annotated[str | None, typer.Option(help="least age of a snapshot; default: 5d")] = None,
     retain_last: Annotated[int | None, typer.Option(help="snapshots that stay; default: 1", min=1)] = None,
     orphans_older_than: Annotated[str | None, typer.Option(help="default: 3d")] = None,
@@ -340,28 +346,33 @@ def maintain(
     with output_to_stderr():
         from airflow_lakestream.config.arguments import positive_seconds
         from airflow_lakestream.config.maintenance import MaintenanceSection, format_of
+        from airflow_lakestream.run.maintenance.processes import rewriter_processes
         from airflow_lakestream.tables.retention import RowRetention
 
         size = None if target_size is None else size_in_bytes("--target-size", target_size)
         options = given({"target-file-size-bytes": size})
+        compaction = given({"options": options or None, "parallelism": parallelism, "zorder_by": zorder_by or None})
         age = given({"older_than": expire_older_than, "retain_last": retain_last})
         orphans = given({"older_than": orphans_older_than, "longest_run": longest_run})
-        compact, expire, remove_orphans = compact or bool(options), expire or bool(age), remove_orphans or bool(orphans)
+        compact, expire = compact or bool(compaction), expire or bool(age)
+        remove_orphans = remove_orphans or bool(orphans)
         rule = None if keep is None else RowRetention.parse(keep, "--keep")
         every = not (retention or rule or compact or rewrite_manifests or expire or remove_orphans)
         section = MaintenanceSection.parse(
             {
                 "tables": tables,
                 "retention": asdict(rule) if rule is not None else retention or every,
-                "compact": {"options": options} if compact or every else None,
+                "compact": compaction if compact or every else None,
                 "rewrite_manifests": rewrite_manifests or every,
                 "expire": age if expire or every else None,
                 "remove_orphans": orphans if remove_orphans or every else None,
             }
         )
         bound = None if budget is None else positive_seconds("--budget", budget)
-        lake = open_lake(tables[0], iceberg_conn, storage_conn)
-        reports = format_of(section.tables).part("upkeep")(lake, section, dry_run, bound).run()
+        with rewriter_processes(section, dry_run) as children:
+            lake = open_lake(tables[0], iceberg_conn, storage_conn)
+            work = format_of(section.tables).part("upkeep")(lake, section, dry_run, bound, children=children)
+            reports = work.run()
     if as_json:
         report_text(json.dumps([one.to_dict() for one in reports], indent=2))
         return

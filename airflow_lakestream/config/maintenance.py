@@ -35,6 +35,10 @@ def _flag_or_none(name: str, value: object) -> bool | None:
     return arguments.flag(name, value) if is_given(value) else None
 
 
+def _columns(name: str, value: object) -> tuple[str, ...]:
+    return arguments.items(name, value) or ()
+
+
 def _share(name: str, value: Any) -> float:
     try:
         if 0 < (share := float(value)) <= 1:
@@ -71,6 +75,8 @@ class CompactionConfig:
     :param partial_progress: commit in parts. A long compaction loses less to a conflict; each part is a snapshot.
         Default: mirrors are compacted in parts, other tables are not.
     :param tries: number of tries of a compaction that loses against other writers.
+    :param parallelism: processes of the worker; default: 1.
+    :param zorder_by: columns by which Delta tables are Z-ordered in place of the compaction.
     :param options: more options of Iceberg's `rewrite_data_files`.
     """
 
@@ -79,6 +85,8 @@ class CompactionConfig:
     where: str | None = None
     partial_progress: SettingField[bool | None] = SettingField(None, _flag_or_none, "maintenance.compact.")
     tries: SettingField[int] = SettingField(3, _positive("tries"), "maintenance.compact.")
+    parallelism: SettingField[int] = SettingField(1, _positive("processes"), "maintenance.compact.")
+    zorder_by: SettingField[tuple[str, ...]] = SettingField((), _columns, "maintenance.compact.")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -191,12 +199,15 @@ class MaintenanceSection:
         tables = arguments.items("maintenance.tables", given.get("tables")) or ()
         if not tables:
             raise InvalidArgument("maintenance.tables", "is missing.", 'Write ["lake.clicks", "lake.orders*"].')
+        compact = _work("compact", CompactionConfig, given.get("compact"))
         for name in tables:
             _check_name(name)
+            if compact is not None and compact.zorder_by:
+                lake_of(name).require(LakeCapability.ZORDER, "maintenance.compact.zorder_by", name)
         section = cls(
             tables=tables,
             retention=_work("retention", _retention, given.get("retention")),
-            compact=_work("compact", CompactionConfig, given.get("compact")),
+            compact=compact,
             expire=_work("expire", _expiry, given.get("expire")),
             remove_orphans=_work("remove_orphans", _orphan_age, given.get("remove_orphans")),
             rewrite_manifests=arguments.flag("maintenance.rewrite_manifests", given.get("rewrite_manifests")),

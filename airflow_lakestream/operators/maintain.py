@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.operators.arguments import documented, set_arguments, templated
-from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, late_imports
 from airflow_lakestream.operators.rendering import TextRendering
 
 if TYPE_CHECKING:
@@ -69,14 +69,17 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
         with late_imports():
             from airflow_lakestream.config.maintenance import WORKS, MaintenanceSection, format_of
             from airflow_lakestream.hooks.places import open_tables
+            from airflow_lakestream.run.maintenance.processes import rewriter_processes
 
         with airflow_errors():
             section = MaintenanceSection.parse({name: getattr(self, name) for name in ("tables", *WORKS)})
             dry_run = arguments.flag("dry_run", self.dry_run)
-            lake = format_of(section.tables)
-            tables = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
-            work = lake.part("upkeep")(tables, section, dry_run, _seconds("budget", self.budget), self._stop)
-            return [report.to_dict() for report in work.run()]
+            lake, budget = format_of(section.tables), _seconds("budget", self.budget)
+            # Before the catalog is opened: see `runtime.processes` about threads that may exist before a fork.
+            with rewriter_processes(section, dry_run, IDLE_THREADS) as children:
+                tables = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
+                work = lake.part("upkeep")(tables, section, dry_run, budget, self._stop, children)
+                return [report.to_dict() for report in work.run()]
 
     def on_kill(self) -> None:
         """Stop after the current row group; uncommitted files are deleted."""

@@ -48,14 +48,15 @@ class ProcessDied(LakestreamError, Transient):
     """A child process ended without notice."""
 
     def __init__(self, number: int, pid: int, status: int) -> None:
-        self.status = status
+        self.number, self.status = number, status
         killed = os.WIFSIGNALED(status)
         how = f"was killed by signal {os.WTERMSIG(status)}" if killed else f"ended with {os.WEXITSTATUS(status)}"
         reason = (
             " (the kernel does that when memory runs out)" if killed and os.WTERMSIG(status) == signal.SIGKILL else ""
         )
+        self.ending = f"process {number} (pid {pid}) {how}{reason}"
         super().__init__(
-            f"reader process {number} (pid {pid}) {how}{reason}. What was not committed yet was discarded. Retry; if "
+            f"reader {self.ending}. What was not committed yet was discarded. Retry; if "
             "memory is short, set a smaller max_batch_bytes, or parallelism=1."
         )
 
@@ -242,12 +243,15 @@ class ChildProcesses:
         of these children has ended.
         """
         ends: dict[Any, int] = {self._children[number].connection: number for number in numbers}
-        messages = []
+        messages = list[tuple[int, Any]]()
         for ready in wait(list(ends), timeout):
             number = ends[ready]
             try:
                 message = self._children[number].connection.recv()
             except (EOFError, OSError):
+                if messages:
+                    # The next call notices the death, and no message is lost.
+                    continue
                 raise self._death_error(number) from None
             if isinstance(message, logging.LogRecord):
                 logging.getLogger(message.name).handle(message)

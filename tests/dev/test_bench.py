@@ -27,6 +27,7 @@ from dev.bench.against import MOST, NARROW, Comparison, parse
 from dev.bench.bounds import FIRST_COMMIT_ROW, RATIOS, verdicts
 from dev.bench.builds import install_commit_or_wheel
 from dev.bench.figures import Figure
+from dev.bench.lake import new_lake
 from dev.bench.peers import resolve_peer
 from dev.bench.process_tree import CommandFailed, PeakMemory, run_measured
 from dev.bench.results import Results, Sample
@@ -406,3 +407,24 @@ def test_a_build_that_is_not_there_is_named(tmp_path: Path) -> None:
         install_commit_or_wheel("no-such-commit", print)
     with pytest.raises(BuildFailed, match="no wheel"):
         install_commit_or_wheel(str(tmp_path / "nowhere.whl"), print)
+
+
+def test_each_way_compacts_the_same_small_files(tmp_path: Path) -> None:
+    def run(name: str, **arguments: Any) -> dict[str, Any]:
+        result = tmp_path / "result.json"
+        options = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
+        command = [sys.executable, "-m", f"dev.bench.programs.{name}", "--result", str(result), *options]
+        run_measured(command, {**os.environ, "PYTHONPATH": str(CHECKOUT)}, watch=False)
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+
+    with new_lake(tmp_path / "lake") as lake:
+        delta = lake.folder / "delta"
+        sizes = {"bytes": 6_000_000, "file-bytes": 500_000}
+        names = {"table": "bench.worker", "twins": "bench.pool", "delta": delta}
+        made = run("small_files", folder=lake.folder, **sizes, **names)
+        assert made["files"] > 5
+        for by, table in {"worker": "bench.worker", "pool": "bench.pool", "delta": delta}.items():
+            done = run("compacting", folder=lake.folder, by=by, tables=table)
+            assert (done["files"], done["rows"]) == (1, made["rows"])
+            assert done["offsets"] == sum(range(made["rows"]))

@@ -11,6 +11,7 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 
 from airflow_lakestream.audit.run import load
 from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.maintenance import MaintenanceSection
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.config import FlinkConfig
@@ -39,6 +40,7 @@ USES: dict[LakeCapability, Callable[[], object]] = {
         catalog=CATALOG, maintenance={"tables": [TABLE], "compact": True}
     ),
     LakeCapability.COMPACT: lambda: ExtractConfig(**LANDING, maintain="auto"),
+    LakeCapability.ZORDER: lambda: MaintenanceSection.parse({"tables": [TABLE], "compact": {"zorder_by": ["a"]}}),
     LakeCapability.PARTITIONS: lambda: AssetPartitionsOperator(
         task_id="emit", table=TABLE, since="2026-01-01T00:00:00Z"
     ),
@@ -69,7 +71,7 @@ def test_a_new_format_is_refused_by_name_wherever_its_row_lacks_a_capability(
     with pytest.raises(InvalidArgument) as caught:
         USES[capability]()
     said = str(caught.value)
-    able = "Delta" if capability is LakeCapability.STORE else "Iceberg"
+    able = "Delta" if capability in (LakeCapability.STORE, LakeCapability.ZORDER) else "Iceberg"
     assert f"{capability} are for {able} tables" in said
     assert "Hudi" in said
     assert "Wait for the next version." in said

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -132,14 +133,21 @@ class FileRewriter:
     is_over: Callable[[], bool] = lambda: False
     keep: Callable[[pa.Table], pa.Table] | None = None
 
-    def rewrite(self, group: FileGroup) -> RewrittenGroup:
-        """Write the new files. Raises RewriteInterrupted; after an error the files of this call are deleted."""
-        rewritten = RewrittenGroup(group)
-        paths = list[str]()
+    def paths(self, group: FileGroup) -> list[str]:
+        """Return locations for the new files of a group."""
+        places, key = locations(self.metadata, ""), partition_key(self.metadata, group.spec_id, group.partition)
+        return [new_path(places, key, "compacted", number) for number in range(group.outputs)]
+
+    def rewrite(self, group: FileGroup, paths: Sequence[str] = ()) -> RewrittenGroup:
+        """Write the new files. Raises RewriteInterrupted; after an error the files of this call are deleted.
+
+        :param paths: default: as `paths` returns.
+        """
+        rewritten, written = RewrittenGroup(group), [*paths] or self.paths(group)
         try:
-            self._write(rewritten, paths)
+            self._write(rewritten, written)
         except BaseException:
-            delete_files(self.io, paths)
+            delete_files(self.io, written)
             raise
         return rewritten
 
@@ -150,10 +158,11 @@ class FileRewriter:
             rows = filter(len, map(self.keep, rows))
         if self.order.fields:
             rows = sorted_rows(rows, schema, self.order)
-        places, key = locations(self.metadata, ""), partition_key(self.metadata, group.spec_id, group.partition)
-        for file_rows in _cut(rows, -(-group.rows // group.outputs)):
-            paths.append(new_path(places, key, "compacted", len(paths)))
-            output = self.io.new_output(paths[-1])
+        for number, file_rows in enumerate(_cut(rows, -(-group.rows // group.outputs))):
+            if number == len(paths):
+                # More rows than the manifests count.
+                paths.append(self.paths(group)[0])
+            output = self.io.new_output(paths[number])
             first = next(file_rows)
             with ParquetDataFile(output, schema, self.metadata.properties, first) as file:
                 for row_group in _row_groups(itertools.chain([first], file_rows), file.most_rows):
@@ -292,6 +301,16 @@ class CompactionReport:
         self.lost += done.lost
 
 
+# Yields groups as they are written.
+Written = Generator[RewrittenGroup, None, None]
+Rewriting = Callable[[FileRewriter, Sequence[FileGroup]], Written]
+
+
+def rewrite_in_turn(rewriter: FileRewriter, groups: Sequence[FileGroup]) -> Written:
+    """Yield the groups, each as soon as its files are written by this process. Raises RewriteInterrupted."""
+    yield from map(rewriter.rewrite, groups)
+
+
 def compact(
     catalog: Catalog,
     name: str,
@@ -299,40 +318,47 @@ def compact(
     order: SortOrder | None = None,
     is_over: Callable[[], bool] = lambda: False,
     report: Callable[[CompactionReport], object] = lambda _: None,
+    rewrite: Rewriting = rewrite_in_turn,
 ) -> CompactionReport:
-    """Compact a table, a part after the other; on a request to end, after the groups that are written.
+    """Compact a table in commits of bounded size; on a request to end, commit the groups that are written.
 
-    Raises the errors of `fitness` for a table unfit for commits.
+    Raises the errors of `fitness` for a table unfit for commits, and those of `rewrite`.
 
     :param rule: default: the table's target size of files, and the rule's own defaults.
     :param order: the order of rows in new files; default: the table's.
     :param is_over: whether the caller asked to end.
     :param report: is called after each commit.
+    :param rewrite: writes the new files.
     """
     table = ledger_edit.fit_table(catalog, name)
     rule = rule or CompactionRule(target_bytes=target_size(table.metadata))
     plan = TableHead.of(table).plan(rule)
-    done = CompactionReport(plan)
+    done, written = CompactionReport(plan), list[RewrittenGroup]()
     rewriter = FileRewriter(table.metadata, table.io, order or table.sort_order(), is_over)
-    for part in [*plan.parts(rule)] or ([()] if plan.dangling else []):
-        written = list[RewrittenGroup]()
+
+    def commit() -> None:
+        part = [*written]
+        written.clear()
         try:
-            for group in part:
-                written.append(rewriter.rewrite(group))
-        except RewriteInterrupted:
-            done.is_whole = False
-        except BaseException:
-            discard(catalog, name, written)
-            raise
-        if written or not part:
-            try:
-                done.add(exchange(catalog, name, plan.sequence, written))
-            except ledger_edit.EditNotDone as e:
-                log.warning("%s", e)
-                done.lost += len(written)
-            report(done)
-        if not done.is_whole:
-            break
+            done.add(exchange(catalog, name, plan.sequence, part))
+        except ledger_edit.EditNotDone as e:
+            log.warning("%s", e)
+            done.lost += len(part)
+        report(done)
+
+    try:
+        with closing(rewrite(rewriter, plan.groups)) as groups:
+            for one in groups:
+                written.append(one)
+                if sum(each.group.bytes for each in written) + plan.largest > rule.part_bytes:
+                    commit()
+    except RewriteInterrupted:
+        done.is_whole = False
+    except BaseException:
+        discard(catalog, name, written)
+        raise
+    if written or (plan.dangling and not plan.groups):
+        commit()
     return done
 
 

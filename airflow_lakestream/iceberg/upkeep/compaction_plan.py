@@ -127,9 +127,10 @@ class CompactionPlan:
     dangling: tuple[DataFile, ...] = ()
     unread: int = 0
 
-    def parts(self, rule: CompactionRule) -> Iterator[tuple[FileGroup, ...]]:
-        """Yield the groups of each commit."""
-        yield from map(tuple, bins(self.groups, rule.part_bytes, attrgetter("bytes")))
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest group."""
+        return max((group.bytes for group in self.groups), default=0)
 
     @property
     def bytes(self) -> int:

@@ -12,9 +12,12 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from airflow_lakestream.delta import old_rows
+from airflow_lakestream.config.maintenance import CompactionConfig
+from airflow_lakestream.delta import old_rows, zorder
 from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.optimizing import claimed
 from airflow_lakestream.delta.protocol import UnfitTable, check_writable
+from airflow_lakestream.delta.takeout import adds_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.upkeep.reads import TableSize
 from airflow_lakestream.run.maintenance.upkeep import TableUpkeep, WorkerUpkeep
@@ -42,10 +45,13 @@ class DeltaUpkeep(WorkerUpkeep):
     def _look(self, name: str) -> TableUpkeep:
         delta, orphans = self._open(name), self.section.remove_orphans
         found = [] if orphans is None else vacuum(delta, orphans, dry_run=True)
-        compaction = None if self.section.compact is None else "The gain of a compaction is known afterwards"
-        before = TableSize(*sizes(delta))
-        done = TableUpkeep(table=name, before=before, after=None, compaction=compaction, orphans=len(found))
-        head = self._head(name)
+        head, how, files = self._head(name), self.section.compact, 0
+        compaction = None if how is None else "The gain of a compaction is known afterwards"
+        if how is not None and how.zorder_by:
+            plan = self._zorder_plan(head, how.zorder_by)
+            compaction, files = str(plan), plan.files
+        done = TableUpkeep(table=name, before=TableSize(*sizes(delta)), after=None, orphans=len(found))
+        done = replace(done, compaction=compaction, rewritten=files)
         return self._with_removal(done, head.properties, partial(old_rows.find_old_rows, head))
 
     def _maintain(self, name: str) -> TableUpkeep:
@@ -54,19 +60,34 @@ class DeltaUpkeep(WorkerUpkeep):
         remove = partial(old_rows.remove_old_rows, self.lake, head, is_over=self.is_over)
         done = self._with_removal(done, head.properties, remove)
         if section.compact is not None:
-            target = section.compact.options.get("target-file-size-bytes")
-            try:
-                rewritten, new = compact(self._open(name), None if target is None else int(target))
-                done = replace(done, rewritten=rewritten, new=new)
-            except CommitFailedError:
-                # Another writer removed one of the files.
-                done = replace(done, lost=1)
+            done = self._compact(section.compact, done)
         if (section.rewrite_manifests or section.expire is not None) and not self.is_over():
             shorten_log(self._open(name))
         if section.remove_orphans is not None and not self.is_over():
             done = replace(done, orphans=len(vacuum(self._open(name), section.remove_orphans, dry_run=False)))
         after = TableSize(*sizes(self._open(name)))
         return replace(done, after=after, is_whole=done.is_whole and not self.is_over())
+
+    def _compact(self, how: CompactionConfig, done: TableUpkeep) -> TableUpkeep:
+        target = how.rule_for(1).target_bytes if "target-file-size-bytes" in how.options else None
+        if how.zorder_by:
+            head = self._head(done.table)
+            plan = self._zorder_plan(head, how.zorder_by)
+            columns, open_table = how.zorder_by, partial(claimed, partial(self._open, done.table))
+            found = zorder.zorder(open_table, head, plan, columns, target, self.is_over)
+            done = replace(done, compaction=str(plan), rewritten=found.files, new=found.new, lost=found.lost)
+            return replace(done, is_whole=done.is_whole and found.is_whole)
+        if not has_several_files(self._head(done.table)):
+            return done
+        try:
+            rewritten, new = compact(claimed(partial(self._open, done.table)), target)
+        except CommitFailedError:
+            # Another writer removed one of the files.
+            return replace(done, lost=1)
+        return replace(done, rewritten=rewritten, new=new)
+
+    def _zorder_plan(self, head: DeltaTableHead, columns: Sequence[str]) -> zorder.ZOrderPlan:
+        return zorder.plan_of(self.lake.store(head.table), head, columns)
 
 
 def check_maintainable(head: DeltaTableHead) -> DeltaTable:
@@ -80,6 +101,12 @@ def check_maintainable(head: DeltaTableHead) -> DeltaTable:
             "Let Spark do it: OPTIMIZE, or REORG TABLE ... APPLY (PURGE).",
         )
     return head.delta
+
+
+def has_several_files(head: DeltaTableHead) -> bool:
+    """Return whether a partition has more than one file, so that a compaction may join files."""
+    files = [tuple(add["partitionValues"].values()) for add in adds_of(head)]
+    return len(set(files)) < len(files)
 
 
 def sizes(delta: DeltaTable) -> tuple[int, int]:

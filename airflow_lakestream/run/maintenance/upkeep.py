@@ -25,13 +25,15 @@ from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.upkeep import expiry, manifest_merge, narrow_bounds, orphans
-from airflow_lakestream.iceberg.upkeep.compaction import CompactionReport, TableHead, compact
+from airflow_lakestream.iceberg.upkeep.compaction import CompactionReport, TableHead, compact, rewrite_in_turn
 from airflow_lakestream.iceberg.upkeep.compaction_plan import CompactionPlan, CompactionRule
 from airflow_lakestream.iceberg.upkeep.old_rows import find_old_rows, remove_old_rows
 from airflow_lakestream.iceberg.upkeep.orphans import OrphanFiles
 from airflow_lakestream.iceberg.upkeep.reads import TableSize
+from airflow_lakestream.iceberg.upkeep.rewrite_pool import PooledRewriting
 from airflow_lakestream.iceberg.write.files import target_size
 from airflow_lakestream.run.maintenance.tables import SharedFolder, inside, is_memory, select
+from airflow_lakestream.runtime.processes import ChildProcesses
 from airflow_lakestream.tables.retention import RemovalReport, RowRetention, rule_of
 
 log = logging.getLogger(__name__)
@@ -121,6 +123,7 @@ class WorkerUpkeep(ABC):
     :param dry_run: only report what would be gained; no commit is made, and no file deleted.
     :param budget: seconds after which no further work begins; None: no limit.
     :param stop: ends the maintenance as soon as nothing is left by halves.
+    :param children: processes of `run.maintenance.processes`, or None.
     """
 
     lake: Any
@@ -128,6 +131,7 @@ class WorkerUpkeep(ABC):
     dry_run: bool = False
     budget: float | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+    children: ChildProcesses | None = None
     _began: float = field(default_factory=time.monotonic)
 
     def run(self) -> list[TableUpkeep]:
@@ -210,7 +214,7 @@ class IcebergUpkeep(WorkerUpkeep):
             before=TableSize.of(table),
             after=None,
             compaction=None if plan is None else str(plan),
-            advice=None if plan is None else advice_for(plan, self.budget),
+            advice=None if plan is None else self._advice(plan),
             rewritten=plan.out if plan else 0,
             new=plan.new if plan else 0,
             manifests=manifests or 0,
@@ -231,7 +235,7 @@ class IcebergUpkeep(WorkerUpkeep):
             done = replace(
                 done,
                 compaction=str(compacted.plan),
-                advice=None if compacted.is_whole else advice_for(compacted.plan, self.budget),
+                advice=None if compacted.is_whole else self._advice(compacted.plan),
                 rewritten=compacted.files,
                 new=compacted.new,
                 lost=compacted.lost,
@@ -245,6 +249,10 @@ class IcebergUpkeep(WorkerUpkeep):
             done = replace(done, orphans=len(found.files) - found.left, orphan_bytes=found.bytes)
         after = TableSize.of(self.lake.load_table(name))
         return replace(done, after=after, is_whole=done.is_whole and not self.is_over())
+
+    def _advice(self, plan: CompactionPlan) -> str | None:
+        assert self.section.compact is not None, "the plan is of a compaction"
+        return advice_for(plan, self.budget, self.section.compact.parallelism)
 
     def _mend(self, table: Table) -> int:
         wrong = narrow_bounds.wrong_bounds(table, ledger_store.head_of(table.metadata))
@@ -270,7 +278,11 @@ class IcebergUpkeep(WorkerUpkeep):
                 left,
             )
 
-        return compact(self.lake, name, _rule(how, table), _order(table), self.is_over, report)
+        children = self.children
+        rewrite = rewrite_in_turn
+        if children is not None and not children.are_broken:
+            rewrite = PooledRewriting(children).rewrite
+        return compact(self.lake, name, _rule(how, table), _order(table), self.is_over, report, rewrite)
 
     def _orphans(self, name: str, *, remove: bool) -> OrphanFiles:
         if self.section.remove_orphans is None:
@@ -281,15 +293,16 @@ class IcebergUpkeep(WorkerUpkeep):
         return work(self.lake, name, self.section.remove_orphans)
 
 
-def advice_for(plan: CompactionPlan, budget: float | None) -> str | None:
-    """Return a hint for Spark's app, if a plan is more than one process rewrites within a run; or None.
+def advice_for(plan: CompactionPlan, budget: float | None, processes: int = 1) -> str | None:
+    """Return a hint for Spark's app, if a plan is more than the processes rewrite within a run; or None.
 
     :param budget: seconds of a run; None: a night.
     """
-    seconds, limit = plan.bytes / BYTES_PER_SECOND, budget or NIGHT
+    seconds, limit = plan.bytes / BYTES_PER_SECOND / processes, budget or NIGHT
     if (runs := math.ceil(seconds / limit)) < 2:
         return None
-    text = f"The compaction takes one process some {span(seconds)}: {runs:,} runs of {span(limit)}"
+    who = "one process" if processes == 1 else f"{processes} processes"
+    text = f"The compaction takes {who} some {span(seconds)}: {runs:,} runs of {span(limit)}"
     return f"{text}. Spark's app maintain_iceberg rewrites several groups of files at a time"
 
 

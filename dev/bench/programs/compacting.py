@@ -1,4 +1,4 @@
-"""Compacts a table by the worker, by two processes of it, by `deltalake` or by Spark's `rewrite_data_files`.
+"""Compaction of a table by the worker, by two processes of it, by `deltalake` or by Spark's `rewrite_data_files`.
 
 Time and CPU are of the compaction alone. A smaller table is compacted before, so that Spark's JVM is warm.
 """
@@ -12,12 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from airflow_lakestream.iceberg.upkeep.rewrite_pool import PooledRewriting, serve
-from deltalake import DeltaTable
 from pyiceberg.table import Table
 
 from airflow_lakestream.iceberg.replace.takeout import live_files
 from airflow_lakestream.iceberg.upkeep.compaction import compact
+from airflow_lakestream.iceberg.upkeep.rewrite_pool import PooledRewriting, serve
 from airflow_lakestream.runtime.processes import ChildProcesses
 from dev.bench.lake import CATALOG, Lake
 from dev.bench.programs.measured import Work, write_result
@@ -64,6 +63,8 @@ def by_pool(lake: Lake) -> Compaction:
 
 def by_delta(_: Lake) -> Compaction:
     """Return the compaction of a Delta table, and nothing to do at the end."""
+    from deltalake import DeltaTable
+
     return lambda table: DeltaTable(table).optimize.compact(target_size=TARGET_BYTES), lambda: None
 
 
@@ -87,6 +88,8 @@ def iceberg_files(table: Table) -> Iterator[Path]:
 
 def delta_files(table: str) -> Iterator[Path]:
     """Yield the paths of the live files."""
+    from deltalake import DeltaTable
+
     yield from (Path(one.removeprefix("file://")) for one in DeltaTable(table).file_uris())
 
 

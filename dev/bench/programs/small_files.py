@@ -1,4 +1,4 @@
-"""Makes a table of small files, twins of the table that have the same files, and a Delta table of the same files."""
+"""Tables of small files: a table, twins of the same files, and a Delta table of links to the files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EventRows:
 
 
 def main() -> None:
-    """Make them."""
+    """Make the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)

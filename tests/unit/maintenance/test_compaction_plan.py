@@ -148,9 +148,6 @@ def test_groups_are_of_one_partition_fill_a_file_and_leave_no_needed_rewrite_out
             assert (live.file.file_path in chosen) != by_dropped
         elif live.live_bytes >= RULE.small_share * RULE.target_bytes:
             assert live.file.file_path not in chosen
-    parts = list(found.parts(RULE))
-    assert [group for part in parts for group in part] == list(found.groups)
-    assert all(len(part) == 1 or sum(group.bytes for group in part) <= RULE.part_bytes for part in parts)
 
 
 def compacted(data: list[ManifestEntry], groups: Sequence[FileGroup]) -> list[ManifestEntry]:
