@@ -42,7 +42,7 @@ class FrameConfig(ExtractConfig):
 
     def __post_init__(self) -> None:
         if is_given(self.stream_transform):
-            self._check_stream(f"stream_transform={str(self.stream_transform)!r}")
+            self._check_stream(f"stream_transform={self.stream_transform!r}")
         elif self.state_store is not None:
             raise InvalidArgument("state_store", "goes with stream_transform, whose state it keeps.", "Leave it out.")
         if self.function is not None:

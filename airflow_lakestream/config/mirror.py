@@ -99,7 +99,7 @@ class MirrorConfig(ExtractConfig):
             self.out_of_range is not OutOfRange.REJECT
             and ValueEnvelope.CONNECT not in super().payload.format_row.envelopes
         ):
-            problem = f'{str(self.out_of_range)!r} goes with format="json", not with {self.format!r}.'
+            problem = f'{self.out_of_range!r} goes with format="json", not with {self.format!r}.'
             raise InvalidArgument(
                 "out_of_range", problem, 'Leave it out, or make the column a string with schema="...".'
             )

@@ -10,7 +10,7 @@ from enum import StrEnum, auto
 from typing import Any
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.policies import choose, is_given, seconds, size_in_bytes
+from airflow_lakestream.core.policies import NamedChoice, choose, is_given, seconds, size_in_bytes
 
 Check = Callable[[str, object], object]
 FIRST_VERSION = "0.1.0"
@@ -46,14 +46,14 @@ class SettingKind(StrEnum):
     LIMIT = auto()
 
 
-class RecordMerge(StrEnum):
+class RecordMerge(NamedChoice):
     """Effect of a plain record on the row of its key."""
 
     REPLACE = auto()
     GIVEN = auto()
 
 
-class RecordEnvelope(StrEnum):
+class RecordEnvelope(NamedChoice):
     """Wrapping around the row in a value: `core.policies.ValueEnvelope`, and Debezium's flattened events."""
 
     CONNECT = auto()

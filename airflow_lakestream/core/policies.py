@@ -11,7 +11,14 @@ from typing import TypeVar
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 
-class ModeName(StrEnum):
+class NamedChoice(StrEnum):
+    """One of an argument's texts. Errors show it as the text that the user writes."""
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+
+class ModeName(NamedChoice):
     """Mode of a run: the choice of the offsets; see `core.landing.modes`."""
 
     RESUME = "resume"
@@ -19,7 +26,7 @@ class ModeName(StrEnum):
     RANGES = "ranges"
 
 
-class StartOffset(StrEnum):
+class StartOffset(NamedChoice):
     """Beginning of a group's first resume."""
 
     EARLIEST = "earliest"
@@ -28,21 +35,21 @@ class StartOffset(StrEnum):
     COMMITTED = "committed"
 
 
-class OnDataLoss(StrEnum):
+class OnDataLoss(NamedChoice):
     """Reaction to offsets removed by retention before the landing."""
 
     FAIL = "fail"
     RECORD = "record"
 
 
-class TableFormat(StrEnum):
+class TableFormat(NamedChoice):
     """The format of a table."""
 
     ICEBERG = "iceberg"
     DELTA = "delta"
 
 
-class SchemaEvolution(StrEnum):
+class SchemaEvolution(NamedChoice):
     """Allowed changes of a table's schema by a landing: no changes, new columns, or also wider types."""
 
     NONE = "none"
@@ -50,7 +57,7 @@ class SchemaEvolution(StrEnum):
     WIDEN = "widen"
 
 
-class UnknownFields(StrEnum):
+class UnknownFields(NamedChoice):
     """Treatment of a field without a column."""
 
     IGNORE = "ignore"
@@ -59,14 +66,14 @@ class UnknownFields(StrEnum):
     FAIL = "fail"
 
 
-class SqlInput(StrEnum):
+class SqlInput(NamedChoice):
     """Input of a SQL statement: keys and values as text, or the decoded columns."""
 
     RAW = "raw"
     DECODED = "decoded"
 
 
-class OnError(StrEnum):
+class OnError(NamedChoice):
     """Treatment of a bad record."""
 
     FAIL = "fail"
@@ -74,7 +81,7 @@ class OnError(StrEnum):
     SKIP = "skip"
 
 
-class OutOfRange(StrEnum):
+class OutOfRange(NamedChoice):
     """Treatment of a database value outside the column's type: a bad record, the nearest value, or NULL."""
 
     REJECT = "reject"
@@ -82,14 +89,14 @@ class OutOfRange(StrEnum):
     NULL = "null"
 
 
-class TimestampsFiner(StrEnum):
+class TimestampsFiner(NamedChoice):
     """Treatment of a timestamp or a time finer than microseconds: a bad record, or the microsecond."""
 
     REJECT = "reject"
     TRUNCATE = "truncate"
 
 
-class MergeMode(StrEnum):
+class MergeMode(NamedChoice):
     """Way of a mirror's changed rows into the table: new files, deletes in place, or a choice for each file."""
 
     AUTO = "auto"
@@ -97,21 +104,21 @@ class MergeMode(StrEnum):
     MERGE_ON_READ = "merge-on-read"
 
 
-class MaintainMode(StrEnum):
+class MaintainMode(NamedChoice):
     """Compaction of small files at the end of a landing's run: when many are there, or never."""
 
     AUTO = "auto"
     NEVER = "never"
 
 
-class StateStore(StrEnum):
+class StateStore(NamedChoice):
     """Store of a streaming query's state in the executors; the checkpoint has the state in either case."""
 
     MEMORY = "memory"
     ROCKSDB = "rocksdb"
 
 
-class Tombstones(StrEnum):
+class Tombstones(NamedChoice):
     """Outcome of a record without a value: a row of nulls, only a count, a bad record, or a deletion of its key's row.
 
     `DELETE` is for a table by key only.
@@ -133,14 +140,14 @@ def landing_tombstones(argument: str, value: object) -> Tombstones:
     return found
 
 
-class MissingPolicy(StrEnum):
+class MissingPolicy(NamedChoice):
     """Reaction to a missing object of a look, or to a failing connection."""
 
     WAIT = "wait"
     FAIL = "fail"
 
 
-class OnEmpty(StrEnum):
+class OnEmpty(NamedChoice):
     """End of a run without anything to land."""
 
     SUCCESS = "success"
@@ -230,7 +237,7 @@ def size_in_bytes(argument: str, value: object) -> int:
     return int(match[1]) * _BYTES[match[2]]
 
 
-class ValueFormat(StrEnum):
+class ValueFormat(NamedChoice):
     """Format of a record's value."""
 
     JSON = "json"
@@ -241,7 +248,7 @@ class ValueFormat(StrEnum):
     RAW = "raw"
 
 
-class KeyFormat(StrEnum):
+class KeyFormat(NamedChoice):
     """Format of a record's key; `RAW` is bytes, `STRING` is text in UTF-8."""
 
     STRING = "string"
@@ -252,7 +259,7 @@ class KeyFormat(StrEnum):
     JSON_SCHEMA = "json_schema"
 
 
-class ValueEnvelope(StrEnum):
+class ValueEnvelope(NamedChoice):
     """The wrapping around the row in a value.
 
     `CONNECT` is the {"schema": ..., "payload": ...} of Kafka Connect's JSON converter. `DEBEZIUM` is a change event
@@ -273,7 +280,7 @@ def check_delimiter(text: str) -> None:
 UNAVAILABLE = "__debezium_unavailable_value"
 
 
-class UnavailableValues(StrEnum):
+class UnavailableValues(NamedChoice):
     """Treatment of a value left out of an event, by an extract: a bad record, or NULL with a note."""
 
     REJECT = "reject"

@@ -119,4 +119,4 @@ def test_each_format_of_values_has_a_decoder(name: ValueFormat) -> None:
 def test_each_format_of_keys_has_a_decoder(name: KeyFormat) -> None:
     kind = pa.binary() if name in ("string", "raw") else pa.struct([("id", pa.int64())])
     schema = pa.schema([("_key", kind)])
-    assert FORMATS[name].key(PayloadFormats(key_format="json"), schema).schema == schema
+    assert FORMATS[name].key_decoder(PayloadFormats(key_format="json"), schema).schema == schema

@@ -119,7 +119,7 @@ def test_renamed_fields_come_up_later_and_swap_names(tmp_path: Path) -> None:
         ({"rename_columns": {"a": "_rescued"}}, "'a' can't become '_rescued': a column of this name is filled with"),
         ({"rename_columns": {"a": "c", "b": "C"}}, "'a' can't become 'c': two columns get it"),
         ({"rename_columns": {"a": "x" * 256}}, "more than 255 characters"),
-        ({"rename_columns": {"a": "b"}, "format": "csv", "schema": "b int"}, "fields have no names with format='csv'"),
+        ({"rename_columns": {"a": "b"}, "format": "csv", "schema": "b int"}, "with format='csv' fields have no names"),
         (
             {"rename_columns": {"a": "b"}, "sql": "select 1 as b from {{ input }}"},
             "the statement in sql names the columns",
