@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -131,7 +132,7 @@ class LaterEvents:
         with closing(self._reader.read(plan, self._stop)) as chunks:
             for chunk in chunks:
                 # A tombstone comes after the deletion of its row.
-                events = pick(chunk.batch, np.flatnonzero(chunk.batch.values.is_valid()))
+                events = pick(chunk.batch, np.flatnonzero(chunk.batch.values.is_valid().to_numpy(zero_copy_only=False)))
                 decoded = self._decoder.decode(events)
                 bad = [one for one in decoded.bad if own_record(events.values[one.index].as_py()) is None]
                 if bad:
