@@ -93,7 +93,8 @@ class LaterEvents:
             found.reason = self._problem(state, landed)
             if found.reason is not None:
                 return found
-            there = union(RangeSet.of(topic, p, one.low, one.end) for p, one in state.marks.items())
+            begins = self._begins(state, landed)
+            there = union(RangeSet.of(topic, p, begins[p], one.end) for p, one in state.marks.items())
             try:
                 for partition, covered, rows in self._events(Plan(state, there - done)):
                     done |= covered
@@ -119,11 +120,15 @@ class LaterEvents:
         topic = self._identity.topic
         if state.identity != self._identity:
             return f"{topic} was created again."
-        for p, marks in state.marks.items():
-            first = min((one.from_offset for one in landed.of_partition(topic, p)), default=marks.low)
-            if gone := RangeSet.of(topic, p, first, marks.low) - landed:
-                return f"Kafka has no longer the events of {gone}, which were not landed."
-        return None
+        begins = self._begins(state, landed)
+        gone = union(RangeSet.of(topic, p, begins[p], one.low) for p, one in state.marks.items()) - landed
+        return f"Kafka has no longer the events of {gone}, which were not landed." if gone else None
+
+    def _begins(self, state: TopicState, landed: RangeSet) -> dict[int, int]:
+        """Return the first landed offset of each partition: a mirror may have begun after older events."""
+        topic = self._identity.topic
+        firsts = {p: [one.from_offset for one in landed.of_partition(topic, p)] for p in state.marks}
+        return {p: min(firsts[p], default=marks.low) for p, marks in state.marks.items()}
 
     def _events(self, plan: Plan) -> Iterator[tuple[int, RangeSet, pa.Table]]:
         """Yield the events of a plan, with their partition and offsets. Raises UnreadableEvent."""

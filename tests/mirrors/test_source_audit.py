@@ -17,6 +17,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from airflow.sdk import DAG
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.source_database import DatabaseAddress, DatabaseKind
@@ -24,12 +25,13 @@ from airflow_lakestream.cli.app import run
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.audit import LakestreamAuditOperator
 from airflow_lakestream.run.job import build_job
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.postgres import Postgres
 from tests.mirrors.test_cdc_types import COLUMNS, LEFT_OUT, PREPARE
-from tests.support.airflow_home import Connections
+from tests.support.airflow_home import AirflowHome, Connections
 from tests.support.broker import Producing, Topics
 from tests.support.cdc import Captured
 from tests.support.lake import GROUP
@@ -156,6 +158,7 @@ def test_a_connection_is_named_on_the_command_line_and_its_password_is_never_sho
     produce: Producing,
     orders: Orders,
     kafka: Kafka,
+    airflow: AirflowHome,
     connections: Connections,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -179,6 +182,12 @@ def test_a_connection_is_named_on_the_command_line_and_its_password_is_never_sho
     found = json.loads(capsys.readouterr().out)
     assert (found["mode"], found["verdict"]) == ("database", "damage")
     assert [one["key"] for one in found["wrong_rows"]] == [{"region": "\u00e9", "id": "2"}]
+    with DAG("audit_source", schedule=None, params={"conn": ""}) as dag:
+        given = {"table": table, "consumer_group": GROUP, "against_database": "{{ params.conn }}"}
+        LakestreamAuditOperator(task_id="audit", **given)
+    done = airflow.run(dag, {"conn": "shop"})
+    assert (done.state, done.task("audit").xcom["mode"]) == ("failed", "database")
+    assert "missing row: region=\u00e9, id=2" in str(done.errors)
     assert run([*command, "--against-database", "closed"]) == 2
     error = capsys.readouterr().err
     assert "connection 'closed'" in error
