@@ -24,8 +24,8 @@ def source_address(conn_id: str) -> DatabaseAddress:
         mask_secret(connection.password)
     kind = _KINDS.get(connection.conn_type)
     if kind is None or not connection.host:
-        problem = f"connection {conn_id!r} is of type {connection.conn_type!r}" if kind is None else "it has no host"
-        raise InvalidArgument(ARGUMENT, f"{problem}.", _REMEDY)
+        problem = f"is of type {connection.conn_type!r}" if kind is None else "has no host"
+        raise InvalidArgument(ARGUMENT, f"connection {conn_id!r} {problem}.", _REMEDY)
     return DatabaseAddress(
         kind=kind,
         host=connection.host,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 import threading
 import uuid
@@ -324,3 +325,56 @@ def test_a_table_that_can_not_be_compared_is_refused_by_name(
     orders.sql.execute(statement.format(orders.name, orders.name))
     with pytest.raises(InvalidArgument, match=message):
         audit_with(lake, orders.address)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_changes_are_wrong_exactly_if_their_events_are_lost(
+    seed: int, mirror_lake: MirrorLake, topic: Topics, produce: Producing, orders: Orders
+) -> None:
+    lake, name, hand, chance = mirror_lake, topic(1), orders.hand, random.Random(seed)
+    rows = {(row["region"], row["id"]): row for row in orders.fill(700)}
+    values, keys = hand.events("c", rows.values())
+    produce(name, 0, values, keys=keys)
+    held, later = dict(rows), set[tuple[str, int]]()
+
+    def change(fate: str) -> None:
+        region, number = key = chance.choice([*rows]) if chance.random() < 0.8 else (chance.choice(REGIONS), 10**6)
+        place = f"where region = '{region}' and id = {number}"
+        if chance.random() < 0.3:
+            orders.sql.execute(f"delete from {orders.name} {place}")
+            rows.pop(key, None)
+        else:
+            row = {"region": region, "id": number, "name": chance.choice(["x", "y"]), "size": chance.choice([1, None])}
+            conflict = "on conflict (region, id) do update set name = excluded.name, size = excluded.size"
+            statement = f"insert into {orders.name} values (%s, %s, %s, %s) {conflict}"
+            orders.sql.execute(statement, list(row.values()))
+            rows[key] = row
+        if fate != "lost":
+            op = "u" if key in rows else "d"
+            value, own_key = hand.event(op, rows.get(key, {"region": region, "id": number}))
+            produce(name, 0, [value], keys=[own_key])
+            if fate == "landed":
+                held.pop(key, None)
+                held.update({key: rows[key]} if key in rows else {})
+            else:
+                later.add(key)
+
+    for fate in chance.choices(["landed", "lost"], k=40):
+        change(fate)
+    lake.land(name, key=list(KEY))
+    for fate in chance.choices(["later", "lost"], k=40):
+        change(fate)
+    # An event after the comparison proves that none is on the way.
+    value, key = hand.event("u", {"region": "z", "id": 1}, after_s=3600)
+    produce(name, 0, [value], keys=[key])
+
+    differing = {key for key in {*rows, *held} if rows.get(key) != held.get(key)}
+    result = audit_with(lake, orders.address)
+    expected = {
+        ("extra" if key not in rows else "missing" if key not in held else "different", key)
+        for key in differing - later
+    }
+    found = {(fault, (key["region"], int(key["id"]))) for fault, key, _ in faults_of(result)}
+    assert found == expected, result.render()
+    changed = len(differing & later)
+    assert [one.split()[0] for one in result.made] == ([str(changed)] if changed else [])
