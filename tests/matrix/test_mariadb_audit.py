@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +14,9 @@ from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.mariadb import USERNAME, MariaDb
 from tests.matrix.test_mariadb_mirror import COLUMNS
-from tests.support.mariadb import InMariaDb, made_in, mariadb
+from tests.support.mariadb import InMariaDb, made_in, mariadb, session
 from tests.support.mirror_lake import MirrorLake
-from tests.support.source_tables import audit_with, faults_of
+from tests.support.source_tables import audit_with, faults_of, written_meanwhile
 
 __all__ = ["mariadb"]
 
@@ -61,7 +62,10 @@ def test_each_type_is_compared_and_lost_events_are_found(mirror_lake: MirrorLake
     typed.run(f"update {{table}} set {', '.join(f'{name} = null' for name in COLUMNS)} where (id, region) = (100, 'a')")
     typed.run("delete from {table} where id = 1500", "insert into {table} (id, region) values (9999, 'lost')")
     typed.run("set sql_log_bin = 1")
-    typed.await_all_sent()
-    result = audit_with(lake, address)
+    mark = "insert into {} (id, region) values (-5, '') on duplicate key update c_year = if(c_year = 2000, 2001, 2000)"
+    with session(typed.mariadb) as other:
+        writer = replace(typed, sql=other)
+        with written_meanwhile(lambda: writer.run(mark.format("{table}"))):
+            result = audit_with(lake, address)
     found = sorted((fault, key["id"], sorted(columns)) for fault, key, columns in faults_of(result))
     assert found == [("different", "100", compared), ("extra", "1500", []), ("missing", "9999", [])], result.render()

@@ -37,7 +37,7 @@ from tests.support.broker import Producing, Topics
 from tests.support.cdc import Captured
 from tests.support.lake import GROUP
 from tests.support.mirror_lake import MirrorLake
-from tests.support.source_tables import HandEvents, audit_with, faults_of
+from tests.support.source_tables import HandEvents, audit_with, faults_of, written_meanwhile
 
 pytestmark = pytest.mark.integration
 
@@ -247,8 +247,9 @@ def test_each_type_is_compared_as_the_mirror_has_it_or_named(
         others = [name for name in COLUMNS if not name.startswith("k_") and name not in NOT_COMPARED | times]
         with without_events(captured):
             sql.execute(f"update {captured.name} set {', '.join(f'{name} = null' for name in others)} where id = 100")
-        captured.await_all_sent()
-        result = audit_with(lake, address_of(postgres))
+        mark = f"insert into {captured.name} (id) values (-5) on conflict (id) do update set id = -5"
+        with postgres.connect() as other, written_meanwhile(lambda: other.execute(mark)):
+            result = audit_with(lake, address_of(postgres))
         [(fault, key, found)] = faults_of(result)
         assert (fault, key, sorted(found)) == ("different", {"id": "100"}, sorted(others)), result.render()
         captured.release()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +42,24 @@ class HandEvents:
         """Return events of several rows, and the keys."""
         made = [self.event(op, row) for row in rows]
         return [value for value, _ in made], [key for _, key in made]
+
+
+@contextmanager
+def written_meanwhile(write: Callable[[], object]) -> Iterator[None]:
+    """Let a table be written during the block, again and again."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.wait(0.3):
+            write()
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        try:
+            yield
+        finally:
+            stop.set()
+        done.result()
 
 
 def audit_with(
