@@ -108,7 +108,7 @@ class RowFault(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class WrongRow:
-    """A wrong row, at the record that the row is of, or should be of.
+    """A wrong row, at the record that the row is of, or should be of; at -1 without a record.
 
     :param key: the values of the key's columns, as text.
     :param columns: of a different row, the columns that differ.
@@ -131,7 +131,8 @@ class WrongRow:
         more = f" x{self.times}" if self.fault is RowFault.DOUBLED else ""
         more += f" in {', '.join(self.columns)}" if self.columns else ""
         more += f" (the table's row is of [{self.of[0]}] offset {self.of[1]})" if self.of else ""
-        return printable(f"{self.fault} row: offset {self.offset}, {key}{more}")
+        place = "" if self.offset < 0 else f"offset {self.offset}, "
+        return printable(f"{self.fault} row: {place}{key}{more}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""

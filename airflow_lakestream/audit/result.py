@@ -173,7 +173,8 @@ class AuditResult:
     reject table; `impossible` are rows whose position no record can have. `findings` are damages that no range of one
     partition can express. `blind` lists the parts that could not be read although they were needed. `made` describes
     rows and offsets that no audit can verify: made by functions that keep no positions, or adopted. `notes` are for the
-    reader. Damage counts even if `blind` is not empty.
+    reader. Damage counts even if `blind` is not empty. `source` is the table of the database that a mirror was compared
+    with; None for a comparison with Kafka.
     """
 
     table: str
@@ -192,6 +193,7 @@ class AuditResult:
     notes: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     by_key: bool = False
+    source: str | None = None
     wrong: list[WrongRow] = field(default_factory=list)
     repaired: RepairResult | None = None
 
@@ -252,7 +254,7 @@ class AuditResult:
             "consumer_group": self.consumer_group,
             # As text: browsers would round 64-bit numbers.
             "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
-            "mode": "full" if self.is_full else "quick",
+            "mode": "database" if self.source else "full" if self.is_full else "quick",
             "partitions": [
                 _partition_to_dict(audit, most_ranges, self.is_full, self.by_key) for audit in self.partitions
             ],
@@ -276,7 +278,10 @@ class AuditResult:
 
     def _lines(self) -> Iterator[str]:
         yield f"{self.table}, consumer group {self.consumer_group}: {self.verdict.value.upper()}"
-        yield f"  {(SEES_BY_KEY if self.by_key else SEES)[self.is_full]}"
+        if self.source:
+            yield f"  database: every current row against {self.source}, by the columns of both."
+        else:
+            yield f"  {(SEES_BY_KEY if self.by_key else SEES)[self.is_full]}"
         yield f"  snapshot {self.snapshot_id or '(none)'}"
         if self.repaired is not None:
             yield from (f"  {line}" for line in self.repaired.lines())

@@ -20,6 +20,7 @@ from airflow_lakestream.cli.connections import (
     KafkaConn,
     StorageConn,
     group_of,
+    like_the_airflow_command,
     open_kafka,
     open_lake,
     open_registry,
@@ -35,6 +36,7 @@ from airflow_lakestream.lakes import lake_of
 if TYPE_CHECKING:
     from airflow_lakestream.audit.result import AuditResult
     from airflow_lakestream.audit.run import Audit
+    from airflow_lakestream.audit.source_database import DatabaseAddress
 
 
 @takes_pipeline
@@ -53,6 +55,10 @@ def audit(
         bool,
         typer.Option("--repair", help="land missing or wrong rows, remove doubled ones, in one commit; implies --full"),
     ] = False,
+    against_database: Annotated[
+        str | None,
+        typer.Option("--against-database", help="connection of the database whose table a mirror is compared with"),
+    ] = None,
     tombstones: Annotated[str | None, option_of("tombstones", "with --repair: ")] = None,
     landing: Annotated[
         str | None,
@@ -74,6 +80,8 @@ def audit(
         from airflow_lakestream.run.fan_out_audit import audit_of, takes_landing
         from airflow_lakestream.run.mirror_repair import can_repair, check_repair, repair_of
 
+        if against_database is not None and (full or repair):
+            raise InvalidArgument("--against-database", "goes without --full and --repair, which read the topic.")
         options = {**decoding, **given({"tombstones": tombstones, "on_data_loss": on_data_loss})}
         arguments: Mapping[str, Any] = json_object("--landing", landing)
         lake = lake_of(table)
@@ -83,21 +91,25 @@ def audit(
         if repair:
             check_repair(opened, table, "--repair")
         group = group_of(opened, table, group)
-        look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)
+        full |= repair or against_database is not None
+        look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full)
         decodes = not repair and takes_landing(opened, table)
         if (options or arguments) and not (repair or decodes):
             name = next(iter(options), "landing").replace("_", "-")
             problem = "belongs to --repair, a table by key, or a fan-out: this audit decodes nothing."
             raise InvalidArgument(f"--{name}", problem)
+        if against_database is not None and not decodes:
+            raise InvalidArgument("--against-database", f"{table} is not a mirror of a database's table.")
         work: Any = _with_kafka(look, kafka_conn)
         if decodes:
             registry = open_registry(decoding, kafka_conn) if full else {}
-            work = audit_of(work, opened, {**arguments, **options, **registry})
+            work = audit_of(work, opened, {**arguments, **options, **registry}, _address_of(against_database))
         elif repair:
             options |= open_registry(decoding, kafka_conn)
             work = repair_of(work, opened, options, None if landing is None else arguments)
         result: AuditResult = work.run(opened)
-        hints = bool(result.damages) and not (repair or as_json) and can_repair(opened, table)
+        may_repair = bool(result.damages) and not (repair or as_json or against_database)
+        hints = may_repair and can_repair(opened, table)
     report_text(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
     if hints and (result.by_key or not decodes):
         report_text(
@@ -125,6 +137,16 @@ def _home_of(
     home = landing.get("home_table")
     home = template.home(topic, group) if home is None else TableTemplate.parse(home).of_topic(topic).text
     return home, {**given, "table": table}
+
+
+def _address_of(conn_id: str | None) -> DatabaseAddress | None:
+    """Return the address of a source database, or None without a connection. Raises InvalidArgument."""
+    if conn_id is None:
+        return None
+    with like_the_airflow_command(conn_id):
+        from airflow_lakestream.hooks.database import source_address
+
+        return source_address(conn_id)
 
 
 def _with_kafka(look: Audit, conn_id: str) -> Audit:

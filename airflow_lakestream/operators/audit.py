@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from airflow_lakestream.audit.result import AuditResult
     from airflow_lakestream.audit.run import Audit
+    from airflow_lakestream.audit.source_database import DatabaseAddress
     from airflow_lakestream.hooks.kafka import KafkaHook
     from airflow_lakestream.lakes import LakeFormat
 
@@ -64,6 +65,8 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         further arguments of `KafkaMirrorOperator` that decide its rows: `key`, `on_error`, `max_rejected`,
         `out_of_range`, `source_tables`, `delete_when`, `within`, `merge`; and those of decoding; `repair` of a table by
         key needs it, `{}` for none (templated)
+    :param against_database: connection of type `postgres` or `mysql`: compare a mirror with the table of the
+        database, in place of `full` and `repair` (templated)
     :param on_data_loss: for `repair` only: `"fail"` if rows are missing that Kafka no longer has, or `"record"` to
         write them into the ledger as lost (templated)
     :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
@@ -85,6 +88,7 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         tombstones: str = Tombstones.KEEP,
         on_data_loss: str = OnDataLoss.FAIL,
         landing: Mapping[str, Any] | str | None = None,
+        against_database: str | None = None,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
         storage_conn_id: str | None = None,
@@ -109,6 +113,8 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
             need_extras(*extras_of(self))
             repair = _is_true("repair", self.repair)
             full = _is_true("full", self.full) or repair
+            address = self._address(reads_topic=full)
+            full |= address is not None
             lake = lake_of(self.table)
             opened = self._opened(lake, repair=repair)
             hook = KafkaHook(self.kafka_conn_id)
@@ -122,7 +128,7 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
                 "stop": self._stop,
             }
             look = lake.part("audit")(**arguments)
-            result: AuditResult = self._work(look, opened, hook, repair=repair).run(opened)
+            result: AuditResult = self._work(look, opened, hook, address, repair=repair).run(opened)
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)
         if result.verdict is AuditVerdict.DAMAGE:
@@ -149,7 +155,19 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
             check_repair(opened, self.table, "repair")
         return opened
 
-    def _work(self, look: Audit, opened: Any, hook: KafkaHook, *, repair: bool) -> Any:
+    def _address(self, *, reads_topic: bool) -> DatabaseAddress | None:
+        """Return the address of the database to compare with, or None. Raises InvalidArgument and MissingExtra."""
+        if not is_given(self.against_database):
+            return None
+        if reads_topic:
+            raise InvalidArgument("against_database", "goes without full and repair, which read the topic.")
+        need_extras("database")
+        with late_imports():
+            from airflow_lakestream.hooks.database import source_address
+
+        return source_address(str(self.against_database))
+
+    def _work(self, look: Audit, opened: Any, hook: KafkaHook, address: DatabaseAddress | None, *, repair: bool) -> Any:
         """Return the audit of the table's kind, or the repair. Raises InvalidArgument."""
         with late_imports():
             from airflow_lakestream.config.arguments import json_object
@@ -173,7 +191,7 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
         if repair:
             options = {**decoding, **more, "on_data_loss": self.on_data_loss}
             return repair_of(look, opened, options, None if self.landing is None else landing)
-        return audit_of(look, opened, {**decoding, **more, **landing})
+        return audit_of(look, opened, {**decoding, **more, **landing}, address)
 
     def on_kill(self) -> None:
         """Stop reading; uncommitted files leave no trace."""

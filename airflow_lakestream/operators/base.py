@@ -68,6 +68,7 @@ _OF_EXTRA = {
     "spark": ("airflow.providers.apache.spark",),
     "delta": ("deltalake", "obstore"),
     "protobuf": ("google.protobuf", "grpc_tools"),
+    "database": ("psycopg", "pymysql"),
 }
 
 

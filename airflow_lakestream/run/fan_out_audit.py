@@ -20,6 +20,7 @@ from airflow_lakestream.audit.quick import look_at_files, look_at_rejects
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.rows import AdoptedRows, RowPositions, UnreadableRows, count_rejected, count_rows
 from airflow_lakestream.audit.run import Audit, TableMissing, find_lost, load, load_both
+from airflow_lakestream.audit.source_database import ARGUMENT, DatabaseAddress
 from airflow_lakestream.audit.statistics import LostFile, TableFiles, table_files
 from airflow_lakestream.audit.tally import OffsetTally, TallySegments
 from airflow_lakestream.config.landing import ExtractConfig
@@ -40,6 +41,7 @@ from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.run.job import Lake
 from airflow_lakestream.run.mirror_audit import MirrorAudit
+from airflow_lakestream.run.source_audit import SourceAudit
 from airflow_lakestream.tables.schema.columns import payload_schema
 
 _SHOWN = 10
@@ -56,14 +58,21 @@ def is_mirror(lake: Lake, table: str) -> bool:
     return MIRROR in _properties(lake, table)
 
 
-def audit_of(audit: Audit, lake: Lake, landing: Mapping[str, Any]) -> Audit | MirrorAudit:
+def audit_of(
+    audit: Audit, lake: Lake, landing: Mapping[str, Any], address: DatabaseAddress | None = None
+) -> Audit | MirrorAudit | SourceAudit:
     """Return the audit of a table's kind.
 
     :param landing: the arguments of the landing that decide rows; of a fan-out, `table` is the template of its tables.
+    :param address: the database to compare a mirror with; None for its topic.
 
     Raises InvalidArgument for a wrong argument.
     """
     properties = _properties(lake, audit.table)
+    if address is not None:
+        if MIRROR not in properties:
+            raise InvalidArgument(ARGUMENT, f"{audit.table} is not a mirror of a database's table.")
+        return SourceAudit(audit=audit, address=address, landing=landing)
     if MIRROR in properties:
         return MirrorAudit(audit=audit, landing=landing)
     notes = HomeNotes.of(properties)

@@ -98,12 +98,12 @@ class MirrorAudit:
         note = self.note(lake)
         table, ledgers, snapshot_id = self.audit.by_key(lake)
         result = AuditResult(self.audit.table, self.audit.consumer_group, snapshot_id, self.audit.full, by_key=True)
-        identity = _identity(result, ledgers)
+        identity = single_topic(result, ledgers)
         if not result.take_lost(table.lost, ()) or not self.audit.full or identity is None:
             return result
         compare = VersionComparison if strategy_noted(note).keeps_versions else KeyComparison
         with TemporaryDirectory(prefix="lakestream-audit-") as folder, opened(Path(folder)) as database:
-            fold = TopicFold(self._config(identity.topic, note), self.audit, table, note, Path(folder))
+            fold = TopicFold(self.config(identity.topic, note), self.audit, table, note, Path(folder))
             landed = union(entry.landed for _, _, entry in ledgers.entries())
             if compare is VersionComparison and len(landed.partitions) > 1:
                 fold.on_events = KeyPartitions(database, table.key).add
@@ -130,8 +130,8 @@ class MirrorAudit:
         _report(result, identity.topic, verdict, rules, ledgers, fold)
         return result
 
-    def _config(self, topic: str, note: Mapping[str, Any]) -> MirrorConfig:
-        """Return the configuration of the fold: the given arguments, and those that the table's note knows."""
+    def config(self, topic: str, note: Mapping[str, Any], table: str = _FOLDED_TABLE) -> MirrorConfig:
+        """Return the configuration of a table: the given arguments, and those that the note knows."""
         given = {name: value for name, value in self.landing.items() if value is not None}
         held: dict[str, Any] = {"envelope": ValueEnvelope.DEBEZIUM, "soft_delete": bool(note["soft_delete"])}
         if is_of_records(note):
@@ -143,7 +143,8 @@ class MirrorAudit:
         # One commit for each batch of bytes, small for bounded memory: how long it took does not matter.
         return MirrorConfig(
             topic=topic,
-            table=_FOLDED_TABLE,
+            table=table,
+            table_format=lake_of(table).format,
             consumer_group=self.audit.consumer_group,
             checkpoint_interval=86_400,
             max_batch_bytes=64 * 2**20,
@@ -201,7 +202,7 @@ def _eras(note: Mapping[str, Any]) -> int:
     return len(BinaryLogs.of_note(note.get("logs")).starts)
 
 
-def _identity(result: AuditResult, ledgers: TableLedgers) -> TopicIdentity | None:
+def single_topic(result: AuditResult, ledgers: TableLedgers) -> TopicIdentity | None:
     """Return the topic of all rows, or None, with the reason in the result, if rows do not show their topic."""
     found = sorted({identity for _, identity, _ in ledgers.entries()})
     if len(found) == 1:

@@ -35,7 +35,7 @@ UV = Path(sys.executable).with_name("uv")
 COUNT = 20
 # The oldest Airflow that the bounds admit, and the one that our constraints name.
 OLDEST, NEWEST = "3.1.3", ""
-ALL = ("delta", "hdfs", "openlineage", "protobuf", "spark")
+ALL = ("database", "delta", "hdfs", "openlineage", "protobuf", "spark")
 NEWEST_TRIED = next(
     line.partition("==")[2].strip()
     for line in (CHECKOUT / "dev" / "constraints.txt").read_text().splitlines()

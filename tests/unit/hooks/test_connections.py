@@ -13,6 +13,7 @@ from airflow_lakestream.cli.app import run
 from airflow_lakestream.config.arguments import problem_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.connections import connector_options
+from airflow_lakestream.hooks.database import source_address
 from airflow_lakestream.hooks.flink import FlinkHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
@@ -43,9 +44,11 @@ OPENED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "connect": ("connect_conn_id", lambda conn_id: KafkaConnectHook(conn_id).open_client()),
     "flink": ("flink_conn_id", lambda conn_id: FlinkHook(conn_id).addresses()),
     "database": ("database_conn_id", connector_options),
+    "source": ("against_database", source_address),
     "spark": ("spark_conn_id", spark),
 }
 TYPES = {"kafka": "kafka", "catalog": "iceberg", "delta": "generic", "store": "aws", "database": "postgres"}
+TYPES |= {"source": "mysql"}
 Case = tuple[str, dict[str, Any], str]
 CASES: list[Case] = [
     # Kafka
@@ -109,6 +112,13 @@ CASES: list[Case] = [
     ),
     # Databases
     ("database", {"host": "db", "login": "me"}, "has no port and no password and no schema"),
+    ("source", {"conn_type": "oracle", "host": "db"}, "is of type 'oracle'.*postgres or mysql"),
+    ("source", {"login": "me", "password": SECRET}, "has no host"),
+    (
+        "source",
+        {"host": "db", "password": SECRET, "extra": {"sslmode": "require"}},
+        "has sslmode, which is not read.*ssl_ca",
+    ),
     # Spark
     ("spark", {"host": "yarn", "extra": {"deploy_mode": "cluster"}}, r"extra has deploy_mode\. Write deploy-mode"),
     ("spark", {"host": "yarn", "extra": {"deploy-mode": "Cluster"}}, "deploy_mode: 'Cluster' is not one of 'client'"),

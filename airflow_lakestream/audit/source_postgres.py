@@ -1,0 +1,143 @@
+"""Tables of a PostgreSQL, as the source of a mirror."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.audit.source_database import (
+    ARGUMENT,
+    EXTRA,
+    TIMEOUT_S,
+    DatabaseAddress,
+    DatabaseFailed,
+    Row,
+    SourceDatabase,
+)
+from airflow_lakestream.audit.source_types import ComparedValue, SourceColumn, postgres_value
+from airflow_lakestream.exceptions import InvalidArgument, MissingExtra
+
+
+class PostgresDatabase(SourceDatabase):
+    """A PostgreSQL. Raises MissingExtra, DatabaseFailed, and InvalidArgument for a standby."""
+
+    def __init__(self, address: DatabaseAddress, source: str) -> None:
+        try:
+            import psycopg
+            from psycopg.conninfo import make_conninfo
+        except ModuleNotFoundError as e:
+            raise MissingExtra(EXTRA, e.name) from e
+        self._address, self._failure = address, psycopg.Error
+        database = address.database or source.partition(".")[0]
+        with self._failing():
+            options = make_conninfo(
+                host=address.host,
+                port=address.port,
+                user=address.user or None,
+                password=address.password or None,
+                dbname=database,
+                connect_timeout=TIMEOUT_S,
+                application_name="lakestream audit",
+                **address.options,
+            )
+            self._sql = psycopg.connect(options, autocommit=True)
+        # Rows that the login may not see must fail, instead of being left out.
+        for setting in ("timezone TO 'UTC'", "datestyle TO 'ISO'", "extra_float_digits TO 1", "row_security TO off"):
+            self.fetch(f"SET SESSION {setting}")
+        self.fetch("SET SESSION default_transaction_read_only TO on")
+        if self.fetch("SELECT pg_is_in_recovery()")[0][0]:
+            problem = f"{address.where} is a standby, which may lag behind the log that Debezium reads."
+            raise InvalidArgument(ARGUMENT, problem, "Name the primary.")
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failure as e:
+            raise DatabaseFailed(self._address.where, e) from e
+
+    def fetch(self, query: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Return the rows of a query. Raises DatabaseFailed."""
+        with self._failing():
+            cursor = self._sql.execute(query.encode(), parameters)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def clock(self) -> int:
+        """Return the server's time in milliseconds. Raises DatabaseFailed."""
+        return int(self.fetch("SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint")[0][0])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._sql.close()
+
+    def _locate(self, source: str) -> tuple[str, list[SourceColumn], list[set[str]]]:
+        database = self.fetch("SELECT current_database()")[0][0]
+        _, is_own, rest = source.partition(f"{database}.")
+        schema, _, table = (rest if is_own else source).partition(".")
+        found = self.fetch(_TABLE_OF_POSTGRES, [schema, table])
+        if not found:
+            return "", [], []
+        oid, relkind = found[0]
+        columns = [
+            SourceColumn(
+                name=name,
+                kind=kind,
+                full_type=full,
+                element=element,
+                modifier=modifier,
+                is_builtin=builtin,
+                is_generated=generated,
+                category=category,
+            )
+            for name, kind, full, element, modifier, builtin, generated, category in self.fetch(
+                _COLUMNS_OF_POSTGRES, [oid]
+            )
+        ]
+        uniques = [set(names) for (names,) in self.fetch(_UNIQUE_OF_POSTGRES, [oid])]
+        # Of a table with children, the log has the children's rows under their own names.
+        only = "ONLY " if relkind == "r" else ""
+        return f"{only}{self.quoted(schema)}.{self.quoted(table)}", columns, uniques
+
+    def _value(self, column: SourceColumn, kind: pa.DataType) -> ComparedValue | None:
+        return postgres_value(column, kind)
+
+    def _key_text(self, column: SourceColumn) -> str:
+        return f"format('%%s', {self.quoted(column.name)})"
+
+    def _key_value(self, column: SourceColumn) -> str:
+        return f"%s::{column.full_type.replace('%', '%%')}"
+
+    def _later(self, key: Sequence[SourceColumn]) -> tuple[str, list[int]]:
+        names, values = (
+            ", ".join(make(one) for one in key) for make in (lambda one: self.quoted(one.name), self._key_value)
+        )
+        return f"({names}) > ({values})", list(range(len(key)))
+
+    def _is_sorted(self, column: SourceColumn) -> bool:
+        # Operators of an extension may be out of the search path; then others would compare.
+        return column.is_builtin or column.category == "e"
+
+
+_TABLE_OF_POSTGRES = """
+SELECT c.oid::bigint, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')
+"""
+_COLUMNS_OF_POSTGRES = """
+SELECT a.attname::text, t.typname::text, format_type(t.oid, m.modifier), e.typname::text, m.modifier,
+    t.typnamespace = 'pg_catalog'::regnamespace, a.attgenerated <> '', t.typtype::text
+FROM pg_attribute a
+JOIN pg_type o ON o.oid = a.atttypid
+JOIN pg_type t ON t.oid = CASE WHEN o.typtype = 'd' THEN o.typbasetype ELSE o.oid END
+LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
+CROSS JOIN LATERAL (SELECT CASE WHEN o.typtype = 'd' THEN o.typtypmod ELSE a.atttypmod END AS modifier) m
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+_UNIQUE_OF_POSTGRES = """
+SELECT (SELECT array_agg(a.attname::text) FROM pg_attribute a
+    WHERE a.attrelid = i.indrelid AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]))
+FROM pg_index i
+WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+"""

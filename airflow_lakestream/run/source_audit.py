@@ -1,0 +1,240 @@
+"""Audit of a mirror against the table of its database: which rows differ, and which have only changed meanwhile.
+
+A row that differs is looked at again. The mirror's rows are read first, then the database's row, then the topic's
+events after the mirror's ledger. If one of them is of the row's key, the row has changed meanwhile. Otherwise, once
+an event from after the reading of the database is in the topic, all events before it are, too: the row is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.audit.keyed import KeyedTable, WrongRow
+from airflow_lakestream.audit.log import AuditStopped
+from airflow_lakestream.audit.result import AuditResult
+from airflow_lakestream.audit.run import Audit
+from airflow_lakestream.audit.source_database import (
+    ARGUMENT,
+    DatabaseAddress,
+    DatabaseKind,
+    SourceDatabase,
+    SourceTable,
+    key_values,
+)
+from airflow_lakestream.audit.source_mysql import MySqlDatabase
+from airflow_lakestream.audit.source_postgres import PostgresDatabase
+from airflow_lakestream.cdc.columns import OFFSET, PARTITION
+from airflow_lakestream.cdc.design import strategy_noted
+from airflow_lakestream.cdc.merge.repair import is_among
+from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.ledger import union
+from airflow_lakestream.core.policies import OutOfRange
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.routing import is_of_records
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.run.job import Lake
+from airflow_lakestream.run.later_events import LaterEvents
+from airflow_lakestream.run.mirror_audit import MirrorAudit, single_topic
+
+if TYPE_CHECKING:
+    from airflow_lakestream.audit.source_comparison import DifferingRows, RowDigests
+
+_DATABASES: Mapping[DatabaseKind, Callable[[DatabaseAddress, str], SourceDatabase]] = {
+    DatabaseKind.POSTGRES: PostgresDatabase,
+    DatabaseKind.MYSQL: MySqlDatabase,
+}
+_LOOKS = 5
+_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceAudit:
+    """Audit of a mirror against the table of its database.
+
+    :param audit: the table, the group and the Kafka connection.
+    :param landing: the arguments of the mirror that decide its rows.
+    :param patience: seconds to wait for an event that is newer than the reading of the database.
+    """
+
+    audit: Audit
+    address: DatabaseAddress
+    landing: Mapping[str, Any] = field(default_factory=dict)
+    patience: float = 60.0
+
+    def run(self, lake: Lake) -> AuditResult:
+        """Audit the mirror, and return the result.
+
+        Raises InvalidArgument for another table than a mirror of a single table, or a table of the database that can't
+        be read, MissingExtra, DatabaseFailed, AuditStopped, and the errors of the audit, of Kafka and of decoding.
+        """
+        # DuckDB is loaded for such audits alone.
+        from airflow_lakestream.audit.key_comparison import opened
+        from airflow_lakestream.audit.source_comparison import RowDigests, SourceComparison, current_rows
+
+        mirror = MirrorAudit(audit=self.audit, landing=self.landing)
+        note = mirror.note(lake)
+        source = _source_of(self.audit.table, note, self.landing)
+        table, ledgers, snapshot_id = self.audit.by_key(lake)
+        audit = self.audit
+        result = AuditResult(audit.table, audit.consumer_group, snapshot_id, True, by_key=True, source=source)
+        identity = single_topic(result, ledgers)
+        if not result.take_lost(table.lost, ()) or identity is None:
+            return result
+        config = mirror.config(identity.topic, note, audit.table)
+        with closing(_DATABASES[self.address.kind](self.address, source)) as database:
+            columns, clamped = _compared_columns(table, note, config)
+            of_source = database.open_table(source, table.key, columns, config.mirror.renamed)
+            digests = RowDigests(table.key, of_source.columns)
+            with TemporaryDirectory(prefix="lakestream-audit-") as folder, opened(Path(folder)) as rows:
+                comparison = SourceComparison(rows, digests)
+                comparison.load("held", self._until_stopped(current_rows(table, of_source.columns.names)))
+                comparison.load("base", self._until_stopped(database.chunks(of_source)))
+                suspects = comparison.suspects()
+            later = LaterEvents(audit, config, table, identity, digests, self.patience)
+            looks = SuspectLooks(self, lake, database, of_source, digests, later)
+            looks.run(suspects.keys)
+        result.notes.append(f"{comparison.rows['held']} rows were compared with {comparison.rows['base']} of {source}.")
+        not_compared = {**of_source.not_compared, **clamped}
+        if not_compared:
+            reasons = ", ".join(f"{name} ({reason})" for name, reason in sorted(not_compared.items()))
+            result.made.append(f"columns that were not compared: {reasons}")
+        _report(result, looks, suspects.doubled, suspects.left_out, identity.topic)
+        return result
+
+    def _until_stopped(self, parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        for one in parts:
+            if self.audit.stop.is_set():
+                raise AuditStopped
+            yield one
+
+
+def _source_of(table: str, note: Mapping[str, Any], landing: Mapping[str, Any]) -> str:
+    """Return the source table of a mirror. Raises InvalidArgument."""
+    source = note.get("source_table")
+    if is_of_records(note):
+        raise InvalidArgument(ARGUMENT, f"{table} is a table by key, not a mirror of a database's table.")
+    if not source or landing.get("source_tables"):
+        problem = f"{table} has rows of several tables of the database, or none yet."
+        raise InvalidArgument(ARGUMENT, problem, "Compare it with its topic: --full.")
+    return str(source)
+
+
+def _compared_columns(
+    table: KeyedTable, note: Mapping[str, Any], config: MirrorConfig
+) -> tuple[pa.Schema, dict[str, str]]:
+    """Return the mirror's columns of the source table, and the columns with changed values, with the reason."""
+    own = strategy_noted(note).columns.names
+    columns = [one for one in table.columns if one.name not in own]
+    if OutOfRange(config.out_of_range) is not OutOfRange.CLAMP:
+        return pa.schema(columns), {}
+    clamped = {one.name: "values are clamped" for one in columns if pa.types.is_temporal(one.type)}
+    return pa.schema([one for one in columns if one.name not in clamped]), clamped
+
+
+def _report(result: AuditResult, looks: SuspectLooks, doubled: list[WrongRow], left_out: int, topic: str) -> None:
+    """Add the wrong rows, and the rows that could not be compared, to the result."""
+    result.wrong = sorted([*doubled, *looks.wrong])
+    result.findings += [one.text for one in result.wrong[:_SHOWN]]
+    if len(result.wrong) > _SHOWN:
+        result.findings.append(f"{len(result.wrong) - _SHOWN} more rows are wrong: --json names them.")
+    if looks.changed:
+        result.made.append(
+            f"{len(looks.changed)} rows changed meanwhile, by events of {topic} that the mirror has not landed or "
+            f"landed just now: {_keys(looks.changed)}"
+        )
+    if looks.unproven:
+        result.blind.append(f"{len(looks.unproven)} rows differ, and {looks.reason} {_keys(looks.unproven)}")
+    if left_out:
+        result.blind.append(
+            f"{left_out} more rows differ, and were not looked at again. Land the topic, then audit again."
+        )
+
+
+def _keys(rows: Sequence[WrongRow]) -> str:
+    more = ["..."] if len(rows) > _SHOWN else []
+    return "; ".join([*(", ".join(f"{name}={value}" for name, value in one.key) for one in rows[:_SHOWN]), *more])
+
+
+@dataclass
+class SuspectLooks:
+    """Looks at rows that differ: `wrong` ones, those `changed` meanwhile, and `unproven` ones."""
+
+    audit: SourceAudit
+    lake: Lake
+    database: SourceDatabase
+    source: SourceTable
+    digests: RowDigests
+    later: LaterEvents
+    wrong: list[WrongRow] = field(default_factory=list)
+    changed: list[WrongRow] = field(default_factory=list)
+    unproven: list[WrongRow] = field(default_factory=list)
+    reason: str = ""
+
+    def run(self, keys: pa.Table) -> None:
+        """Look at the rows of some keys, again as long as rows change and the mirror lands."""
+        before: RangeSet | None = None
+        for number in range(_LOOKS):
+            if not len(keys):
+                return
+            landed, touched = self._look(keys)
+            self.changed = list(touched.values())
+            if landed == before or number == _LOOKS - 1:
+                return
+            before = landed
+            again = is_among(self.digests.of_keys(keys), np.sort(np.array([*touched], np.uint64)))
+            keys = keys.filter(pa.array(again))
+
+    def _look(self, keys: pa.Table) -> tuple[RangeSet, dict[int, WrongRow]]:
+        """Return the mirror's offsets, and the rows that changed meanwhile, by the hash of the key."""
+        from airflow_lakestream.audit.source_comparison import differing_rows
+
+        landed, held = self._held(keys)
+        found = self._compared(keys, held)
+        at = self.database.clock()
+        if not found.faults:
+            return landed, {}
+        events = self.later.read(landed, np.sort(np.array([*found.faults], np.uint64)), at)
+        # A transaction may be in the log shortly before its rows can be read.
+        again = differing_rows(self.digests, keys, held, self._base(keys))
+        changed = {}
+        for one, fault in found.faults.items():
+            if one in events.keys or again.base[one] != found.base[one]:
+                changed[one] = fault
+            elif events.reason is None:
+                self.wrong.append(fault)
+            else:
+                self.unproven.append(fault)
+        self.reason = events.reason or self.reason
+        return landed, changed
+
+    def _held(self, keys: pa.Table) -> tuple[RangeSet, pa.Table]:
+        """Return the offsets that the mirror has now, or never gets, and its rows of some keys."""
+        from airflow_lakestream.audit.source_comparison import current_rows, rows_among
+
+        table, ledgers, _ = self.audit.audit.by_key(self.lake)
+        # Lost events do not come any more.
+        landed = union(entry.landed | entry.lost for _, _, entry in ledgers.entries())
+        wanted = np.sort(self.digests.of_keys(keys))
+        names = self.source.columns.names
+        parts = list(rows_among(self.digests, current_rows(table, names), wanted))
+        return landed, pa.concat_tables(parts) if parts else self._none()
+
+    def _none(self) -> pa.Table:
+        columns = [*self.source.columns, pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
+        return pa.schema(columns).empty_table()
+
+    def _base(self, keys: pa.Table) -> pa.Table:
+        return self.database.rows_of(self.source, key_values(keys, self.digests.key))
+
+    def _compared(self, keys: pa.Table, held: pa.Table) -> DifferingRows:
+        from airflow_lakestream.audit.source_comparison import differing_rows
+
+        return differing_rows(self.digests, keys, held, self._base(keys))
