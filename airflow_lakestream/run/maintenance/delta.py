@@ -13,9 +13,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from airflow_lakestream.config.maintenance import CompactionConfig
-from airflow_lakestream.delta import old_rows, zorder
+from airflow_lakestream.delta import old_rows, optimizing
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.optimizing import claimed
 from airflow_lakestream.delta.protocol import UnfitTable, check_writable
 from airflow_lakestream.delta.takeout import adds_of
 from airflow_lakestream.exceptions import InvalidArgument
@@ -73,21 +72,21 @@ class DeltaUpkeep(WorkerUpkeep):
         if how.zorder_by:
             head = self._head(done.table)
             plan = self._zorder_plan(head, how.zorder_by)
-            columns, open_table = how.zorder_by, partial(claimed, partial(self._open, done.table))
-            found = zorder.zorder(open_table, head, plan, columns, target, self.is_over)
+            columns, open_table = how.zorder_by, partial(optimizing.claimed, partial(self._open, done.table))
+            found = optimizing.zorder(open_table, head, plan, columns, target, self.is_over)
             done = replace(done, compaction=str(plan), rewritten=found.files, new=found.new, lost=found.lost)
             return replace(done, is_whole=done.is_whole and found.is_whole)
         if not has_several_files(self._head(done.table)):
             return done
         try:
-            rewritten, new = compact(claimed(partial(self._open, done.table)), target)
+            rewritten, new = compact(optimizing.claimed(partial(self._open, done.table)), target)
         except CommitFailedError:
             # Another writer removed one of the files.
             return replace(done, lost=1)
         return replace(done, rewritten=rewritten, new=new)
 
-    def _zorder_plan(self, head: DeltaTableHead, columns: Sequence[str]) -> zorder.ZOrderPlan:
-        return zorder.plan_of(self.lake.store(head.table), head, columns)
+    def _zorder_plan(self, head: DeltaTableHead, columns: Sequence[str]) -> optimizing.ZOrderPlan:
+        return optimizing.plan_of(self.lake.store(head.table), head, columns)
 
 
 def check_maintainable(head: DeltaTableHead) -> DeltaTable:

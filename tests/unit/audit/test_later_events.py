@@ -20,7 +20,7 @@ from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.run.later_events import LaterEvents, LaterKeys
+from airflow_lakestream.run.source_audit import LaterEvents, LaterKeys
 from tests.support.source_tables import HandEvents
 
 IDENTITY = TopicIdentity("t", "id", "cluster")

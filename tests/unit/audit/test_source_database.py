@@ -14,10 +14,15 @@ import pytest
 
 from airflow_lakestream.audit.key_comparison import opened
 from airflow_lakestream.audit.source_comparison import RowDigests, SourceComparison, differing_rows
-from airflow_lakestream.audit.source_database import DatabaseAddress, DatabaseKind, SourceDatabase, SourceTable
-from airflow_lakestream.audit.source_mysql import MySqlDatabase
-from airflow_lakestream.audit.source_postgres import PostgresDatabase
-from airflow_lakestream.audit.source_types import ComparedValue, SourceColumn
+from airflow_lakestream.audit.source_database import (
+    ComparedValue,
+    DatabaseAddress,
+    DatabaseKind,
+    SourceColumn,
+    SourceDatabase,
+    SourceTable,
+)
+from airflow_lakestream.audit.source_engines import MySqlDatabase, PostgresDatabase
 from airflow_lakestream.exceptions import MissingExtra
 
 ADDRESS = DatabaseAddress(kind=DatabaseKind.MYSQL, host="h", user="u", password="secret", where="connection 'c'")

@@ -21,7 +21,7 @@ from airflow_lakestream.cdc.cut import (
 )
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.values.outcome import DecoderResult
-from airflow_lakestream.run.connector_offsets import position_of
+from airflow_lakestream.run.mirror_tag import position_of
 
 PARTITIONS = [("a", 0), ("b", 0), ("b", 1), ("c", 0)]
 

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from airflow_lakestream.config.maintenance import MaintenanceSection
-from airflow_lakestream.delta import zorder
+from airflow_lakestream.delta import optimizing
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.optimizing import claimed
 from airflow_lakestream.delta.storage import DeltaStorage
@@ -62,9 +62,9 @@ def head_of(table: Path) -> DeltaTableHead:
     return head
 
 
-def due(table: Path) -> list[zorder.Values]:
+def due(table: Path) -> list[optimizing.Values]:
     """Return the partitions with files out of order."""
-    return [*zorder.plan_of(DeltaStorage().store(str(table)), head_of(table), BY).partitions]
+    return [*optimizing.plan_of(DeltaStorage().store(str(table)), head_of(table), BY).partitions]
 
 
 def opened(table: Path) -> DeltaTable:
@@ -140,9 +140,9 @@ def test_all_partitions_are_due_if_the_log_no_longer_has_the_last_z_order(parts:
 
 def test_a_landing_between_plan_and_commit_wins_and_the_table_is_due_in_the_next_run(table: Path) -> None:
     head, stale = head_of(table), opened(table)
-    plan = zorder.plan_of(DeltaStorage().store(str(table)), head, BY)
+    plan = optimizing.plan_of(DeltaStorage().store(str(table)), head, BY)
     land(table, 12, 14)
-    report = zorder.zorder(lambda: stale, head, plan, BY)
+    report = optimizing.zorder(lambda: stale, head, plan, BY)
     assert (report.files, report.lost) == (0, 1)
     assert due(table) == [()]
     assert rows_of(table) == expected((0, 14))
@@ -166,14 +166,14 @@ def test_of_two_runs_at_the_same_time_one_is_left_and_no_row_is_doubled(table: P
 
 def test_a_partition_whose_rows_another_writer_deleted_is_left_to_the_next_run(parts: Path) -> None:
     head = head_of(parts)
-    plan = zorder.plan_of(DeltaStorage().store(str(parts)), head, BY)
+    plan = optimizing.plan_of(DeltaStorage().store(str(parts)), head, BY)
     opened(parts).delete("_kafka_partition = 1 and id = 1001")
     turns = iter(plan.partitions)
 
     def open_table() -> DeltaTable:
         return DeltaTable(str(parts), version=head.version if next(turns) == ("1",) else None)
 
-    report = zorder.zorder(open_table, head, plan, BY)
+    report = optimizing.zorder(open_table, head, plan, BY)
     assert (report.lost, report.new) == (1, 2)
     assert due(parts) == [("1",)]
     assert zordered(parts).new == 1
@@ -193,9 +193,9 @@ def shorten(table: Path) -> None:
 @pytest.mark.parametrize("is_short", [False, True], ids=["whole log", "short log"])
 def test_the_next_run_goes_on_where_the_time_was_over(parts: Path, is_short: bool) -> None:
     head = head_of(parts)
-    plan = zorder.plan_of(DeltaStorage().store(str(parts)), head, BY)
+    plan = optimizing.plan_of(DeltaStorage().store(str(parts)), head, BY)
     answers = iter([False, True])
-    report = zorder.zorder(lambda: opened(parts), head, plan, BY, is_over=lambda: next(answers))
+    report = optimizing.zorder(lambda: opened(parts), head, plan, BY, is_over=lambda: next(answers))
     assert (report.new, report.is_whole) == (1, False)
     assert len(due(parts)) == 2
     if is_short:
