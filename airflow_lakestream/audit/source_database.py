@@ -13,6 +13,7 @@ import pyarrow.types as t
 from pyarrow import types as arrow
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.tables.row_buffer import no_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +351,7 @@ class SourceDatabase(ABC):
         """
         names = ", ".join(self.quoted(one.name) for one in table.key)
         one_key = f"({', '.join(self._key_value(one) for one in table.key)})"
-        found = [table.columns.empty_table()]
+        found = [no_rows(table.columns)]
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             some = keys[start : start + _KEYS_AT_ONCE]
             wanted = ", ".join([one_key] * len(some))

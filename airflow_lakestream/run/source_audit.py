@@ -62,6 +62,7 @@ from airflow_lakestream.decode.connect.debezium_own import own_record
 from airflow_lakestream.decode.values.outcome import pick
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
+from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.tables.row_hashes import Hashes
 
 if TYPE_CHECKING:
@@ -379,7 +380,7 @@ class SuspectLooks:
 
     def _none(self) -> pa.Table:
         columns = [*self.source.columns, pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
-        return pa.schema(columns).empty_table()
+        return no_rows(pa.schema(columns))
 
     def _base(self, keys: pa.Table) -> pa.Table:
         return self.database.rows_of(self.source, key_values(keys, self.digests.key))
