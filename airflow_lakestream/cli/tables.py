@@ -337,6 +337,14 @@ def resnapshot(
 def tag(
     name: Annotated[str, typer.Argument(help="the tag, such as day_2026_01_31")],
     tables: Annotated[list[str], typer.Argument(help="the mirrors, namespace.table each, of one connector")],
+    landing: Annotated[
+        str,
+        typer.Option(
+            "--landing",
+            help="arguments of the mirrors' landings that decide rows, of all or of one under its table's name, as "
+            "JSON; '{}' for none",
+        ),
+    ],
     group: GroupIfSeveral = None,
     offsets_topic: Annotated[
         str | None,
@@ -350,12 +358,6 @@ def tag(
         str | None, typer.Option("--format", help=f"of the events: {_FORMATS}; default json")
     ] = None,
     schema_registry: Annotated[str | None, option_of("schema_registry")] = None,
-    landing: Annotated[
-        str | None,
-        typer.Option(
-            "--landing", help="further arguments of all landings, or of one under its table's name, as a JSON object"
-        ),
-    ] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     as_json: Json = False,

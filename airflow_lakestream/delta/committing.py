@@ -176,7 +176,7 @@ def _actions(commit: DeltaCommit, head: DeltaTableHead | None, change: DeltaFile
     own = {**ledger_store.properties_after(head, group, version, landing), **commit.notes}
     generation = ledger_store.next_generation(head, group)
     operation = CREATE if head is None else OVERWRITE if change.out else APPEND
-    actions: list[Action] = [_commit_info(*operation, dict(summary)), *protocol_of(head, target.fields)]
+    actions: list[Action] = [commit_info(*operation, dict(summary)), *protocol_of(head, target.fields)]
     if head is None:
         head = _new_head(target)
     kept = {key: value for key, value in head.properties.items() if key not in commit.gone}
@@ -279,7 +279,8 @@ def look_after(tables: DeltaTableAccess, table: str, version: int) -> None:
         log.warning("%s: no checkpoint was written at version %s: %r", table, version, e)
 
 
-def _commit_info(operation: str, parameters: dict[str, Any], summary: dict[str, Any]) -> Action:
+def commit_info(operation: str, parameters: dict[str, Any], summary: dict[str, Any]) -> Action:
+    """Return the action that describes a version."""
     return {
         "commitInfo": {
             "timestamp": time.time_ns() // 1_000_000,

@@ -25,9 +25,10 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from airflow_lakestream.core.printable import counted, nearest
+from airflow_lakestream.delta.committing import commit_info
 from airflow_lakestream.delta.files import Add
 from airflow_lakestream.delta.head import DeltaTableHead
-from airflow_lakestream.delta.protocol import info_of, read_commit
+from airflow_lakestream.delta.protocol import info_of, put_commit, read_commit
 from airflow_lakestream.delta.takeout import adds_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.tries import tries
@@ -37,23 +38,26 @@ OPTIMIZER = "lakestream.optimizer"
 TRIES, PAUSE = 8, 0.2
 
 
-def claimed(open_table: Callable[[], DeltaTable]) -> DeltaTable:
+def claimed(look: Callable[[], DeltaTableHead], store: Any) -> DeltaTable:
     """Return the version that claims the table: an OPTIMIZE that began before fails.
 
+    The version changes only the properties. delta-rs would also add table features that other engines may not know.
+
     Raises CommitFailedError if other writers were faster at each try.
+
+    :param look: returns the head of the table. Raises the errors of a table that can't be maintained.
+    :param store: the store of the table's folder.
     """
-    last: CommitFailedError | None = None
     for _ in tries(TRIES, PAUSE):
-        delta = open_table()
-        try:
-            delta.alter.set_table_properties({OPTIMIZER: uuid.uuid4().hex}, raise_if_not_exists=False)
-        except CommitFailedError as e:
-            last = e
-        else:
+        head = look()
+        assert head.delta is not None, "the table is really there"
+        properties, version = {**head.properties, OPTIMIZER: uuid.uuid4().hex}, head.version + 1
+        info = commit_info("SET TBLPROPERTIES", {}, {})
+        if put_commit(store, version, [info, head.metadata_action(properties, head.fields)]):
             # Not a newer version, which might have the claim of another one.
-            return delta
-    assert last is not None, "a try was made"
-    raise last
+            head.delta.load_as_version(version)
+            return head.delta
+    raise CommitFailedError("Other writers were faster at each try.")
 
 
 log = logging.getLogger(__name__)

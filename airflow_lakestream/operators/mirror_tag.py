@@ -36,9 +36,9 @@ class LakestreamTagOperator(TextRendering, BaseSensorOperator):
 
     :param tag: its name, such as `"day_{{ ds_nodash }}"` (templated)
     :param tables: the mirrors, `namespace.table` each, of one connector (templated)
+    :param landing: arguments of `KafkaMirrorOperator` that decide rows, such as `rename_columns`, as in the mirrors'
+        DAGs: of all mirrors, or of one under its table's name; also as JSON; `{}` for none (templated)
     :param consumer_group: the ledgers' name; None: the only one that each table has (templated)
-    :param landing: arguments of `KafkaMirrorOperator` for decoding and merging, of all mirrors, or of one under its
-        table's name; also as JSON (templated)
     :param offsets_topic: `offset.storage.topic` of Kafka Connect, for tables that seldom change (templated)
     :param replace: move the tag if it exists, as after a retry (templated)
     :param kafka_conn_id: connection of type `kafka` (templated)
@@ -53,8 +53,8 @@ class LakestreamTagOperator(TextRendering, BaseSensorOperator):
         *,
         tag: str,
         tables: Sequence[str] | str,
+        landing: Mapping[str, Any] | str,
         consumer_group: str | None = None,
-        landing: Mapping[str, Any] | str | None = None,
         offsets_topic: str | None = None,
         replace: bool | str = False,
         kafka_conn_id: str = "kafka_default",

@@ -168,8 +168,8 @@ class MirrorTag:
     :param tables: the mirrors, of the topics of one connector.
     :param kafka: librdkafka configuration.
     :param consumer_group: default: the only group with a ledger on the table.
-    :param landing: the arguments of the mirrors' landings for decoding and merging; an item with a table's name has
-        further ones of this table.
+    :param landing: the arguments of the mirrors' landings that decide rows, such as `rename_columns`; empty for none.
+        An item with a table's name has further arguments of this table.
     :param offsets_topic: Kafka Connect's `offset.storage.topic`; None takes positions of events alone.
     :param replaces: move an existing tag.
     :param timeout: seconds to wait for a common position.
@@ -181,7 +181,7 @@ class MirrorTag:
     kafka: Mapping[str, Any] = field(repr=False)
     where: str = "the Kafka connection"
     consumer_group: str | None = None
-    landing: Mapping[str, Any] = field(default_factory=dict)
+    landing: Mapping[str, Any]
     offsets_topic: str | None = None
     replaces: bool = False
     timeout: float = 300

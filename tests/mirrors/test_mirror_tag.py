@@ -75,7 +75,7 @@ def test_a_table_without_changes_needs_the_connectors_stored_offset(
     with pytest.raises(NoCommonPosition, match=re.escape(f"{quiet}[0] up to offset {ACCOUNTS} has no transaction")):
         bank.tag("early", timeout=2).run(connections.catalog)
     with Background(lambda: bank.transact(chance, bank.names[:2])):
-        arguments = [*bank.tables, "--offsets-topic", bank.connect.offsets_topic, "--json"]
+        arguments = [*bank.tables, "--landing", "{}", "--offsets-topic", bank.connect.offsets_topic, "--json"]
         assert run(["mirror", "tag", "busy", *arguments]) == 0
         done = json.loads(capsys.readouterr().out)
     assert {table: int(one["snapshot_id"]) for table, one in done["tables"].items()} == bank.tagged("busy")
@@ -91,6 +91,7 @@ def test_a_table_without_changes_needs_the_connectors_stored_offset(
             task_id="tag",
             tag="idle",
             tables=bank.tables,
+            landing={},
             offsets_topic=bank.connect.offsets_topic,
             outlets=outlets,
             poke_interval=1,
@@ -150,7 +151,7 @@ def test_what_can_have_no_cut_is_refused_by_name(bank: Bank, tmp_path: Path) -> 
         ([bank.tables[0]] * 2, "names a table twice"),
     ):
         with pytest.raises(InvalidArgument, match=re.escape(problem)):
-            MirrorTag(name="day", tables=tables, kafka=bank.lake.kafka).run(catalog)
+            MirrorTag(name="day", tables=tables, kafka=bank.lake.kafka, landing={}).run(catalog)
     with pytest.raises(InvalidArgument, match=re.escape(f"{bank.tables[0]} has a branch 'main'")):
         bank.tag("main").run(catalog)
     assert [bank.lake.table(table).metadata.refs.keys() for table in bank.tables] == [{"main"}] * 3

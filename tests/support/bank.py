@@ -118,7 +118,7 @@ class Bank(ABC):
 
     def tag(self, name: str, **settings: Any) -> MirrorTag:
         """Return the work of a tag."""
-        return MirrorTag(name=name, tables=self.tables, kafka=self.lake.kafka, **settings)
+        return MirrorTag(name=name, tables=self.tables, kafka=self.lake.kafka, landing={}, **settings)
 
     def tagged(self, tag: str) -> dict[str, int]:
         """Return the snapshots of a tag."""

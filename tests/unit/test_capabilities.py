@@ -46,7 +46,7 @@ USES: dict[LakeCapability, Callable[[], object]] = {
     ),
     LakeCapability.COMPLETENESS: lambda: LandingEventTrigger(table=TABLE, kafka_conn_id="kafka_default"),
     LakeCapability.FRESHNESS: lambda: make_check("freshness", {"table": TABLE, "iceberg_conn_id": "c", "max_age": 9}),
-    LakeCapability.TAGS: lambda: MirrorTag(name="day", tables=[TABLE], kafka={}),
+    LakeCapability.TAGS: lambda: MirrorTag(name="day", tables=[TABLE], kafka={}, landing={}),
     LakeCapability.PUBLISH: lambda: FlinkConfig(**PLACES, topic="t", table=TABLE, consumer_group="g", catalog=CATALOG),
 }
 

@@ -72,18 +72,26 @@ class DeltaUpkeep(WorkerUpkeep):
         if how.zorder_by:
             head = self._head(done.table)
             plan = self._zorder_plan(head, how.zorder_by)
-            columns, open_table = how.zorder_by, partial(optimizing.claimed, partial(self._open, done.table))
-            found = optimizing.zorder(open_table, head, plan, columns, target, self.is_over)
+            columns, claim = how.zorder_by, partial(self._claimed, done.table)
+            found = optimizing.zorder(claim, head, plan, columns, target, self.is_over)
             done = replace(done, compaction=str(plan), rewritten=found.files, new=found.new, lost=found.lost)
             return replace(done, is_whole=done.is_whole and found.is_whole)
         if not has_several_files(self._head(done.table)):
             return done
         try:
-            rewritten, new = compact(optimizing.claimed(partial(self._open, done.table)), target)
+            rewritten, new = compact(self._claimed(done.table), target)
         except CommitFailedError:
             # Another writer removed one of the files.
             return replace(done, lost=1)
         return replace(done, rewritten=rewritten, new=new)
+
+    def _claimed(self, name: str) -> DeltaTable:
+        def look() -> DeltaTableHead:
+            head = self._head(name)
+            check_maintainable(head)
+            return head
+
+        return optimizing.claimed(look, self.lake.store(name))
 
     def _zorder_plan(self, head: DeltaTableHead, columns: Sequence[str]) -> optimizing.ZOrderPlan:
         return optimizing.plan_of(self.lake.store(head.table), head, columns)

@@ -87,7 +87,7 @@ ENDS: dict[str, tuple[tuple[str, ...], int]] = {
     "ledger reset": (ON_LAKE, 2),
     "ledger forget": ((*ON_LAKE, "--missing"), 2),
     "mirror resnapshot": (ON_LAKE, 2),
-    "mirror tag": (("day", "lake.events", "--iceberg-conn", "lake"), 2),
+    "mirror tag": (("day", "lake.events", "--landing", "{}", "--iceberg-conn", "lake"), 2),
     "pipeline validate": (("p.yaml",), 0),
     "pipeline plan": (("none.yaml",), 2),
     "pipeline render": (("p.yaml",), 0),

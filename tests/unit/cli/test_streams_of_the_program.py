@@ -99,7 +99,7 @@ WITHOUT_CONNECTION: dict[str, tuple[str, ...] | None] = {
     "ledger reset": TABLE,
     "ledger forget": (*TABLE, "--missing"),
     "mirror resnapshot": TABLE,
-    "mirror tag": ("day", "lake.orders"),
+    "mirror tag": ("day", "lake.orders", "--landing", "{}"),
     "pipeline validate": None,
     "pipeline plan": ("p.yaml",),
     "pipeline render": None,

@@ -40,7 +40,7 @@ MADE: list[Callable[..., Any]] = [
     lambda: LakestreamAuditOperator(task_id="t", **TABLE),
     lambda: LakestreamReplayOperator(task_id="t", **TABLE),
     lambda: LakestreamMaintainOperator(task_id="t", tables=["lake.t"]),
-    lambda: LakestreamTagOperator(task_id="t", tag="day", tables=["lake.t"]),
+    lambda: LakestreamTagOperator(task_id="t", tag="day", tables=["lake.t"], landing={}),
     lambda: TableContentsOperator(task_id="t", **TABLE),
     lambda: AssetPartitionsOperator(task_id="t", since="2026-01-01T00:00:00Z", **TABLE),
     lambda: KafkaConnectOperator(task_id="t", connector="{{ params.text }}", config={}),
