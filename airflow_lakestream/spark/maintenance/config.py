@@ -45,7 +45,7 @@ class MaintenanceConfig(AppSettings):
         if section.retention is not None:
             remedy = "Let the worker do it: `lakestream maintain --retention`, or LakestreamMaintainOperator."
             raise InvalidArgument("maintenance.retention", "Spark's app removes no old rows.", remedy)
-        if section.compact is not None and section.compact.parallelism is not None:
+        if section.compact is not None and section.compact.parallelism > 1:
             remedy = "Leave it out: max-concurrent-file-group-rewrites of compact.options is Spark's."
             raise InvalidArgument("maintenance.compact.parallelism", "is for the worker.", remedy)
         return section
