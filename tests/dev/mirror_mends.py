@@ -178,8 +178,8 @@ MENDS = (
     CrossingMutant(
         "a second look at a mirror in Iceberg that finds the table of another run",
         "airflow_lakestream/cdc/iceberg.py",
-        "(table,) = self._look = self._looked()",
-        "(table,) = self._looked()",
+        "if (table := self.look(keeps_missing=True)) is None:",
+        "if (table := self.look()) is None:",
         "units",
         "tests/unit/cdc/test_first_landings.py"
         "::test_a_run_that_saw_no_mirror_goes_on_so_though_another_creates_it_meanwhile",
@@ -204,8 +204,8 @@ MENDS = (
     CrossingMutant(
         "entries of a dropped mirror that are removed with those of another run",
         "airflow_lakestream/cdc/iceberg.py",
-        "            if not self._is_own(table):",
-        "            if not self._is_own(self.loaded or table):",
+        "new = () if is_of_dropped_mirror(table) else compact(head)",
+        "new = () if is_of_dropped_mirror(sink.loaded or table) else compact(head)",
         "units",
         "tests/unit/cdc/test_first_landings.py::test_two_runs_replace_the_entries_of_a_dropped_mirror_at_once",
     ),

@@ -47,6 +47,8 @@ def test_each_type_is_compared_and_lost_events_are_found(mirror_lake: MirrorLake
     fill(0)
     typed.run("insert into {table} (id, region) select seq, 'many' from seq_1000_to_2999")
     typed.begin(awaits="nothing")
+    # Else the snapshot may come after the changes that the test awaits.
+    typed.await_read()
     fill(100)
     typed.await_all_sent()
     lake.land(typed.topic, key=["id", "region"], **({"schema": "c_time string"} if is_delta else {}))
