@@ -17,7 +17,7 @@ SQL = "SELECT '{{ ds }}' AS day FROM {{ input }}"
 # Of what has no default, and of a class that takes one of several: without these there is no task.
 NEEDED = (
     *("topic", "table", "tables", "since", "share", "pieces", "app", "script", "max_age", "connector", "config"),
-    "tag",
+    *("tag", "landing"),
 )
 INSTEAD = {"jar": "script", "application": "app"}
 # Arguments that need `jar` or `history`, and those that Kafka Connect's operator refuses: Connect keeps the offsets.
