@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -241,6 +242,15 @@ class SourceDatabase(ABC):
 
     _quote = '"'
     _address: DatabaseAddress
+    # The base class of the driver's errors.
+    _failure: type[Exception]
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failure as e:
+            raise DatabaseFailed(self._address.where, e) from e
 
     @abstractmethod
     def fetch(self, query: str, parameters: Sequence[Any] = ()) -> list[Row]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ from airflow_lakestream.audit.source_database import (
     TIMEOUT_S,
     ComparedValue,
     DatabaseAddress,
-    DatabaseFailed,
     Row,
     SourceColumn,
     SourceDatabase,
@@ -54,13 +52,6 @@ class PostgresDatabase(SourceDatabase):
         if self.fetch("SELECT pg_is_in_recovery()")[0][0]:
             problem = f"{address.where} is a standby, which may lag behind the log that Debezium reads."
             raise InvalidArgument(ARGUMENT, problem, "Name the primary.")
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except self._failure as e:
-            raise DatabaseFailed(self._address.where, e) from e
 
     def fetch(self, query: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Return the rows of a query. Raises DatabaseFailed."""
@@ -170,13 +161,6 @@ class MySqlDatabase(SourceDatabase):
             )
         self.fetch("SET SESSION time_zone = '+00:00', sql_mode = ''")
         self.fetch("SET SESSION TRANSACTION READ ONLY")
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except self._failure as e:
-            raise DatabaseFailed(self._address.where, e) from e
 
     def fetch(self, query: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Return the rows of a query. Raises DatabaseFailed."""

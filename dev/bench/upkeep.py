@@ -87,14 +87,14 @@ def _seed(lab: Lab, lake: Lake, tables: Sequence[str], gigabytes: float, delta: 
 def _compact(lab: Lab, lake: Lake, by: str, tables: Sequence[str]) -> CompactedTable:
     jars = HOME / "jars" / JARS.name
     arguments = {"folder": lake.folder, "by": by, "tables": ",".join(tables), "jars": jars}
-    told, done = lab.run_program("compacting", arguments, os.environ, timeout=3600)
+    figures, done = lab.run_program("compacting", arguments, os.environ, timeout=3600)
     return CompactedTable(
-        seconds=told["seconds"],
-        cpu=told["cpu_seconds"],
+        seconds=figures["seconds"],
+        cpu=figures["cpu_seconds"],
         peak=done.peak_pss,
-        rows=told["rows"],
-        offsets=told["offsets"],
-        files=told["files"],
+        rows=figures["rows"],
+        offsets=figures["offsets"],
+        files=figures["files"],
     )
 
 

@@ -96,8 +96,8 @@ class ApiServer:
 def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     class Handler(LoopbackHandler):
         def respond(self, body: bytes) -> None:
-            code, told = api.answer(self.command, self.path, json.loads(body or b"{}"))
-            self.reply(code, told, Content_Type="application/json")
+            code, answer = api.answer(self.command, self.path, json.loads(body or b"{}"))
+            self.reply(code, answer, Content_Type="application/json")
 
     server = LoopbackServer(Handler)
     api = ApiServer(server.url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from abc import ABC, abstractmethod
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -31,13 +32,14 @@ class LoopbackServer(ThreadingHTTPServer):
         super().__exit__(*error)
 
 
-class LoopbackHandler(BaseHTTPRequestHandler):
+class LoopbackHandler(BaseHTTPRequestHandler, ABC):
     """Answers requests of each method in `respond`, and logs nothing."""
 
     server: Any
 
+    @abstractmethod
     def respond(self, body: bytes) -> None:
-        raise NotImplementedError
+        """Answer a request, by `reply`."""
 
     def reply(self, status: int, content: object = b"", **headers: str) -> None:
         """Send an answer: bytes, a text, or any other value as JSON."""

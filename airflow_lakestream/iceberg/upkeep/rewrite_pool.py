@@ -143,7 +143,7 @@ class RewriterProcess:
                 answer: object = self._rewritten(order)
             except RewriteInterrupted:
                 answer = None
-            except Exception as e:  # noqa: BLE001  # raised in the parent
+            except Exception as e:  # noqa: BLE001  # the parent raises it
                 answer = ChildFailure(e)
             try:
                 self._child.send(answer)

@@ -36,7 +36,7 @@ class Sent:
 
 @dataclass
 class Log:
-    """What a connector sends: the partition of each event, and its transaction."""
+    """Events of a connector: the partition of each event, and its transaction."""
 
     in_binlog: bool
     by_partition: dict[tuple[str, int], list[Sent]] = field(default_factory=lambda: {key: [] for key in PARTITIONS})
