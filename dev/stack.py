@@ -290,7 +290,7 @@ class Stack:
             setup = connect_service.Setup(programs, debezium, iceberg, jdk, brokers, self._owner)
             return connect_service.start(folder, setup)
 
-        return self._up("connect", start, lambda connect: connect.url.removeprefix("http://"))
+        return self._up("connect", start, lambda connect: connect.url)
 
     def up_spark(self) -> SparkDaemon:
         """Have a healthy Spark master with one worker of two cores; return the master."""

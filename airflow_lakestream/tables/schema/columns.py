@@ -5,7 +5,7 @@ Names that begin with `_kafka_` are the metadata columns'; a payload may not use
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 import pyarrow as pa
@@ -59,7 +59,7 @@ def to_schema(value: str | Schema | pa.Schema, argument: str = "schema") -> Sche
             )
 
 
-def to_timed_schema(value: str | Schema | pa.Schema) -> tuple[Schema, dict[Path, TimeSource]]:
+def to_timed_schema(value: str | Schema | pa.Schema) -> tuple[Schema, Mapping[Path, TimeSource]]:
     """Return the schema of records as `to_schema` does, and the sources of times by path.
 
     Only a DDL string can have sources of times.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
@@ -63,8 +64,6 @@ _TOKEN = re.compile(
 )
 
 
-# A configuration asks for its columns some twenty times. A schema is never changed.
-@lru_cache(maxsize=32)
 def parse_schema(text: str, argument: str = "schema") -> Schema:
     """Return the Iceberg schema of a DDL string, with fresh field ids; errors name `argument`.
 
@@ -77,13 +76,15 @@ def parse_schema(text: str, argument: str = "schema") -> Schema:
     return schema
 
 
-def parse_timed_schema(text: str, argument: str = "schema") -> tuple[Schema, dict[Path, TimeSource]]:
+# A configuration asks for its columns some twenty times. A schema is never changed.
+@lru_cache(maxsize=32)
+def parse_timed_schema(text: str, argument: str = "schema") -> tuple[Schema, Mapping[Path, TimeSource]]:
     """Return the Iceberg schema of a DDL string as `parse_schema` does, and the sources of times by path.
 
     Here columns may have sources of times. Raises InvalidArgument.
     """
     parser = _DdlParser(text, argument)
-    return build_schema(parser.columns(), argument), parser.times
+    return build_schema(parser.columns(), argument), MappingProxyType(parser.times)
 
 
 @dataclass(frozen=True, slots=True)
