@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal
@@ -72,6 +73,8 @@ OTHERS: dict[str, tuple[str, str | None, pa.DataType, Callable[[Any], Any] | Non
     "tf": ("int64", f"{_DEBEZIUM}.NanoTime", _INT64, _time(1), pa.time64("us")),
     "u": ("string", "io.debezium.data.Uuid", pa.uuid(), None, pa.uuid()),
 }
+# A decimal by the converter's `decimal.format=NUMERIC`.
+_NUMERIC = re.compile(rb'"de":-?[0-9]')
 # How many of a column's units a second has.
 _UNITS = {"ts": 1000, "tm": 1000, "tu": 10**6, "tn": 10**9, "ti": 1000, "tc": 10**6, "tf": 10**9}
 
@@ -81,6 +84,7 @@ def source(table_format: str) -> Source:
     fields = {**FIELDS, **(OTHERS if table_format == "iceberg" else {})}
     columns = pa.schema([pa.field(name, one[4], nullable=name != "id") for name, one in fields.items()])
     written = pa.schema([pa.field(name, one[2], nullable=name != "id") for name, one in fields.items()])
+    with_numbers = written.set(written.get_field_index("de"), columns.field("de"))
     parameters = {"version": 1, "parameters": {"scale": "2", "connect.decimal.precision": "20"}}
     schema = {"type": "struct", "fields": [
         {"field": name, "type": kind, "optional": name != "id"}
@@ -103,9 +107,13 @@ def source(table_format: str) -> Source:
     def row(value: bytes | None) -> dict[str, Any]:
         if value is not None and value.startswith(before) and value.endswith(b"}"):
             inner = value[len(before) : -1]
-            found = oracle.row(written, None if inner == b"null" else inner)
+            numeric = _NUMERIC.search(inner) is not None
+            found = oracle.row(with_numbers if numeric else written, None if inner == b"null" else inner)
             try:
-                return {name: _meant(fields[name][3], one) for name, one in found.items()}
+                return {
+                    name: one if numeric and name == "de" else _meant(fields[name][3], one)
+                    for name, one in found.items()
+                }
             except OverflowError:
                 raise oracle.Rejected("out of range") from None
         return oracle.row(columns, value)
