@@ -50,7 +50,7 @@ def main() -> int:
     patterns = [word for word in args.only.split(",") if word]
     rows = [row for row in ROWS if not patterns or any(map(row.matches, patterns))]
     ledger = [name for name in (*LEDGER, *ALONE) if name in patterns or (not patterns and name in LEDGER)]
-    known = {*LEDGER, *ALONE, *(("parse",) if args.against else ())}
+    known = {*LEDGER, *ALONE, *(against.PROGRAMS if args.against else ())}
     unknown = [word for word in patterns if word not in known and not any(row.matches(word) for row in ROWS)]
     if args.list or unknown:
         print("\n".join(f"{row.name:20} {row.title}" for row in ROWS), *LEDGER, *ALONE, sep="\n")
@@ -59,8 +59,9 @@ def main() -> int:
         return 2 if unknown else 0
     signal.signal(signal.SIGTERM, _end)
     clock = Clock()
-    if args.against and patterns == ["parse"]:
-        return against.compare_parsing(args.against, clock)
+    if args.against and patterns and set(patterns) <= against.PROGRAMS.keys():
+        programs = [program for name in patterns for program in against.PROGRAMS[name]]
+        return against.compare_programs(programs, args.against, clock, args.budget * 60)
     if args.against:
         return _compare(args, rows, clock)
     keep_previous()

@@ -8,16 +8,20 @@ Student's t) is narrow, and lies on one side of the bound.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from dev.bench.builds import install_commit_or_wheel, install_working_tree, source_of
 from dev.bench.lab import Installation, Lab
+from dev.bench.lake import NAMESPACE, new_lake
 from dev.bench.peers import resolve_peer
 from dev.bench.process_tree import run_measured
 from dev.bench.results import Sample
@@ -67,7 +71,7 @@ class Ratio:
         return None if abs(above) < self.half_width else above > 0
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} +/- {self.half_width:.3f}"
+        return f"{self.value:.3f} +/- {self.half_width:.3f}" if self.logs else "not measured"
 
 
 @dataclass
@@ -132,35 +136,85 @@ def _compare(row: Row, other: Installation, this: Installation, lab: Lab, clock:
     return found
 
 
-def compare_parsing(ref: str, clock: Clock) -> int:
-    """Import an operator and parse a DAG of both commits in turn; print the ratios; return 1 unless both hold.
+def compare_programs(programs: Sequence[Program], ref: str, clock: Clock, budget: float) -> int:
+    """Run programs with the sources of both commits in turn; print the ratios of CPU; return 1 unless all hold.
 
-    One environment imports either source, so that nothing has to be built. The CPU of a new process is measured, after
-    Airflow's own import.
+    One environment imports either source, so that nothing has to be built.
+
+    :param budget: seconds after which no further block begins.
     """
-    other, this = source_of(ref), CHECKOUT
-    # They also compile.
-    parse(other), parse(this)
-    found = {"import": Ratio(), "parse": Ratio()}
-    while any(one.holds is None for one in found.values()) and len(found["import"].logs) < MOST:
-        first, second, third, fourth = (parse(where) for where in (other, this, this, other))
-        for at, ratio in enumerate(found.values()):
-            ratio.add([1 / second[at], 1 / third[at]], [1 / first[at], 1 / fourth[at]])
-        clock.say(", ".join(f"{name} {ratio}" for name, ratio in found.items()))
+    other, this, lines, all_hold = source_of(ref), CHECKOUT, [], True
+    for program in programs:
+        # They also compile.
+        program.measure(other), program.measure(this)
+        found = {name: Ratio() for name in program.names}
+        while (
+            any(one.holds is None for one in found.values())
+            and len(found[program.names[0]].logs) < MOST
+            and clock.elapsed < budget
+        ):
+            first, second, third, fourth = (program.measure(where) for where in (other, this, this, other))
+            for at, ratio in enumerate(found.values()):
+                ratio.add([1 / second[at], 1 / third[at]], [1 / first[at], 1 / fourth[at]])
+            clock.say(", ".join(f"{name} {ratio}" for name, ratio in found.items()))
+        for name, ratio in found.items():
+            lines.append(f"{name:28} {ratio}   {len(ratio.logs)} blocks   {_WORDS[ratio.holds]}")
+            all_hold &= ratio.holds is True
     print(f"This checkout as a multiple of {ref}, with half of the 95% interval; below {1 - SLOWER:g} is slower.")
-    for name, ratio in found.items():
-        print(f"{name:14} {ratio}   {len(ratio.logs)} blocks   {_WORDS[ratio.holds]}")
-    return 0 if all(one.holds for one in found.values()) else 1
+    print("\n".join(lines))
+    return 0 if all_hold else 1
 
 
-def parse(source: Path) -> tuple[float, float]:
-    """Return the CPU seconds of the import and of the DAG, in a new process."""
-    program = [sys.executable, str(CHECKOUT / "dev" / "bench" / "programs" / "parsing.py"), str(source)]
+@dataclass(frozen=True)
+class Program:
+    """A program that measures the package of a source, in a process of its own."""
+
+    names: tuple[str, ...]
+    """What each figure is of."""
+    measure: Callable[[Path], tuple[float, ...]]
+    """Returns the CPU seconds of a source, a figure for each name."""
+
+
+def parse(source: Path) -> tuple[float, ...]:
+    """Return the CPU seconds of an operator's import, after Airflow's own, and of a DAG, in a new process."""
+    return tuple(map(float, _run(source, "parsing", str(source)).split()))
+
+
+def commit(source: Path, snapshots: int) -> tuple[float, ...]:
+    """Return the median CPU seconds of a landing on a table of so many snapshots."""
+    return (float(_run(source, "committing", str(source), str(snapshots))),)
+
+
+def merge(source: Path, changes: int, rows: int = 1_000_000) -> tuple[float, ...]:
+    """Return the median CPU seconds of a merge of changes into a mirror, by the source's own program."""
+    with tempfile.TemporaryDirectory() as folder, new_lake(Path(folder) / "lake") as lake:
+        result = lake.folder / "result.json"
+        options = {"result": result, "table": f"{NAMESPACE}.orders", "folder": lake.folder, "rows": rows}
+        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+        _run(source, "mirroring", *words, "--changes", str(changes), "--batches", "7", own=True)
+        batches = json.loads(result.read_text())["batches"][1:]
+    return (statistics.median(batch["whole batch"][1] for batch in batches),)
+
+
+PROGRAMS: Mapping[str, Sequence[Program]] = {
+    "parse": [Program(("import", "parse"), parse)],
+    "commits": [
+        *(Program((f"commit at {count} snapshots",), partial(commit, snapshots=count)) for count in (10, 1000)),
+        *(Program((f"merge of {count:,} changes",), partial(merge, changes=count)) for count in (10_000, 200_000)),
+    ],
+}
+
+
+def _run(source: Path, program: str, *words: str, own: bool = False) -> str:
+    """Run a program with the package of a source, and return the last line of its output.
+
+    :param own: the source's own program, which knows the inside of its package; else this checkout's.
+    """
+    file = (source if own else CHECKOUT) / "dev" / "bench" / "programs" / f"{program}.py"
     # Else a source whose code is not compiled would be compiled in each run.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    done = run_measured(program, {**env, "PYTHONPATH": str(source)}, watch=False)
-    imported, parsed = done.output.strip().splitlines()[-1].split()
-    return float(imported), float(parsed)
+    done = run_measured([sys.executable, str(file), *words], {**env, "PYTHONPATH": str(source)}, watch=False)
+    return (done.output.strip().splitlines() or [""])[-1]
 
 
 def _runner(row: Row, lab: Lab) -> Callable[[Installation], Sample]:

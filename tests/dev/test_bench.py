@@ -23,7 +23,7 @@ from google.protobuf import json_format, message_factory
 
 from airflow_lakestream.decode.protobuf.schema import compile_proto
 from dev.bench import report
-from dev.bench.against import MOST, NARROW, Comparison, parse
+from dev.bench.against import MOST, NARROW, Comparison, commit, merge, parse
 from dev.bench.bounds import FIRST_COMMIT_ROW, RATIOS, verdicts
 from dev.bench.builds import install_commit_or_wheel
 from dev.bench.figures import Figure
@@ -396,8 +396,9 @@ def test_a_row_whose_ratio_scatters_too_much_is_not_decided_and_says_so() -> Non
     assert "NOT DECIDED" in found.line
 
 
-def test_an_import_and_a_dag_are_measured_of_the_source_that_is_named(tmp_path: Path) -> None:
-    assert all(seconds > 0 for seconds in parse(CHECKOUT))
+def test_import_dag_commits_and_merges_are_measured_of_the_source_that_is_named(tmp_path: Path) -> None:
+    measured = (*parse(CHECKOUT), *commit(CHECKOUT, 5), *merge(CHECKOUT, 10_000, rows=10_000))
+    assert all(seconds > 0 for seconds in measured)
     with pytest.raises(CommandFailed, match="airflow_lakestream"):
         parse(tmp_path)
 
