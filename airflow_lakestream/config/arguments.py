@@ -11,15 +11,17 @@ import re
 from calendar import timegm
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pendulum
 
 from airflow_lakestream.core.bad_records import RejectLimit
-from airflow_lakestream.core.landing.modes import RangesMode, parse_ranges
 from airflow_lakestream.core.policies import OF_INPUT, is_given, seconds, with_short_unit
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
+
+if TYPE_CHECKING:
+    from airflow_lakestream.core.landing.modes import RangesMode
 
 AVAILABLE_NOW = "available_now"
 ALL, OFF = "all", "off"
@@ -259,6 +261,9 @@ def properties(argument: str, value: object) -> Mapping[str, str]:
 
 def ranges(argument: str, value: object) -> RangesMode:
     """Return the mode of [[partition, from, until], ...], from a list or JSON. Raises InvalidArgument."""
+    # Imported here: the parser of DAG files needs the ledger's modules for this argument only.
+    from airflow_lakestream.core.landing.modes import RangesMode, parse_ranges
+
     if isinstance(value, RangesMode):
         return value
     if isinstance(value, str):

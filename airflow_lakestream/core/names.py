@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection
+from enum import StrEnum
 from urllib.parse import unquote, urlsplit
 
-from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.exceptions import InvalidArgument
 
 # The default metadata columns of a row.
 DEFAULT_METADATA = ("topic", "partition", "offset", "timestamp")
+
+
+class RecordPart(StrEnum):
+    """A part of a record, read on demand: the metadata column has its name, the field of `RawBatch` its value."""
+
+    KEY = "keys"
+    HEADERS = "headers"
+    TIMESTAMP_TYPE = "timestamp_types"
+
+    @classmethod
+    def of(cls, names: Collection[str]) -> frozenset[RecordPart]:
+        """Return the parts that metadata columns of these names need."""
+        return frozenset(part for part in cls if part.name.lower() in names)
+
+
 # All metadata columns.
 METADATA_NAMES = (*DEFAULT_METADATA, *(part.name.lower() for part in RecordPart))
 

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from operator import itemgetter
 from typing import Any
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.names import RecordPart
 
 # Arrow arrays; the core only counts and cuts them.
 Values = Any
 Headers = Any
 # Arrow tables; the core only hands them from the decoder to the sink.
 Rows = Any
-
-
-class RecordPart(StrEnum):
-    """A part of a record, read on demand: the metadata column has its name, the field of `RawBatch` its value."""
-
-    KEY = "keys"
-    HEADERS = "headers"
-    TIMESTAMP_TYPE = "timestamp_types"
-
-    @classmethod
-    def of(cls, names: Collection[str]) -> frozenset[RecordPart]:
-        """Return the parts that metadata columns of these names need."""
-        return frozenset(part for part in cls if part.name.lower() in names)
 
 
 # By the number of a type in librdkafka: of a record without a timestamp, of the producer's time, and of the broker's.

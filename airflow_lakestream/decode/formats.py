@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.names import RESCUED, RecordPart
 from airflow_lakestream.core.policies import (
     KeyFormat,
     UnavailableValues,
@@ -23,7 +23,7 @@ from airflow_lakestream.core.policies import (
     choose,
     octets_of,
 )
-from airflow_lakestream.core.records import RawBatch, RecordPart
+from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, EventNaming, flattened
 from airflow_lakestream.decode.connect.unavailable import NOTE, UnavailablePolicy, ValuePlaceholder
 from airflow_lakestream.decode.header_ids import KEY, VALUE, without_bare

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.names import METADATA_NAMES as METADATA_NAMES
-from airflow_lakestream.core.records import RawBatch, RecordPart
+from airflow_lakestream.core.names import RecordPart
+from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.core.routing import (
     ROUTE_COLUMNS,
     SEPARATOR,

@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRecords, ReasonKind, kind_of
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.policies import ValueEnvelope, ValueFormat
-from airflow_lakestream.core.records import RawBatch, RecordPart
+from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import KEY, VALUE
 from airflow_lakestream.decode.json.document import parse_object

@@ -17,9 +17,10 @@ import pyarrow as pa
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.policies import OnError, Tombstones, ValueEnvelope
 from airflow_lakestream.core.ports import RecordDecoder, Trial
-from airflow_lakestream.core.records import DecodedBatch, RawBatch, RecordPart
+from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.decode.column_watch import ColumnWatch, filled_columns, log_guessed_columns
 from airflow_lakestream.decode.connect.debezium_own import own_record
 from airflow_lakestream.decode.formats import PayloadFormats

@@ -14,6 +14,7 @@ from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.plan import DamagedBatch, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import LandingEngine, union
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.publishing.branch import EngineOutput, RowProof
 from airflow_lakestream.core.publishing.publish import PublicationJob, RowlessMeaning, begin, begin_again, publish
 from airflow_lakestream.core.publishing.refusals import (
@@ -24,7 +25,6 @@ from airflow_lakestream.core.publishing.refusals import (
     RowsOnMain,
 )
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.driver.progress import BatchProgress, read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal

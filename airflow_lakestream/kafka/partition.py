@@ -13,9 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import Message
 
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.core.ranges import OffsetRange
-from airflow_lakestream.core.records import TIMESTAMP_TYPES, RawBatch, RecordPart
+from airflow_lakestream.core.records import TIMESTAMP_TYPES, RawBatch
 
 
 def is_rising(offsets: Sequence[int]) -> bool:

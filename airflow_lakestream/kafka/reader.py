@@ -14,8 +14,8 @@ import numpy.typing as npt
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from airflow_lakestream.core.landing.plan import DamagedBatch, LogTruncated, Plan
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.ports import OffsetsGone, RecordChunk
-from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
 from airflow_lakestream.kafka.damage import DISORDER, SILENCE, LogFault, LogProbe
 from airflow_lakestream.kafka.errors import (

@@ -16,9 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.landing.plan import Plan, TopicState
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.policies import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.records import RawBatch, RecordPart
+from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.header_ids import VALUE, bare, named_by_header
 from airflow_lakestream.decode.json.document import parse_object
 from airflow_lakestream.decode.json.infer import infer_schema

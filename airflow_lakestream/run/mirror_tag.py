@@ -39,8 +39,8 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import LandingJob, Stopped
 from airflow_lakestream.core.landing.plan import Plan, check_identity, first_hole, reach
 from airflow_lakestream.core.ledger import union
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.core.routing import MIRROR, is_of_records
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient

@@ -28,10 +28,9 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import CommittedLanding, ConflictCount, LandingJob, Stopped
 from airflow_lakestream.core.landing.plan import DataLoss, TopicState, check_identity
 from airflow_lakestream.core.ledger import Landing, LandingEngine, Ledger, TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.names import ANEW
+from airflow_lakestream.core.names import ANEW, RecordPart
 from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.core.routing import MIRROR, is_of_records
 from airflow_lakestream.core.source_types import in_new_rows
 from airflow_lakestream.decode.formats import PayloadFormats

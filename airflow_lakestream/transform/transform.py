@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.core.records import RawBatch, RecordPart
+from airflow_lakestream.core.names import RecordPart
+from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.bounds import ProcessBounds

@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.connect.publishing import proof_of as proof_of_connect
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer
-from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.driver.lease import request_stop
 from airflow_lakestream.flink.formats.proof import proof_of as proof_of_flink
 from airflow_lakestream.kafka.reader import KafkaReader

@@ -13,8 +13,8 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.config.settings import SettingField, written
 from airflow_lakestream.core.landing.batch import RunLimits
 from airflow_lakestream.core.landing.modes import IntervalMode, RangesMode, ResumeMode
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.policies import StartOffset, seconds
-from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.registry.config import RegistryConfig

@@ -30,8 +30,9 @@ from airflow_lakestream.cdc.stops import (
     time_unknown,
     type_changed,
 )
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.policies import OutOfRange, ValueEnvelope
-from airflow_lakestream.core.records import RawBatch, RecordPart
+from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, EventNaming, row_of
 from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_record
 from airflow_lakestream.decode.connect.unavailable import UnavailablePolicy, ValuePlaceholder

@@ -19,8 +19,9 @@ from airflow_lakestream.cdc.events.statement import RecordStatement
 from airflow_lakestream.cdc.events.upserts import UpsertDecoder
 from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.stops import name_not_free
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.policies import UNAVAILABLE, KeyFormat, OutOfRange, octets_of
-from airflow_lakestream.core.records import RawBatch, RecordPart
+from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import without_bare
 from airflow_lakestream.decode.json.column_names import NameRules

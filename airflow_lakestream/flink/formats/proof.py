@@ -18,9 +18,10 @@ from itertools import compress
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.ports import RecordReader
 from airflow_lakestream.core.publishing.branch import RowProof
-from airflow_lakestream.core.records import RawBatch, RecordPart
+from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.header_ids import VALUE, bad_rows
 from airflow_lakestream.decode.json.decoder import JsonDecoder

@@ -17,9 +17,9 @@ from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.modes import WAYS_OUT, LandedBesideStream, StreamBatchMode, StreamReplaced
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import FunctionRows, StreamBatch, TopicEntry, union
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.policies import StateStore, choose, is_given
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.core.sharing.pieces import SharePiece
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rows import RowDecoderFactory

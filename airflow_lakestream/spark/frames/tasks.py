@@ -25,9 +25,10 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.landing.batch import decode
 from airflow_lakestream.core.ledger import Counts, TopicIdentity, union
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.ports import RecordChunk, RowsNotWritable, or_discard
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
-from airflow_lakestream.core.records import TIMESTAMP_TYPES, RawBatch, RecordPart
+from airflow_lakestream.core.records import TIMESTAMP_TYPES, RawBatch
 from airflow_lakestream.decode.metadata import HEADERS
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import LakestreamError

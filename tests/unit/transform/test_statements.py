@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.core.records import RecordPart
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform import SqlTransform
 from airflow_lakestream.transform.messages import ROW

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.publishing.branch import EngineOutput
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.decode.metadata import HEADERS
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument

@@ -13,8 +13,8 @@ import pytest
 from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.records import RecordPart
 from airflow_lakestream.decode.metadata import HEADERS, metadata_schema
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord
