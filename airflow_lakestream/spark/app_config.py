@@ -29,14 +29,14 @@ from airflow_lakestream.spark.configuration import AppSettings
 # The apps that land records. Other apps have their own configurations.
 LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, *MIRROR_APPS)
 # Settings that only a query has.
-_OF_QUERIES = ("checkpoint_location", "max_batches", "max_offsets_per_trigger")
+_QUERY_SETTINGS = ("checkpoint_location", "max_batches", "max_offsets_per_trigger")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppConfig(AppSettings):
     """Configuration of an app that lands records.
 
-    :param kafka: librdkafka settings, as for the extract path; may hold secrets.
+    :param kafka: librdkafka settings, as in a Kafka connection of Airflow; may hold secrets.
     :param storage: for Delta apps, options of the table's store as delta-rs reads them; may hold secrets.
     :param landing: arguments of the landing; for kafka_to_iceberg, the arguments of `KafkaExtractOperator`.
     :param checkpoint_location: path or URI of the query's checkpoint; a query needs one.
@@ -82,14 +82,14 @@ class AppConfig(AppSettings):
             if self.lease_location is not None:
                 raise InvalidArgument("lease_location", "is not for a query: its lease is next to the checkpoint.")
             return
-        for key in _OF_QUERIES:
+        for key in _QUERY_SETTINGS:
             if is_given(getattr(self, key)):
                 problem = f'goes with landing.mode="resume"; the mode is "{extract.mode}", which is landed at once.'
                 raise InvalidArgument(key, problem, "Leave it out.")
         if self.trigger != AVAILABLE_NOW:
             raise InvalidArgument("trigger", f"goes with a query; landing.mode is '{extract.mode}'.", "Leave it out.")
 
-    # The file and the fingerprint have these values as written, in each copy of a configuration.
+    # Parsed here and not on construction: file and fingerprint of a configuration keep values as the user wrote them.
     @cached_property
     def seconds_between_batches(self) -> float | None:
         """Seconds between the starts of two batches, or None for a query that ends."""
@@ -97,17 +97,17 @@ class AppConfig(AppSettings):
 
     @cached_property
     def most_batches(self) -> int | None:
-        """Most batches of the query, or None."""
+        """The number of batches after which the query ends, or None without a limit."""
         return arguments.count("max_batches", self.max_batches, "batches")
 
     @cached_property
     def most_offsets(self) -> int | None:
-        """Most offsets of a batch, or None."""
+        """The greatest number of offsets of a batch, or None without a limit."""
         return arguments.count("max_offsets_per_trigger", self.max_offsets_per_trigger, "offsets")
 
     @cached_property
     def extract(self) -> ExtractConfig:
-        """The landing, as arguments of the extract path. Raises InvalidArgument."""
+        """Configuration of the landing. Raises InvalidArgument."""
         if self.storage:
             lake_of_app(self.app).require(LakeCapability.STORE, "storage")
         return landing_of(self.app, self.landing)
@@ -130,7 +130,7 @@ class AppConfig(AppSettings):
 
     @staticmethod
     def to_json(value: Any) -> Any:
-        """Return a value of a type that JSON does not have. Raises InvalidArgument."""
+        """Return the JSON form of a value whose type JSON does not have. Raises InvalidArgument without a form."""
         if isinstance(value, RegistryConfig):
             return {key: item for key, item in asdict(value).items() if item is not None}
         if isinstance(value, datetime):
@@ -142,16 +142,20 @@ class AppConfig(AppSettings):
 
 
 def landing_of(app: str, landing: Mapping[str, Any]) -> ExtractConfig:
-    """Return the landing of an app of `LANDING_APPS`, as arguments of the extract path. Raises InvalidArgument."""
-    kind = MirrorConfig if app in MIRROR_APPS else FrameConfig
+    """Return the configuration of the landing of an app. Raises InvalidArgument.
+
+    :param app: one of `LANDING_APPS`.
+    :param landing: arguments of `KafkaExtractOperator`, or of `KafkaMirrorOperator` for a mirror.
+    """
+    config_class = MirrorConfig if app in MIRROR_APPS else FrameConfig
     table_format = lake_of_app(app).format
     if landing.get("table_format", table_format) != table_format:
         raise InvalidArgument("landing.table_format", f"{app} lands in tables of {table_format}.")
-    check_keys("landing", landing, [one.name for one in fields(kind)])
+    check_keys("landing", landing, [setting.name for setting in fields(config_class)])
     for key in ("topic", "table", "consumer_group"):
         if not is_given(landing.get(key)):
             raise InvalidArgument(f"landing.{key}", "is missing.")
     for key, value in landing.items():
-        if is_given(value) and (refused := refusal_of(SettingTaker.SPARK, key, "landing.")):
-            raise refused
-    return kind(**{**landing, "table_format": table_format})
+        if is_given(value) and (refusal := refusal_of(SettingTaker.SPARK, key, "landing.")):
+            raise refusal
+    return config_class(**{**landing, "table_format": table_format})

@@ -17,8 +17,8 @@ MAINTAIN_ICEBERG = "maintain_iceberg"
 # The apps of mirrors.
 MIRROR_APPS = (CDC_TO_ICEBERG, CDC_TO_DELTA)
 _PACKAGE = Path(airflow_lakestream.__file__).parent
-# The programs' folder: in the package in a wheel, next to the package in a checkout.
-_PLACES = (_PACKAGE / "spark_apps", _PACKAGE.parent / "spark_apps")
+# The folder of the programs is in the package in a wheel, and next to the package in a checkout.
+_PROGRAM_FOLDERS = (_PACKAGE / "spark_apps", _PACKAGE.parent / "spark_apps")
 # Airflow's part, which executors don't need.
 _NOT_FOR_EXECUTORS = ("hooks", "operators", "sensors", "triggers", "cli", "example_dags", "spark_apps")
 
@@ -35,8 +35,8 @@ def check_app(name: str) -> str:
     """Return an app's name. Raises InvalidArgument, with the nearest name as a suggestion."""
     known = apps()
     if name not in known:
-        near = difflib.get_close_matches(str(name), known, 1, 0.4)
-        remedy = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+        similar = difflib.get_close_matches(str(name), known, 1, 0.4)
+        remedy = f"Did you mean {similar[0]!r}?" if similar else f"There are: {', '.join(known)}."
         raise InvalidArgument("app", f"{name!r} is not a bundled app.", remedy)
     return name
 
@@ -44,7 +44,8 @@ def check_app(name: str) -> str:
 def app_path(name: str) -> str:
     """Return the path of a bundled app's program, for `spark-submit`. Raises InvalidArgument."""
     check_app(name)
-    return str(next(path for place in _PLACES if (path := place / f"{name}.py").is_file()))
+    programs = (folder / f"{name}.py" for folder in _PROGRAM_FOLDERS)
+    return str(next(program for program in programs if program.is_file()))
 
 
 def package_zip(folder: str | Path) -> str:
@@ -55,7 +56,7 @@ def package_zip(folder: str | Path) -> str:
     path = Path(folder) / f"airflow_lakestream-{airflow_lakestream.__version__}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for module in sorted(_PACKAGE.rglob("*.py")):
-            inside = module.relative_to(_PACKAGE)
-            if inside.parts[0] not in _NOT_FOR_EXECUTORS:
-                archive.write(module, Path(_PACKAGE.name) / inside)
+            path_in_package = module.relative_to(_PACKAGE)
+            if path_in_package.parts[0] not in _NOT_FOR_EXECUTORS:
+                archive.write(module, Path(_PACKAGE.name) / path_in_package)
     return str(path)

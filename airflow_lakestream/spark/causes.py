@@ -7,10 +7,12 @@ import re
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.kafka.errors import CHECK_CERTIFICATE, CHECK_CLIENT, CHECK_CREDENTIALS
 
-_LONGEST = 500
-_TRACE = "Traceback (most recent call last):"
-# The first pattern found anywhere in the error wins. Causes precede their consequences.
-_KNOWN = (
+# Most characters of Spark's own text in our error.
+_MOST_CHARACTERS = 500
+_TRACEBACK_START = "Traceback (most recent call last):"
+# Pattern of Spark's error, the cause in plain words, and the remedy. The first pattern that matches anywhere in the
+# error wins, so causes precede their consequences.
+_KNOWN_CAUSES = (
     (
         r"ChecksumException|Checksum error|Incomplete log file|Log file was malformed|Failed to read log file",
         "a file of the checkpoint is damaged",
@@ -95,20 +97,25 @@ def query_failed(location: str, error: Exception) -> QueryFailed:
     The error is a QueryRefused if a restart repeats the failure: a damaged checkpoint or batch, a missing topic, a
     refusal by Kafka.
     """
-    known = _known_cause(str(error))
-    # The beginnings of the final causes in `_KNOWN`.
-    is_final = known is not None and known[1].startswith(("a file of", "the topic was", "Kafka refused", "a batch of"))
+    plain_cause, _ = _known_cause(str(error)) or ("", "")
+    # The beginnings of the causes in `_KNOWN_CAUSES` that a restart can't change.
+    is_final = plain_cause.startswith(("a file of", "the topic was", "Kafka refused", "a batch of"))
     return (QueryRefused if is_final else QueryFailed)(location, cause_of(error))
 
 
 def cause_of(error: Exception) -> str:
     """Return the root cause of an error from the JVM: in plain words, in Spark's own, and with a remedy."""
-    line, known = _best_line(str(error)) or type(error).__name__, _known_cause(str(error))
-    return f"{line}." if known is None else f"{known[1]} ({line}). {known[2]}"
+    line = _best_line(str(error)) or type(error).__name__
+    known = _known_cause(str(error))
+    if known is None:
+        return f"{line}."
+    plain_cause, remedy = known
+    return f"{plain_cause} ({line}). {remedy}"
 
 
-def _known_cause(text: str) -> tuple[str, str, str] | None:
-    return next((known for known in _KNOWN if re.search(known[0], text)), None)
+def _known_cause(text: str) -> tuple[str, str] | None:
+    """Return the cause in plain words and the remedy for an error's text, or None if the cause is unknown."""
+    return next(((cause, remedy) for pattern, cause, remedy in _KNOWN_CAUSES if re.search(pattern, text)), None)
 
 
 def _best_line(text: str) -> str:
@@ -118,28 +125,28 @@ def _best_line(text: str) -> str:
     message, then any line with an error.
     """
     lines = text.splitlines()
-    python = _of_python(lines)
-    if python:
-        return python[:_LONGEST]
-    messages = [
-        line.strip().removeprefix(": ") for line in lines if line.strip() and not line.lstrip().startswith("at ")
-    ]
-    known = [line for line in messages if any(re.search(pattern, line) for pattern, _, _ in _KNOWN)]
-    causes = [line for line in messages if line.startswith("Caused by: ")]
-    # If the cause has no message, such as java.io.EOFException, the line above explains more.
-    best = known[:1] or [line for line in causes if ": " in line.removeprefix("Caused by: ")][-1:]
-    best = best or [line for line in messages if "Exception" in line or "Error" in line][:1] or messages[:1]
-    return (best[0] if best else "").removeprefix("Caused by: ")[:_LONGEST].rstrip(".")
+    if python_error := _python_error(lines):
+        return python_error[:_MOST_CHARACTERS]
+    # Without the frames of Java's stack.
+    stripped = [line.strip() for line in lines]
+    messages = [line.removeprefix(": ") for line in stripped if line and not line.startswith("at ")]
+    with_known_cause = [line for line in messages if _known_cause(line) is not None]
+    causes = [line.removeprefix("Caused by: ") for line in messages if line.startswith("Caused by: ")]
+    # If the innermost cause has no message, such as java.io.EOFException, the line above explains more.
+    with_message = [line for line in reversed(causes) if ": " in line]
+    with_error = [line for line in messages if "Exception" in line or "Error" in line]
+    best = next(iter([*with_known_cause, *with_message, *with_error, *messages]), "")
+    return best.removeprefix("Caused by: ")[:_MOST_CHARACTERS].rstrip(".")
 
 
-def _of_python(lines: list[str]) -> str:
+def _python_error(lines: list[str]) -> str:
     """Return the last line of a Python task's traceback, with the error's name; empty without a traceback."""
-    last = ""
-    within = False
+    error_line = ""
+    is_in_traceback = False
     for line in lines:
-        if line.endswith(_TRACE):
-            within = True
-        elif within and line and not line[0].isspace():
+        if line.endswith(_TRACEBACK_START):
+            is_in_traceback = True
+        elif is_in_traceback and line and not line[0].isspace():
             # The first line after the frames, which are indented.
-            last, within = line.strip(), False
-    return last.rstrip(".")
+            error_line, is_in_traceback = line.strip(), False
+    return error_line.rstrip(".")

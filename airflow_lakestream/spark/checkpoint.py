@@ -19,12 +19,14 @@ from airflow_lakestream.stores.folders import FolderStore, open_folder
 
 Offsets = dict[PartitionKey, int]
 
+# First line of an offset file.
 _VERSION = "v1"
+# Spark's text for a source without offsets.
 _NO_OFFSET = "-"
 # Hadoop's checksum of a file, in the same folder.
 _CHECKSUM = re.compile(r"\.(\d+)\.crc")
-# Versions in the commit log's entries, of every version of Spark.
-_VERSIONS = re.compile(r"v[1-9]\d*")
+# The commit log has a version of its own, which newer versions of Spark raise.
+_COMMIT_VERSION = re.compile(r"v[1-9]\d*")
 
 
 class CheckpointDamaged(LakestreamError, Terminal):
@@ -59,8 +61,8 @@ class QueryCheckpoint:
     @property
     def replayed(self) -> int | None:
         """The batch that Spark repeats at the next start; None if all planned batches are committed."""
-        open_batches = [batch for batch in self.planned if not self.committed or batch > self.committed[-1]]
-        return open_batches[-1] if open_batches else None
+        last_committed = self.committed[-1] if self.committed else -1
+        return self.planned[-1] if self.planned and self.planned[-1] > last_committed else None
 
     @cached_property
     def start(self) -> Offsets | None:
@@ -97,7 +99,7 @@ class QueryCheckpoint:
         return None if value is None else str(value)
 
     def _head(self, batch_id: int) -> dict[str, Any]:
-        """Return the part of a batch's entry before the offsets; empty if the entry is missing, or damaged."""
+        """Return the JSON line of a batch's entry before the offsets; empty if the entry is missing, or damaged."""
         lines = _lines(self._text(f"offsets/{batch_id}"))
         return json.loads(lines[1]) if len(lines) > 1 and _is_document(lines[1]) else {}
 
@@ -117,9 +119,9 @@ class QueryCheckpoint:
 
         The checkpoint's topics are in the last planned batch, or else in the start. Raises as `ends` does, too.
         """
-        begun = self.ends(self.planned[-1]) if self.planned else self.start or {}
-        known, wanted = {topic for topic, _ in begun}, set(topics)
-        if other := sorted(known - wanted):
+        offsets = self.ends(self.planned[-1]) if self.planned else self.start or {}
+        wanted = set(topics)
+        if other := sorted({topic for topic, _ in offsets} - wanted):
             raise ForeignCheckpoint(
                 self.location,
                 f"it is of topic {', '.join(map(repr, other))}, not of {', '.join(map(repr, sorted(wanted)))}",
@@ -128,28 +130,31 @@ class QueryCheckpoint:
     def check_complete(self) -> None:
         """Check the files with which Spark continues. Raises CheckpointDamaged, ForeignCheckpoint (see `ends`)."""
         _ = self.start
-        last = self.planned[-1:]
-        # Spark begins with the last batch that was planned, and with the one before it.
-        for batch in sorted({*last, *(one - 1 for one in last if one), *self.committed[-1:]}):
+        # Spark begins with the last planned batch, which starts at the end of the batch before.
+        needed = set(self.committed[-1:])
+        if self.planned:
+            last = self.planned[-1]
+            needed |= {last, last - 1} if last else {last}
+        for batch in sorted(needed):
             self.ends(batch)
         self._check_checksums()
         for batch in self.committed[-1:]:
             lines = _lines(self._text(file := f"commits/{batch}"))
-            if len(lines) < 2 or not _VERSIONS.fullmatch(lines[0]) or not _is_document(lines[1]):
+            if len(lines) < 2 or not _COMMIT_VERSION.fullmatch(lines[0]) or not _is_document(lines[1]):
                 raise CheckpointDamaged(self.location, file, "was written in part, or damaged")
 
     def _check_checksums(self) -> None:
-        """Refuse a checksum without a file at the number of Spark's next file.
+        """Raise CheckpointDamaged for a checksum of a file that Spark is going to write.
 
-        Spark would fail on the checksum at each start.
+        Such a checksum remains if only the file was deleted. Spark would fail on the checksum at each start.
         """
         for folder, written in (("offsets", self.planned), ("commits", self.committed), ("sources/0", ())):
             names = self.store.names(folder)
             for name in sorted(names):
-                found = _CHECKSUM.fullmatch(name)
-                if found and found[1] not in names and int(found[1]) > max(written, default=-1):
+                checksum = _CHECKSUM.fullmatch(name)
+                if checksum and checksum[1] not in names and int(checksum[1]) > max(written, default=-1):
                     problem = f"is missing, and its checksum {name} is left"
-                    raise CheckpointDamaged(self.location, f"{folder}/{found[1]}", problem)
+                    raise CheckpointDamaged(self.location, f"{folder}/{checksum[1]}", problem)
 
     def _missing_text(self, batch_id: int) -> str:
         if self.planned and batch_id < self.planned[0]:
@@ -160,6 +165,11 @@ class QueryCheckpoint:
         return _text(self.store, file)
 
     def _parsed(self, file: str, content: str, skip: int) -> Offsets:
+        """Return the offsets in a file's content. Raises CheckpointDamaged, ForeignCheckpoint.
+
+        :param file: path in the checkpoint, for errors.
+        :param skip: number of lines before the offsets.
+        """
         lines = _lines(content)
         if not lines or lines[0] != _VERSION:
             raise CheckpointDamaged(self.location, file, f"does not begin with {_VERSION}: it was written in part")
@@ -169,23 +179,24 @@ class QueryCheckpoint:
         if not all(map(_is_document, lines[1:skip])):
             raise CheckpointDamaged(self.location, file, "has a damaged head: it was written in part")
         try:
-            read = [{} if source == _NO_OFFSET else _kafka_offsets(json.loads(source)) for source in sources]
+            by_source = [{} if line == _NO_OFFSET else _kafka_offsets(json.loads(line)) for line in sources]
         except ValueError as e:
             raise CheckpointDamaged(self.location, file, "holds no offsets: it was written in part") from e
         except TypeError as e:
             raise ForeignCheckpoint(self.location, "it is of a query whose source is not Kafka") from e
         # A query that joins a topic with itself reads the topic by two sources.
-        topics = sorted({topic for one in read for topic, _ in one})
-        if len(read) > 1 and len(topics) > 1:
+        topics = sorted({topic for offsets in by_source for topic, _ in offsets})
+        if len(by_source) > 1 and len(topics) > 1:
             raise ForeignCheckpoint(self.location, f"it is of a query of several topics: {', '.join(topics)}")
-        # Of two sources' offsets the lower; a partition that a source has not begun is left out.
-        return {key: min(one[key] for one in read) for key in read[0] if all(key in one for one in read)}
+        # All sources have read up to the lowest of their offsets. A partition that a source has not begun is left out.
+        begun_by_all = [key for key in by_source[0] if all(key in offsets for offsets in by_source)]
+        return {key: min(offsets[key] for offsets in by_source) for key in begun_by_all}
 
 
 def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) -> QueryCheckpoint | None:
     """Read a checkpoint; return None if the folder has no checkpoint yet.
 
-    :param properties: opens its object store, see `open_folder`.
+    :param properties: properties of the checkpoint's object store, see `open_folder`.
 
     Raises ForeignCheckpoint for a folder with other content, CheckpointDamaged for a checkpoint without a query id.
     """

@@ -52,11 +52,13 @@ class AppSettings:
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Self:
         """Read a configuration from a mapping. Raises InvalidArgument with the key."""
-        check_keys("", given, [one.name for one in fields(cls)])
-        for one in fields(cls):
-            has_default = one.default is not MISSING or one.default_factory is not MISSING
-            if one.name not in given and (not has_default or one.name == "app"):
-                raise InvalidArgument(one.name, "is missing in the configuration of the app.")
+        settings = fields(cls)
+        check_keys("", given, [setting.name for setting in settings])
+        for setting in settings:
+            has_default = setting.default is not MISSING or setting.default_factory is not MISSING
+            # `app` is required in a file even if the class has a default: a file of another app is noticed.
+            if setting.name not in given and (not has_default or setting.name == "app"):
+                raise InvalidArgument(setting.name, "is missing in the configuration of the app.")
         return cls(**given)
 
     @classmethod
@@ -69,13 +71,15 @@ class AppSettings:
 
         Raises InvalidArgument for values without a form in JSON.
         """
-        changed = {one.name: value for one in fields(self) if (value := written(self, one.name)) != one.default}
-        loaded: dict[str, Any] = json.loads(json.dumps({"app": self.app, **changed}, default=self.to_json))
-        return loaded
+        values = ((setting, written(self, setting.name)) for setting in fields(self))
+        changed = {setting.name: value for setting, value in values if value != setting.default}
+        # Through JSON text, so that nested values become plain, too.
+        plain: dict[str, Any] = json.loads(json.dumps({"app": self.app, **changed}, default=self.to_json))
+        return plain
 
     @staticmethod
     def to_json(value: Any) -> Any:
-        """Return a value of a type that JSON does not have. Raises InvalidArgument."""
+        """Return the JSON form of a value whose type JSON does not have. Raises InvalidArgument without a form."""
         if isinstance(value, Mapping):
             return dict(value)
         raise InvalidArgument("config", f"a {type(value).__name__} has no place in a file.")
@@ -107,8 +111,8 @@ def read_object(path: str | Path) -> Mapping[str, Any]:
     except OSError as e:
         raise InvalidArgument("config", f"{path} can't be read: {e.strerror}.") from None
     except ValueError as e:
-        where = f" in line {e.lineno}: {e.msg}" if isinstance(e, json.JSONDecodeError) else ""
-        raise InvalidArgument("config", f"{path} is not JSON{where}.") from None
+        detail = f" in line {e.lineno}: {e.msg}" if isinstance(e, json.JSONDecodeError) else ""
+        raise InvalidArgument("config", f"{path} is not JSON{detail}.") from None
     if not isinstance(given, Mapping):
         raise InvalidArgument("config", f"{path} holds no JSON object.")
     return given
@@ -127,13 +131,14 @@ def write_object(path: str | Path, content: Mapping[str, Any]) -> Path:
 
 # Environment variables that make pyspark a Connect client.
 VARIABLES = ("SPARK_REMOTE", "SPARK_API_MODE", "SPARK_CONNECT_MODE_ENABLED")
-_TYPES = ("sc", "spark_connect")
+# Airflow's types of connections to Spark Connect.
+_CONNECT_TYPES = ("sc", "spark_connect")
 
 
 def check_connection(conn_type: str, host: str) -> None:
     """Raise InvalidArgument if a connection leads to Spark Connect."""
-    if conn_type in _TYPES or host.startswith("sc://"):
-        raise _refused("spark_conn_id", "the connection leads to Spark Connect")
+    if conn_type in _CONNECT_TYPES or host.startswith("sc://"):
+        raise _connect_refusal("spark_conn_id", "the connection leads to Spark Connect")
 
 
 def check_settings(settings: Mapping[str, object]) -> None:
@@ -144,17 +149,17 @@ def check_settings(settings: Mapping[str, object]) -> None:
     for key in ("spark.remote", "spark.master", "spark.api.mode"):
         value = str(settings.get(key, ""))
         if value.startswith("sc://") or (value and key == "spark.remote") or value.lower() == "connect":
-            raise _refused("conf", f"{key}={value.partition(';')[0]} asks for Spark Connect")
+            raise _connect_refusal("conf", f"{key}={value.partition(';')[0]} asks for Spark Connect")
 
 
 def check_variables(argument: str, variables: Mapping[str, str]) -> None:
     """Raise InvalidArgument if environment variables make the session a session of Spark Connect."""
     for name in VARIABLES:
         if str(variables.get(name, "")).lower() not in ("", "classic"):
-            raise _refused(argument, f"{name} asks for Spark Connect")
+            raise _connect_refusal(argument, f"{name} asks for Spark Connect")
 
 
-def _refused(argument: str, problem: str) -> InvalidArgument:
+def _connect_refusal(argument: str, problem: str) -> InvalidArgument:
     return InvalidArgument(
         argument,
         f"{problem}, which can't run an app: its client has no SparkContext, and the callback that commits a "

@@ -30,37 +30,37 @@ from airflow_lakestream.runtime.processes import MMAP_THRESHOLD, TRIM_THRESHOLD,
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.sink import RejectingSink
 
-# Spark has each task call `importlib.invalidate_caches`. Before Python 3.12 this reads an archive's directory at once,
-# and once for each package in it (python/cpython#103200). With pyspark.zip that was a third of the CPU time of the
-# executors of a mirror.
-_read: WeakKeyDictionary[zipimport.zipimporter, tuple[int, int, int]] = WeakKeyDictionary()
-_invalidate = zipimport.zipimporter.invalidate_caches
+# Time, size and inode of an archive, by its importer: Spark has each task call `importlib.invalidate_caches`. Before
+# Python 3.12 this call reads an archive's directory once for each package in the archive (python/cpython#103200). With
+# pyspark.zip the reads took a third of the CPU time of the executors of a mirror.
+_known_archives: WeakKeyDictionary[zipimport.zipimporter, tuple[int, int, int]] = WeakKeyDictionary()
+_invalidate_caches = zipimport.zipimporter.invalidate_caches
 
 
 def keep_directories() -> None:
-    """Keep the directories of unchanged archives in this process."""
+    """Keep the cached directories of unchanged archives with modules, even if Spark invalidates Python's caches."""
     if sys.version_info < (3, 12):
         # mypy can't express that a class of the standard library gets another method.
-        zipimport.zipimporter.invalidate_caches = _if_changed  # type: ignore[assignment,method-assign]
+        zipimport.zipimporter.invalidate_caches = _invalidate_if_changed  # type: ignore[assignment,method-assign]
 
 
-def _if_changed(importer: zipimport.zipimporter) -> None:
+def _invalidate_if_changed(importer: zipimport.zipimporter) -> None:
     try:
         status = Path(importer.archive).stat()
     except OSError:
-        _read.pop(importer, None)
-        _invalidate(importer)
+        _known_archives.pop(importer, None)
+        _invalidate_caches(importer)
         return
-    now = (status.st_mtime_ns, status.st_size, status.st_ino)
-    if _read.get(importer) != now:
-        _invalidate(importer)
-        _read[importer] = now
+    archive = (status.st_mtime_ns, status.st_size, status.st_ino)
+    if _known_archives.get(importer) != archive:
+        _invalidate_caches(importer)
+        _known_archives[importer] = archive
 
 
 # Makes Arrow's allocator keep freed memory, too. The allocator reads its environment when it is loaded.
 ENVIRONMENT = {"MIMALLOC_PURGE_DELAY": "-1"}
-# The greatest threshold that mallopt() takes.
-_KEPT = {TRIM_THRESHOLD: 256 * 2**20, MMAP_THRESHOLD: 32 * 2**20}
+# Thresholds in bytes; for MMAP_THRESHOLD the greatest that mallopt() takes.
+_KEPT_MEMORY = {TRIM_THRESHOLD: 256 * 2**20, MMAP_THRESHOLD: 32 * 2**20}
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,11 @@ class ExecutorTask:
 
     :param kafka: librdkafka configuration, with no path of the driver's machine.
     :param where: name of the Kafka connection in errors.
-    :param target: outline of the table, as it is or is going to be; `lake` is its format.
-    :param design: the table's design; the table has all columns already, so that nothing is left to change.
+    :param target: outline of the table with all columns that this landing adds.
+    :param lake: format of the table.
+    :param design: the table's design, without schema evolution: executors change no columns.
     :param folder: folder of the files, below the table's data.
-    :param passes_over: report records without a row, too, because the files are to replace rows.
+    :param passes_over: whether records without a row are reported, too, because the files are to replace rows.
     """
 
     run_id: str
@@ -90,10 +91,10 @@ class ExecutorTask:
     passes_over: bool
 
     def __call__(self, share: PlanShare) -> RoundAnswer | ChildFailure:
-        """Read a share and return the answer. Our own errors are returned, too, for the driver."""
+        """Read a share, and return the answer, or a ChildFailure with our own error for the driver to raise."""
         settle()
         try:
-            return self._read(share)
+            return self._read_share(share)
         except LakestreamError as e:
             # If raised here, Spark would retry the task and bring back only the error's text.
             return ChildFailure(e)
@@ -102,7 +103,7 @@ class ExecutorTask:
         """Return the payload's columns, as in the table's outline."""
         return self._sink().load(self.run_id).schema
 
-    def _read(self, share: PlanShare) -> RoundAnswer:
+    def _read_share(self, share: PlanShare) -> RoundAnswer:
         """Read and stage a share; chunks that need the driver's decision are left to the next round."""
         batch = Batch(share.plan)
         sink, left = self._sink(), UndecidedChunks()
@@ -145,9 +146,9 @@ class ExecutorTask:
 
 
 def settle() -> None:
-    """Make this process keep freed memory, and the directories of archives with modules.
+    """Configure an executor's process: freed memory is kept, and the directories of archives with modules.
 
     Getting each page from the system again costs a fault: that took 13 to 17% of a task's CPU time. 80 MiB are kept.
     """
-    tune_allocation(_KEPT)
+    tune_allocation(_KEPT_MEMORY)
     keep_directories()

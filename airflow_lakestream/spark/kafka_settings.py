@@ -28,7 +28,7 @@ _BEARER_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLogin
 # Settings whose values begin with the name of a class of Kafka's client: a jar that relocates the client changes it.
 NAMES_A_CLASS = ("sasl.jaas.config", "sasl.login.callback.handler.class")
 
-_SAME = (
+_SAME_NAMES = (
     *("client.id", "client.rack", "client.dns.lookup", "metadata.max.age.ms", "connections.max.idle.ms", "check.crcs"),
     *("reconnect.backoff.ms", "reconnect.backoff.max.ms", "retry.backoff.ms", "socket.connection.setup.timeout.ms"),
     *("fetch.min.bytes", "fetch.max.bytes", "max.partition.fetch.bytes", "isolation.level"),
@@ -42,17 +42,21 @@ _RENAMED = {
     "socket.receive.buffer.bytes": "receive.buffer.bytes",
     "socket.send.buffer.bytes": "send.buffer.bytes",
 }
-# Settings of librdkafka's work and logs, without influence on the records that are read.
-_OF_LIBRDKAFKA = (
+# Beginnings of settings of librdkafka's work and logs, without influence on the records that are read.
+_IGNORED_PREFIXES = (
     *("queued.", "log", "debug", "statistics.", "socket.", "api.version.", "broker.", "topic.metadata.", "builtin."),
     *("fetch.queue.", "fetch.error.", "message.max.", "receive.message.max.", "max.in.flight", "enable.partition.eof"),
     *("session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "metadata.recovery.", "compression."),
     *("linger.ms", "batch.", "acks", "enable.idempotence", "allow.auto.create.topics", "topic.blacklist", "plugin."),
 )
 _SASL = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
-_TOKENS = "sasl.oauthbearer."
-_ENDPOINT = f"{_TOKENS}token.endpoint.url"
-_CLIENT = {f"{_TOKENS}client.id": "clientId", f"{_TOKENS}client.secret": "clientSecret", f"{_TOKENS}scope": "scope"}
+_BEARER_PREFIX = "sasl.oauthbearer."
+_ENDPOINT = f"{_BEARER_PREFIX}token.endpoint.url"
+_CLIENT = {
+    f"{_BEARER_PREFIX}client.id": "clientId",
+    f"{_BEARER_PREFIX}client.secret": "clientSecret",
+    f"{_BEARER_PREFIX}scope": "scope",
+}
 
 
 def kafka_options(connection: Mapping[str, Any]) -> dict[str, str]:
@@ -63,15 +67,18 @@ def kafka_options(connection: Mapping[str, Any]) -> dict[str, str]:
     Raises InvalidArgument with the name of the setting, never with its value.
     """
     translated = {"isolation.level": "read_committed"}
-    left = {key: value for key, value in connection.items() if value is not None and key not in NOT_FOR_US}
-    for key in [key for key in left if key in _SAME or key in _RENAMED]:
-        translated[_RENAMED.get(key, key)] = _text(left.pop(key))
-    if "security.protocol" in left:
-        translated["security.protocol"] = str(left.pop("security.protocol")).upper()
-    translated |= _sasl({key: left.pop(key) for key in list(left) if key in _SASL or key.startswith(_TOKENS)})
-    translated |= _tls({key: left.pop(key) for key in list(left) if key.startswith(("ssl.", "enable.ssl."))})
-    for key in left:
-        if not key.startswith(_OF_LIBRDKAFKA):
+    # Each step removes the settings that it translates.
+    remaining = {key: value for key, value in connection.items() if value is not None and key not in NOT_FOR_US}
+    for key in [key for key in remaining if key in _SAME_NAMES or key in _RENAMED]:
+        translated[_RENAMED.get(key, key)] = _text(remaining.pop(key))
+    if "security.protocol" in remaining:
+        translated["security.protocol"] = str(remaining.pop("security.protocol")).upper()
+    sasl_keys = [key for key in remaining if key in _SASL or key.startswith(_BEARER_PREFIX)]
+    translated |= _sasl({key: remaining.pop(key) for key in sasl_keys})
+    tls_keys = [key for key in remaining if key.startswith(("ssl.", "enable.ssl."))]
+    translated |= _tls({key: remaining.pop(key) for key in tls_keys})
+    for key in remaining:
+        if not key.startswith(_IGNORED_PREFIXES):
             remedy = "Leave it out of the connection for Spark."
             raise InvalidArgument(f"kafka.{key}", "has no counterpart in Spark's Kafka client.", remedy)
     return {f"kafka.{key}": value for key, value in translated.items()}
@@ -89,45 +96,47 @@ def for_executors(connection: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _sasl(given: Mapping[str, Any]) -> dict[str, str]:
-    if not given:
+def _sasl(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return Java's settings for librdkafka's settings of a login; empty without a login. Raises InvalidArgument."""
+    if not settings:
         return {}
-    mechanism = str(given.get("sasl.mechanism", given.get("sasl.mechanisms", "GSSAPI"))).upper()
+    mechanism = str(settings.get("sasl.mechanism", settings.get("sasl.mechanisms", "GSSAPI"))).upper()
     if mechanism == _BEARER:
-        return _bearer({key: value for key, value in given.items() if key.startswith(_TOKENS)})
+        return _bearer({key: value for key, value in settings.items() if key.startswith(_BEARER_PREFIX)})
     if mechanism not in _LOGIN_MODULES:
         problem = f"{mechanism!r} is not translated for Spark."
         raise InvalidArgument("kafka.sasl.mechanism", problem, f"It may be {', '.join([*_LOGIN_MODULES, _BEARER])}.")
     for key in ("sasl.username", "sasl.password"):
-        if key not in given:
+        if key not in settings:
             raise InvalidArgument(f"kafka.{key}", f"is missing; sasl.mechanism is {mechanism}.")
-    name, password = (_quoted(str(given[key])) for key in ("sasl.username", "sasl.password"))
+    name, password = (_quoted(str(settings[key])) for key in ("sasl.username", "sasl.password"))
     return {
         "sasl.mechanism": mechanism,
         "sasl.jaas.config": f"{_LOGIN_MODULES[mechanism]} required username={name} password={password};",
     }
 
 
-def _bearer(given: dict[str, Any]) -> dict[str, str]:
-    """Return settings for getting each connection's token from an endpoint, with the client's id and secret.
+def _bearer(settings: dict[str, Any]) -> dict[str, str]:
+    """Return Java's settings for getting each connection's token from an endpoint, with the client's id and secret.
 
-    The translated settings are removed from `given`; a setting that is left is refused. Raises InvalidArgument.
+    The translated settings are removed from `settings`; a remaining setting is refused. Raises InvalidArgument.
     """
-    method = str(given.pop(f"{_TOKENS}method", "default")).lower()
+    method = str(settings.pop(f"{_BEARER_PREFIX}method", "default")).lower()
     if method != "oidc":
         problem = f"{method!r} is not translated for Spark: a token that Python makes does not reach Java's client."
-        raise InvalidArgument(f"kafka.{_TOKENS}method", problem, f'Take "oidc", with {_ENDPOINT}.')
-    for key in (_ENDPOINT, f"{_TOKENS}client.id", f"{_TOKENS}client.secret"):
-        if key not in given:
+        raise InvalidArgument(f"kafka.{_BEARER_PREFIX}method", problem, f'Take "oidc", with {_ENDPOINT}.')
+    for key in (_ENDPOINT, f"{_BEARER_PREFIX}client.id", f"{_BEARER_PREFIX}client.secret"):
+        if key not in settings:
             raise InvalidArgument(f"kafka.{key}", f"is missing; sasl.mechanism is {_BEARER}.")
-    endpoint = str(given.pop(_ENDPOINT))
-    options = {name: str(given.pop(key)) for key, name in _CLIENT.items() if key in given}
-    for pair in filter(None, str(given.pop(f"{_TOKENS}extensions", "")).split(",")):
+    endpoint = str(settings.pop(_ENDPOINT))
+    options = {name: str(settings.pop(key)) for key, name in _CLIENT.items() if key in settings}
+    for pair in filter(None, str(settings.pop(f"{_BEARER_PREFIX}extensions", "")).split(",")):
         name, _, value = pair.partition("=")
         options[f"extension_{name.strip()}"] = value
-    if str(given.pop(f"{_TOKENS}grant.type", "client_credentials")) != "client_credentials" or given:
-        other = min(given, default=f"{_TOKENS}grant.type")
-        raise InvalidArgument(f"kafka.{other}", "has no counterpart in Spark's Kafka client.")
+    grant_type = str(settings.pop(f"{_BEARER_PREFIX}grant.type", "client_credentials"))
+    if grant_type != "client_credentials" or settings:
+        unknown = min(settings, default=f"{_BEARER_PREFIX}grant.type")
+        raise InvalidArgument(f"kafka.{unknown}", "has no counterpart in Spark's Kafka client.")
     login_options = " ".join(f"{name}={_quoted(value)}" for name, value in options.items())
     return {
         "sasl.mechanism": _BEARER,
@@ -141,33 +150,36 @@ def _quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _tls(given: dict[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if (authorities := _pem(given, "ssl.ca")) is not None:
-        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authorities}
-    chain, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key")
+def _tls(settings: dict[str, Any]) -> dict[str, str]:
+    """Return Java's settings for librdkafka's settings of TLS, which are removed. Raises InvalidArgument."""
+    translated: dict[str, str] = {}
+    if (authorities := _pem(settings, "ssl.ca")) is not None:
+        translated |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authorities}
+    chain, key = _pem(settings, "ssl.certificate"), _pem(settings, "ssl.key")
     if (chain is None) != (key is None):
         raise InvalidArgument("kafka.ssl.certificate.location", "goes with ssl.key.location, and one is missing.")
     if chain is not None and key is not None:
         _check_key(key)
-        found |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": key}
-    for name, (translated, translate) in _OF_TLS.items():
-        if name in given:
-            found[translated] = translate(given.pop(name))
-    if str(given.pop("enable.ssl.certificate.verification", True)).lower() != "true":
+        translated |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": key}
+    for name, (java_name, convert) in _TLS_SETTINGS.items():
+        if name in settings:
+            translated[java_name] = convert(settings.pop(name))
+    if str(settings.pop("enable.ssl.certificate.verification", True)).lower() != "true":
         problem = "can't be turned off in Java's client."
         raise InvalidArgument("kafka.enable.ssl.certificate.verification", problem, "Give ssl.ca.location.")
-    if given:
-        raise InvalidArgument(f"kafka.{min(given)}", "has no counterpart in Spark's Kafka client.", "Use PEM files.")
-    return found
+    if settings:
+        raise InvalidArgument(f"kafka.{min(settings)}", "has no counterpart in Spark's Kafka client.", "Use PEM files.")
+    return translated
 
 
-def _pem(given: dict[str, Any], name: str) -> str | None:
-    """Remove a PEM from `given`; return the text, or None without a PEM.
+def _pem(settings: dict[str, Any], name: str) -> str | None:
+    """Remove the settings of a PEM; return the PEM's text, or None without a PEM. Raises InvalidArgument.
 
-    The PEM is given as text or as a file, which the driver reads, since executors have other files.
+    A PEM is set as a text or as a file; the driver reads the file, since executors have other files.
+
+    :param name: beginning of the settings' names, such as "ssl.ca".
     """
-    location, text = given.pop(f"{name}.location", None), given.pop(f"{name}.pem", None)
+    location, text = settings.pop(f"{name}.location", None), settings.pop(f"{name}.pem", None)
     # Without a file, Java trusts its own store, and librdkafka the store found by "probe".
     if text is not None or location is None or location == "probe":
         return None if text is None else str(text)
@@ -178,6 +190,7 @@ def _pem(given: dict[str, Any], name: str) -> str | None:
 
 
 def _check_key(key: str) -> None:
+    """Raise InvalidArgument for a private key in another form than PKCS#8."""
     if "BEGIN PRIVATE KEY" not in key and "BEGIN ENCRYPTED PRIVATE KEY" not in key:
         remedy = "Convert it: openssl pkcs8 -topk8 -in key.pem -out key8.pem."
         raise InvalidArgument("kafka.ssl.key.location", "is not a PKCS#8 key, which Java's client needs.", remedy)
@@ -191,7 +204,8 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_OF_TLS: dict[str, tuple[str, Callable[[object], str]]] = {
+# By librdkafka's name, Java's name and the conversion of the value.
+_TLS_SETTINGS: dict[str, tuple[str, Callable[[object], str]]] = {
     "ssl.key.password": ("ssl.key.password", _text),
     "ssl.endpoint.identification.algorithm": ("ssl.endpoint.identification.algorithm", _identification),
     "ssl.cipher.suites": ("ssl.cipher.suites", _text),

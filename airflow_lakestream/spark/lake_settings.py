@@ -25,8 +25,8 @@ _SCALA = "2.13"
 # Settings whose values Spark must mask: also `s3.access-key-id`, `credential` and a REST catalog's headers.
 REDACTED = "(?i)secret|password|token|access[.-]?key|credential|authorization"
 
-# Properties with the same name in both.
-_SAME = (
+# Properties with the same name in PyIceberg and in Iceberg for Java.
+_SAME_NAMES = (
     "credential",
     "glue.endpoint",
     "glue.id",
@@ -45,7 +45,7 @@ _RENAMED = {"s3.region": "client.region", "glue.region": "client.region", "clien
 _HEADER = "header."
 _DELEGATION = "header.X-Iceberg-Access-Delegation"
 # Settings of PyIceberg itself, which no other engine needs.
-_OF_PYICEBERG = (
+_ONLY_PYICEBERG = (
     "downcast-ns-timestamp-to-us-on-write",
     "echo",
     "init_catalog_tables",
@@ -60,7 +60,7 @@ _OF_PYICEBERG = (
 )
 # Properties that identify the catalog.
 _IDENTITY = ("type", "uri", "warehouse")
-_TYPES = ("rest", "sql", "glue", "hive")
+_CATALOG_TYPES = ("rest", "sql", "glue", "hive")
 _JDBC_PACKAGES = {"sqlite": "org.xerial:sqlite-jdbc:3.49.1.0", "postgresql": "org.postgresql:postgresql:42.7.4"}
 
 
@@ -90,15 +90,16 @@ def catalog_settings(name: str, properties: Mapping[str, Any], given: Mapping[st
         return {key: str(value) for key, value in given.items() if key == prefix or key.startswith(f"{prefix}.")}
     remedy = f"Describe the whole catalog by Spark's own settings, {prefix} and {prefix}.*, under `spark`."
     options = catalog_options(properties, "Spark", remedy)
-    s3a_settings = {f"{prefix}.{key}": value for key, value in options.items()}
-    return {prefix: "org.apache.iceberg.spark.SparkCatalog", **s3a_settings}
+    settings = {f"{prefix}.{key}": value for key, value in options.items()}
+    return {prefix: "org.apache.iceberg.spark.SparkCatalog", **settings}
 
 
 def catalog_options(properties: Mapping[str, Any], engine: str, remedy: str) -> dict[str, str]:
-    """Return the options of PyIceberg's catalog for Iceberg in Java, secrets included; `type` is the catalog's kind.
+    """Return the options of a catalog for Iceberg in Java, secrets included.
 
+    :param properties: PyIceberg's properties of the catalog.
     :param engine: name of the engine in errors.
-    :param remedy: remedy for a property that the engine does not know.
+    :param remedy: remedy in the error for a property without an equivalent.
 
     Raises InvalidArgument for a property without an equivalent.
     """
@@ -109,11 +110,11 @@ def catalog_options(properties: Mapping[str, Any], engine: str, remedy: str) -> 
     options["type"] = "jdbc" if kind == "sql" else kind
     if is_with_s3(properties):
         warehouse = str(properties.get("warehouse", ""))
-        # Keys may be set for a checkpoint alone, while the tables are in another store.
-        elsewhere = "://" in warehouse and not is_on_s3(warehouse)
-        options["io-impl"] = f"org.apache.iceberg.{'io.ResolvingFileIO' if elsewhere else 'aws.s3.S3FileIO'}"
+        # Keys of S3 may be set for a checkpoint alone, while the tables are in another store.
+        is_elsewhere = "://" in warehouse and not is_on_s3(warehouse)
+        options["io-impl"] = f"org.apache.iceberg.{'io.ResolvingFileIO' if is_elsewhere else 'aws.s3.S3FileIO'}"
     if kind == "rest":
-        # PyIceberg asks for keys, Java's client does not: if the catalog has keys of the store, they come with a table.
+        # PyIceberg asks the catalog for the store's keys with each table; Java's client asks only with this header.
         options.setdefault(_DELEGATION, "vended-credentials")
     # No cache: other writers commit between two calls, and a cached table would have an older head.
     options["cache-enabled"] = "false"
@@ -121,43 +122,43 @@ def catalog_options(properties: Mapping[str, Any], engine: str, remedy: str) -> 
 
 
 def catalog_packages(properties: Mapping[str, Any], spark_version: str | None = None) -> tuple[str, ...]:
-    """Return the Maven coordinates of Iceberg and of the catalog's client, for the installed or another Spark.
+    """Return the Maven coordinates of Iceberg and of a catalog's client for Spark. Raises InvalidArgument.
 
-    Raises InvalidArgument.
+    :param spark_version: None for the installed version.
     """
     spark = spark_version or installed_spark()
     minor = ".".join(spark.split(".")[:2])
     if minor != PROVEN.rpartition(".")[0]:
         problem = f"is {spark}, for which Iceberg {ICEBERG_VERSION} has no runtime that was tried here."
         raise InvalidArgument("pyspark", problem, f"Install pyspark and pyspark-client {PROVEN}, or give packages.")
-    s3a_packages = [f"org.apache.iceberg:iceberg-spark-runtime-{minor}_{_SCALA}:{ICEBERG_VERSION}"]
+    packages = [f"org.apache.iceberg:iceberg-spark-runtime-{minor}_{_SCALA}:{ICEBERG_VERSION}"]
     kind = kind_of(properties)
     if kind == "sql":
-        s3a_packages.append(_JDBC_PACKAGES[_backend(properties, "Spark")])
+        packages.append(_JDBC_PACKAGES[_database_of(properties, "Spark")])
     if kind == "glue" or is_with_s3(properties):
-        s3a_packages.append(f"org.apache.iceberg:iceberg-aws-bundle:{ICEBERG_VERSION}")
-    return tuple(s3a_packages)
+        packages.append(f"org.apache.iceberg:iceberg-aws-bundle:{ICEBERG_VERSION}")
+    return tuple(packages)
 
 
 def identity_of(name: str, properties: Mapping[str, Any]) -> list[str | None]:
-    """Return the identity of a catalog, without credentials."""
+    """Return name, type, address and warehouse of a catalog, without credentials, for a fingerprint."""
     return [name, *(_without_login(properties.get(key)) for key in _IDENTITY)]
 
 
 def kind_of(properties: Mapping[str, Any]) -> str:
-    """Return PyIceberg's type of a catalog, by the address if no type is given.
+    """Return PyIceberg's type of a catalog: the property `type`, or else the type for the address.
 
     Raises UnknownValue if the engines can't open such a catalog.
     """
     kind = str(properties.get("type") or _type_of(str(properties.get("uri", "")))).lower()
-    if kind not in _TYPES:
-        raise UnknownValue("catalog.type", kind, _TYPES)
+    if kind not in _CATALOG_TYPES:
+        raise UnknownValue("catalog.type", kind, _CATALOG_TYPES)
     return kind
 
 
 def _without_login(address: str | None) -> str | None:
-    scheme, found, rest = (address or "").partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if found else address
+    scheme, separator, location = (address or "").partition("://")
+    return f"{scheme}://{location.rpartition('@')[2]}" if separator else address
 
 
 def _type_of(uri: str) -> str:
@@ -171,13 +172,13 @@ def _type_of(uri: str) -> str:
 def _translated(properties: Mapping[str, Any], engine: str, remedy: str) -> dict[str, str]:
     options: dict[str, str] = {}
     for key, value in properties.items():
-        if key in _SAME or key.startswith(_HEADER):
+        if key in _SAME_NAMES or key.startswith(_HEADER):
             options[key] = str(value)
         elif key in _RENAMED:
             options[_RENAMED[key]] = str(value)
         elif key == "s3.force-virtual-addressing":
             options["s3.path-style-access"] = "false" if str(value).lower() == "true" else "true"
-        elif key not in _OF_PYICEBERG:
+        elif key not in _ONLY_PYICEBERG:
             raise InvalidArgument(f"catalog.properties.{key}", f"has no equivalent in {engine}'s catalog.", remedy)
     if "s3.endpoint" in options:
         # As PyIceberg does for an endpoint: servers other than Amazon's have no host name per bucket.
@@ -186,11 +187,12 @@ def _translated(properties: Mapping[str, Any], engine: str, remedy: str) -> dict
 
 
 def _jdbc(properties: Mapping[str, Any], engine: str) -> dict[str, str]:
+    """Return the options of Iceberg's JDBC catalog for PyIceberg's SQL catalog. Raises InvalidArgument."""
     from sqlalchemy.engine import make_url
 
-    backend, url = _backend(properties, engine), make_url(str(properties["uri"]))
+    database, url = _database_of(properties, engine), make_url(str(properties["uri"]))
     options = {"jdbc.schema-version": "V1"}
-    if backend == "sqlite":
+    if database == "sqlite":
         if url.database in (None, "", ":memory:"):
             raise InvalidArgument("catalog.uri", f"is an SQLite catalog in memory, which {engine} can't see.")
         return {**options, "uri": f"jdbc:sqlite:{url.database}"}
@@ -199,20 +201,20 @@ def _jdbc(properties: Mapping[str, Any], engine: str) -> dict[str, str]:
     address = f"jdbc:postgresql://{with_port(url.host or 'localhost', url.port or 5432)}/{url.database or ''}"
     query = "&".join(f"{key}={value}" for key, value in url.query.items())
     options["uri"] = f"{address}?{query}" if query else address
-    # Not in the address, which both engines show: they mask the password by its name.
+    # As options and not in the address: Spark and Flink mask the password by the option's name, and show the address.
     for key, value in (("jdbc.user", url.username), ("jdbc.password", url.password)):
         if value is not None:
             options[key] = str(value)
     return options
 
 
-def _backend(properties: Mapping[str, Any], engine: str) -> str:
-    backend = re.split(r"[+:]", str(properties.get("uri", "")))[0]
-    if backend not in _JDBC_PACKAGES:
-        raise InvalidArgument(
-            "catalog.uri", f"a catalog in {backend or 'no database'!r} can't be opened by {engine}.", "Use PostgreSQL."
-        )
-    return backend
+def _database_of(properties: Mapping[str, Any], engine: str) -> str:
+    """Return the database of an SQL catalog, a key of `_JDBC_PACKAGES`. Raises InvalidArgument."""
+    database = re.split(r"[+:]", str(properties.get("uri", "")))[0]
+    if database not in _JDBC_PACKAGES:
+        problem = f"a catalog in {database or 'no database'!r} can't be opened by {engine}."
+        raise InvalidArgument("catalog.uri", problem, "Use PostgreSQL.")
+    return database
 
 
 def is_on_s3(location: str) -> bool:
@@ -226,7 +228,6 @@ def is_with_s3(properties: Mapping[str, Any]) -> bool:
 
 
 S3A_FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
-_SCHEME = "s3a"
 _SDK = "software.amazon.awssdk"
 # A jar of half a gigabyte with all of Amazon's clients, a dependency of hadoop-aws.
 _BUNDLE = f"{_SDK}:bundle"
@@ -234,7 +235,7 @@ _BUNDLE = f"{_SDK}:bundle"
 _SDK_OF_HADOOP = {"3.4.1": "2.29.52", "3.4.2": "2.29.52"}
 _CLIENTS = ("s3", "s3-transfer-manager", "sts")
 # Storage options of delta-rs, and Hadoop's names for them, per bucket.
-_SETTINGS = {
+_S3A_NAMES = {
     "aws_endpoint_url": "endpoint",
     "aws_region": "endpoint.region",
     "aws_access_key_id": "access.key",
@@ -244,14 +245,14 @@ _SETTINGS = {
 
 
 def is_on_s3a(location: str | None) -> bool:
-    """Return whether Spark opens a location with this client."""
-    return str(location).startswith(f"{_SCHEME}:")
+    """Return whether Spark opens a location with Hadoop's S3 client."""
+    return str(location).startswith("s3a:")
 
 
 def s3a_packages() -> tuple[str, ...]:
-    """Return the Maven coordinates of the client for the installed Spark's Hadoop.
+    """Return the Maven coordinates of Hadoop's S3 client for the installed Spark.
 
-    The needed clients of Amazon are listed by themselves if a proven version is known; otherwise the bundle is fetched.
+    If the version of the needed Amazon clients is known, only these are listed; otherwise the whole bundle is fetched.
     """
     hadoop = jar_version("hadoop-client-api")
     sdk = _SDK_OF_HADOOP.get(hadoop)
@@ -260,18 +261,18 @@ def s3a_packages() -> tuple[str, ...]:
 
 
 def s3a_left_out() -> tuple[str, ...]:
-    """Return dependencies of the packages to leave out: the bundle of all clients, if the needed clients are known."""
+    """Return the dependency that `s3a_packages` replaces: the bundle of all clients; empty if nothing replaces it."""
     return (_BUNDLE,) if jar_version("hadoop-client-api") in _SDK_OF_HADOOP else ()
 
 
 def s3a_settings(location: str, properties: Mapping[str, str]) -> dict[str, str]:
     """Return Hadoop's settings for a location's bucket, secrets included; settings of other buckets stay."""
     options = options_of(properties)
-    hadoop_settings = {name: options[option] for option, name in _SETTINGS.items() if option in options}
+    hadoop_settings = {name: options[option] for option, name in _S3A_NAMES.items() if option in options}
     if "endpoint" in hadoop_settings:
         # As PyIceberg does for an endpoint: servers other than Amazon's have no host name per bucket.
-        is_host = options.get("aws_virtual_hosted_style_request", "").lower() == "true"
-        hadoop_settings["path.style.access"] = "false" if is_host else "true"
+        has_host_per_bucket = options.get("aws_virtual_hosted_style_request", "").lower() == "true"
+        hadoop_settings["path.style.access"] = "false" if has_host_per_bucket else "true"
     prefix = f"fs.s3a.bucket.{urlsplit(location).netloc}"
     return {f"{prefix}.{name}": value for name, value in hadoop_settings.items()}
 

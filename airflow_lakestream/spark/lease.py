@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class _LeaseRelease:
     """A java.lang.Runnable that releases the lease before the JVM ends."""
 
-    def __init__(self, of: lease.HeldLease) -> None:
-        self._lease = of
+    def __init__(self, held_lease: lease.HeldLease) -> None:
+        self._lease = held_lease
 
     def run(self) -> None:
         """Release the lease."""
@@ -44,6 +44,7 @@ class _LeaseRelease:
 class Lease(lease.HeldLease):
     """A lease held by this process, see `airflow_lakestream.driver.lease.HeldLease`."""
 
+    # The JVM's shutdown hook (a Java thread), or None before Spark has started.
     _hook: Any = None
 
     def __enter__(self) -> Self:
@@ -85,11 +86,13 @@ _CLUSTER_SETTINGS = ("bootstrap.servers",)
 
 
 def inputs_of(config: AppConfig) -> dict[str, str]:
-    """Return the permanent inputs of the checkpoint: app, topic, table and group."""
+    """Return the inputs that a checkpoint keeps for ever: app, topic, table and consumer group."""
     landing = config.landing
-    group = landing.get("consumer_group", "")
-    return {"app": config.app, "topic": str(landing.get("topic", "")), "table": str(landing.get("table", ""))} | {
-        "group": str(group)
+    return {
+        "app": config.app,
+        "topic": str(landing.get("topic", "")),
+        "table": str(landing.get("table", "")),
+        "group": str(landing.get("consumer_group", "")),
     }
 
 

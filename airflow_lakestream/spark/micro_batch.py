@@ -53,16 +53,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+# Seconds between two looks at the driver.
 INTERVAL_S = 5.0
 
 
 class ProgressReporter:
-    """Regular looks at the driver, with a report if the driver has done something since the last look.
+    """A thread that looks at the driver regularly, and reports progress as a sign of life.
 
-    Progress is: a Spark task ended, a stage began, or the driver itself read a batch of records. Only progress is a
-    sign of life; so a hanging batch is distinguished from a long batch.
+    Progress is: a Spark task ended, a stage began, or the driver itself read a batch of records. A hanging batch makes
+    no progress, so that supervision can distinguish it from a long batch.
 
-    :param is_idle: whether a query waits for records, which counts as a sign of life.
+    :param is_idle: returns whether the query waits for records, which is a sign of life, too.
+    :param interval: seconds between two looks.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class ProgressReporter:
         self._thread = threading.Thread(target=self._report_regularly, name="lakestream-pulse", daemon=True)
         self._work = "starting"
         self._chunks = 0
-        self._seen: tuple[object, ...] = ()
+        self._last_progress: tuple[object, ...] = ()
 
     def __enter__(self) -> ProgressReporter:
         self._thread.start()
@@ -94,23 +96,24 @@ class ProgressReporter:
         self._progress.alive(f"{work} has begun")
 
     def count(self, reader: RecordReader) -> RecordReader:
-        """Return a reader with a count of batches of records, for reads by the driver itself, without Spark tasks."""
-        return _CountingReader(reader, self)
+        """Return a reader whose batches count as progress, for reads by the driver itself, without Spark tasks."""
+        return _CountedReader(reader, self)
 
-    def read_one(self) -> None:
-        """Count a batch of records."""
+    def count_chunk(self) -> None:
+        """Count a batch of records that the driver has read."""
         self._chunks += 1
 
     def look(self) -> None:
-        """Look once; report if the driver has done something, or waits for records."""
+        """Report a sign of life if the driver has made progress since the last look, or waits for records."""
         if self._is_idle():
             self._progress.alive()
             return
-        stages = [(s, info) for s in self._tracker.getActiveStageIds() if (info := self._tracker.getStageInfo(s))]
+        infos = ((stage, self._tracker.getStageInfo(stage)) for stage in self._tracker.getActiveStageIds())
+        stages = [(stage, info) for stage, info in infos if info]
         progress = (self._chunks, *((stage, info.numCompletedTasks) for stage, info in stages))
-        if progress == self._seen:
+        if progress == self._last_progress:
             return
-        self._seen = progress
+        self._last_progress = progress
         activities = [
             f"{info.numCompletedTasks} of {info.numTasks} tasks of stage {stage} are done" for stage, info in stages
         ]
@@ -126,7 +129,7 @@ class ProgressReporter:
                 log.warning("No sign of life could be given: %s: %s", type(e).__name__, e)
 
 
-class _CountingReader:
+class _CountedReader:
     def __init__(self, reader: RecordReader, reporter: ProgressReporter) -> None:
         self._reader = reader
         self._reporter = reporter
@@ -134,18 +137,20 @@ class _CountingReader:
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         with closing(self._reader.read(plan, cancelled)) as chunks:
             for chunk in chunks:
-                self._reporter.read_one()
+                self._reporter.count_chunk()
                 yield chunk
 
 
+# The place of the Kafka settings, for errors.
 WHERE = "the app's kafka settings"
 
 
 @dataclass
 class MicroBatches:
-    """Landings of batches. `stop` ends a landing between two steps, without uncommitted rows.
+    """Landings of the batches of a query, or of an interval or ranges at once.
 
-    `reporter` counts the batches of records that the driver itself reads.
+    :param stop: ends a landing between two steps, without uncommitted rows.
+    :param reporter: counts the batches of records that the driver itself reads.
     """
 
     config: AppConfig
@@ -155,7 +160,7 @@ class MicroBatches:
 
     @cached_property
     def extract(self) -> ExtractConfig:
-        """The landing, as arguments of the extract path."""
+        """Configuration of the landing."""
         return self.config.extract
 
     @cached_property
@@ -170,12 +175,12 @@ class MicroBatches:
 
     @cached_property
     def options(self) -> Mapping[str, str]:
-        """The options of Spark's Kafka source, for the time and the end of each batch."""
+        """The options of Spark's Kafka client, by which Spark determines when a batch begins, and where it ends."""
         return kafka_options(self.config.kafka)
 
     @cached_property
     def readers(self) -> SparkReaders:
-        """The remote readers: of mirrors, of frames, or of records."""
+        """The remote readers for a mirror, for a function of DataFrames, or for neither."""
         common = self.spark, self.extract, for_executors(self.config.kafka), WHERE
         if isinstance(self.extract, MirrorConfig):
             return MirrorReaders(*common)
@@ -192,10 +197,10 @@ class MicroBatches:
         return {**self.options, "failOnDataLoss": "false"}
 
     def catch_up(self, checkpoint: QueryCheckpoint | None) -> bool:
-        """Land the offsets of finished batches lacking in the table; return whether the checkpoint was changed.
+        """Land the offsets of finished batches that the table lacks; return whether the checkpoint was changed.
 
-        Offsets lack if the table was rolled back, or if the query ran without it. The checkpoint is never changed here,
-        so the result is False. Raises the errors of a landing.
+        The table lacks offsets if it was rolled back, or if the query ran for another table. The checkpoint is never
+        changed here, so the result is False. Raises the errors of a landing.
         """
         if checkpoint is not None and checkpoint.committed:
             last = checkpoint.committed[-1]
@@ -215,14 +220,13 @@ class MicroBatches:
         return writer.start()
 
     def land_batch(self, checkpoint: QueryCheckpoint, batch_id: int, frame: DataFrame) -> RunReport:
-        """Land a batch, without reading `frame`.
+        """Land the offsets below the end of a batch that the ledger lacks. Raises the errors of a landing.
 
-        The frame's start is Spark's, and only the ledger knows the lacking offsets. If a mirror's batch fails for an
-        event that a later event may repair, all events that are in the topic by now are landed. Raises the errors of a
-        landing.
+        If a mirror's batch fails for an event that a later event may repair, all events that are in the topic by now
+        are landed.
 
         :param checkpoint: the query's checkpoint, which has the end of the batch.
-        :param frame: unused.
+        :param frame: unused: its records begin where Spark's batch begins, and the ledger may lack earlier offsets.
         """
         run_id = f"{checkpoint.query_id}/{batch_id}"
         try:
@@ -237,20 +241,20 @@ class MicroBatches:
     def land(
         self, run_id: str, ends: Mapping[PartitionKey, int] | None = None, mode: RunMode | None = None
     ) -> RunReport:
-        """Land the offsets lacking below `ends`, or without `ends` the offsets of the mode; clean up after executors.
-
-        Raises the errors of a landing.
+        """Land the offsets of a mode, and delete the leftovers of executors. Raises the errors of a landing.
 
         :param run_id: the same in each try of one batch.
-        :param ends: the batch's end, by topic and partition; partitions without an end are left out. None: no bounds.
+        :param ends: only offsets below these ends are landed, by topic and partition; partitions without an end are
+            left out. None: no bounds.
         :param mode: plans the offsets; None for the mode of the configuration.
         """
-        within = None if ends is None else union(RangeSet.of(*key, 0, end) for key, end in ends.items())
+        bounds = None if ends is None else union(RangeSet.of(*key, 0, end) for key, end in ends.items())
         jobs: list[LandingJob] = []
 
         def prepare(job: LandingJob) -> LandingJob:
+            """Return the job of a topic with Spark's readers, and keep the job for the clean-up."""
             reader = job.reader if self.reporter is None else self.reporter.count(job.reader)
-            changed = replace(job, readers=self.readers, engine=LandingEngine.SPARK, within=within, reader=reader)
+            changed = replace(job, readers=self.readers, engine=LandingEngine.SPARK, within=bounds, reader=reader)
             jobs.append(replace(changed, mode=mode or job.mode))
             return jobs[-1]
 
@@ -266,47 +270,52 @@ class MicroBatches:
         for job in jobs:
             # With a regex each topic has the run id `run_id/topic`: see `land_run`. A skipped topic has no report.
             topic = job.run_id.removeprefix(f"{run_id}/") if is_pattern(self.extract.topic) else self.extract.topic
-            one = report.reports.get(topic)
-            self.readers.clean_up(job, repeated=one is not None and one.recovered > 0)
+            topic_report = report.reports.get(topic)
+            self.readers.clean_up(job, repeated=topic_report is not None and topic_report.recovered > 0)
         return report
 
     def starting_offsets(self) -> str:
-        """Return, in Spark's form, each partition's first offset lacking in the ledger: the start of a new query.
+        """Return the start of a new query: each partition's first offset that the ledger lacks, as JSON for Spark.
 
         With a topic pattern, a topic that can't be landed is logged, and begins at the log's start: only its batches
         fail. Without a pattern the error is raised.
         """
-        found: dict[str, dict[str, int]] = {}
+        offsets: dict[str, dict[str, int]] = {}
         config, kafka = self.extract, self.config.kafka
         topics = topics_of(config, kafka, WHERE)
         for topic in topics:
-            now = KafkaSource(kafka, topic, config.consumer_group, config.start, WHERE).look()
+            state = KafkaSource(kafka, topic, config.consumer_group, config.start, WHERE).look()
             try:
-                job, entry = self._job_and_entry(topic, topics, now)
-                starts = _starts(job, entry, now)
+                job, entry = self._job_and_entry(topic, topics, state)
+                starts = _starts(job, entry, state)
             except LakestreamError as e:
                 if not is_pattern(config.topic):
                     raise
                 # The batches of this topic will fail with this error; other topics are landed.
                 log.error("%s: %s", topic, e)
                 starts = {}
-            found[topic] = {str(p): min(max(starts.get(p, 0), m.low), m.end) for p, m in now.marks.items()}
-        return json.dumps(found)
+            # Within the watermarks: Spark fails on an offset that the topic does not have.
+            offsets[topic] = {
+                str(partition): min(max(starts.get(partition, 0), marks.low), marks.end)
+                for partition, marks in state.marks.items()
+            }
+        return json.dumps(offsets)
 
-    def _job_and_entry(self, topic: str, topics: Sequence[str], now: TopicState) -> tuple[LandingJob, TopicEntry]:
+    def _job_and_entry(self, topic: str, topics: Sequence[str], state: TopicState) -> tuple[LandingJob, TopicEntry]:
         """Return a job of a topic, and the topic's entry in the table's ledger."""
         job = job_of(self.extract, topic, topics, self.config.kafka, self.catalog, "start", WHERE)
-        return job, entry_of(job, job.sink.load("start"), now)
+        return job, entry_of(job, job.sink.load("start"), state)
 
 
 def function_of(config: ExtractConfig) -> FrameFunction | None:
-    """Return the function for the table's rows; None without a function. Raises InvalidArgument."""
+    """Load the function of DataFrames of a landing; return None without a function. Raises InvalidArgument."""
     if not isinstance(config, FrameConfig) or config.function is None:
         return None
     return load_function(config.function, config.argument)
 
 
-def _starts(job: LandingJob, entry: TopicEntry, now: TopicState) -> Mapping[int, int]:
+def _starts(job: LandingJob, entry: TopicEntry, state: TopicState) -> Mapping[int, int]:
+    """Return by partition the first offset that the ledger lacks, or the configured start for an empty ledger."""
     if not entry.origin:
-        return job.source.starts(now)
-    return {p: first_hole(entry, now.identity, p) for p in now.marks}
+        return job.source.starts(state)
+    return {partition: first_hole(entry, state.identity, partition) for partition in state.marks}

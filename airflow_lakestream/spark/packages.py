@@ -29,7 +29,7 @@ from airflow_lakestream.run.storage import FULL_DISK
 log = logging.getLogger(__name__)
 
 
-# Older versions can't load Spark 4's classes. Newer versions have no security manager, which Spark's Hadoop requires.
+# Older Javas can't load Spark 4's classes. Newer Javas have no security manager, which Spark's Hadoop requires.
 _OLDEST, _NEWEST = 17, 21
 
 
@@ -52,14 +52,14 @@ def java_path(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def check_java(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Return path and version of Spark's `java`. Raises JavaUnfit."""
+    """Return path and version (such as 17) of Spark's `java`. Raises JavaUnfit."""
     java = java_path(environment)
     try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603  # as Spark runs it
+        result = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603  # as Spark runs it
     except (OSError, subprocess.TimeoutExpired) as e:
         raise JavaUnfit(f"Spark needs Java, and {java} can't be run ({e})") from e
-    version_line = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr + done.stdout)
-    if done.returncode or version_line is None:
+    version_line = re.search(r'version "(?:1\.)?(\d+)[^"]*"', result.stderr + result.stdout)
+    if result.returncode or version_line is None:
         raise JavaUnfit(f"{java} -version fails")
     version = int(version_line[1])
     if not _OLDEST <= version <= _NEWEST:
@@ -67,18 +67,19 @@ def check_java(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     return java, version
 
 
-# Sets the jars' folder if the default (~/.cache) is not writable.
+# Environment variable with the jars' folder, for machines where the default (~/.cache) is not writable.
 CACHE_VARIABLE = "AIRFLOW_LAKESTREAM_JARS"
-# The version of Spark in the extra: the tests run on this version.
+# The version of Spark in the extra `spark`: the tests run on this version.
 PROVEN = "4.0.0"
 _SCALA = "2.13"
+# Schemes of files on this machine.
 _LOCAL = ("", "file", "local")
 _COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
 # Ivy's messages for a repository that does not answer. Ivy then also reports that the package was not found.
 _NO_ANSWER = re.compile(
     r"server access error|\bjava(x)?\.net\.|UnknownHost|Connection (refused|reset|timed out)", re.IGNORECASE
 )
-_VERSION_OF_JAR = re.compile(r"-\d[\w.+-]*\.jar$")
+_JAR_VERSION = re.compile(r"-\d[\w.+-]*\.jar$")
 
 
 class PackagesUnavailable(LakestreamError, Transient):
@@ -129,10 +130,7 @@ def installed_spark() -> str:
 
 
 def check_spark() -> str:
-    """Return the version of the installed Spark.
-
-    Raises MissingExtra without pyspark, and SparkMixed if pyspark-client has another version.
-    """
+    """Return the version of the installed Spark. Raises MissingExtra, and SparkMixed if pyspark-client differs."""
     spark = installed_spark()
     with suppress(importlib.metadata.PackageNotFoundError):
         if (client := importlib.metadata.version("pyspark-client")) != spark:
@@ -153,8 +151,10 @@ def check_submitter(binary: str = "spark-submit", environment: Mapping[str, str]
     home, source = environment.get("SPARK_HOME"), "SPARK_HOME"
     if not home:
         program = shutil.which(binary, path=environment.get("PATH", ""))
-        home, source = ("", "") if program is None else (str(Path(program).resolve().parents[1]), f"by {program}")
-    spark, other = installed_spark(), jar_version("spark-core_*", Path(home, "jars")) if home else ""
+        if program is None:
+            return
+        home, source = str(Path(program).resolve().parents[1]), f"by {program}"
+    spark, other = installed_spark(), jar_version("spark-core_*", Path(home, "jars"))
     if other and other.split(".")[:2] != spark.split(".")[:2]:
         raise SparkMixed(
             f"{binary} would run Spark {other} in {home} ({source}), and the installed pyspark is {spark}, whose jars "
@@ -163,40 +163,42 @@ def check_submitter(binary: str = "spark-submit", environment: Mapping[str, str]
         )
 
 
-def cut_jars(given: str) -> list[str]:
-    """Return the cut or damaged local jars in the value of spark.jars."""
-    paths = {
-        one: Path(urlsplit(one).path) for one in map(str.strip, given.split(",")) if urlsplit(one).scheme in _LOCAL
-    }
-    return [one for one, path in paths.items() if path.is_file() and not zipfile.is_zipfile(path)]
+def cut_jars(jars: str) -> list[str]:
+    """Return the local jars that are cut or damaged.
+
+    :param jars: the value of spark.jars.
+    """
+    addresses = [address.strip() for address in jars.split(",")]
+    paths = {address: Path(urlsplit(address).path) for address in addresses if urlsplit(address).scheme in _LOCAL}
+    return [address for address, path in paths.items() if path.is_file() and not zipfile.is_zipfile(path)]
 
 
 def jar_version(artifact: str, folder: Path | None = None) -> str:
-    """Return a jar's version in the installed Spark, or in another folder of jars; "" if the jar is missing."""
-    matches = (_VERSION_OF_JAR.search(jar.name) for jar in (folder or _spark_jars()).glob(f"{artifact}-*.jar"))
-    return next((match[0].removeprefix("-").removesuffix(".jar") for match in matches if match), "")
+    """Return a jar's version in a folder, by default the installed Spark's folder of jars; "" if the jar is missing."""
+    for jar in (folder or _spark_jars()).glob(f"{artifact}-*.jar"):
+        if match := _JAR_VERSION.search(jar.name):
+            return match[0].removeprefix("-").removesuffix(".jar")
+    return ""
 
 
 def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without: Sequence[str] = ()) -> list[str]:
-    """Return the paths of the jars of packages, and of dependencies that Spark lacks.
+    """Return the paths of the jars of packages, and of their dependencies that Spark lacks.
 
     The jars are fetched at the first call only; safe for several processes at once.
 
     :param coordinates: such as "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0".
-    :param cache: folder to keep the jars in; default: `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
+    :param cache: folder that keeps the jars; default: `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
     :param without: group:artifact of dependencies to leave out.
 
     Raises InvalidArgument for malformed coordinates, PackagesUnavailable, PackagesMissing, NoRoomForJars,
     JavaUnfit.
     """
-    for one in coordinates:
-        if _COORDINATES.fullmatch(one) is None:
-            raise InvalidArgument("packages", f"{one!r} is not group:artifact:version.")
-    name = hashlib.sha256("\n".join([installed_spark(), *sorted(coordinates), *sorted(without)]).encode()).hexdigest()[
-        :16
-    ]
+    for package in coordinates:
+        if _COORDINATES.fullmatch(package) is None:
+            raise InvalidArgument("packages", f"{package!r} is not group:artifact:version.")
+    key = "\n".join([installed_spark(), *sorted(coordinates), *sorted(without)])
     folder = _cache(cache)
-    target = folder / name
+    target = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
     if not target.is_dir():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -211,9 +213,10 @@ def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without
     return sorted(str(jar) for jar in target.glob("*.jar"))
 
 
-def _cache(given: str | Path | None) -> Path:
-    if given is not None:
-        return Path(given)
+def _cache(folder: str | Path | None) -> Path:
+    """Return the folder that keeps jars: `folder`, or the environment variable's, or the default."""
+    if folder is not None:
+        return Path(folder)
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "airflow-lakestream" / "jars"
     return Path(os.environ.get(CACHE_VARIABLE) or default)
 
@@ -226,20 +229,20 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _fetch(coordinates: Sequence[str], target: Path, without: Sequence[str]) -> None:
+    """Fetch packages and their dependencies into a new folder. Raises the errors of `resolve`."""
     log.info("Spark's first start here fetches %s with its dependencies, once, to %s.", ", ".join(coordinates), target)
     scratch = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
     try:
         _run_ivy(coordinates, scratch, without)
-        spark = _spark_jars()
-        own = {_VERSION_OF_JAR.sub("", jar.name) for jar in spark.glob("*.jar")}
+        artifacts_of_spark = {_JAR_VERSION.sub("", jar.name) for jar in _spark_jars().glob("*.jar")}
         for jar in (scratch / "lib").glob("*.jar"):
             # Jars that Spark has would be on the class path in two versions.
-            if _VERSION_OF_JAR.sub("", jar.name) in own:
+            if _JAR_VERSION.sub("", jar.name) in artifacts_of_spark:
                 jar.unlink()
-        for one in coordinates:
-            _, artifact, version = one.split(":")
+        for package in coordinates:
+            _, artifact, version = package.split(":")
             if not (scratch / "lib" / f"{artifact}-{version}.jar").is_file():
-                raise PackagesUnavailable(f"Ivy came back without {one}")
+                raise PackagesUnavailable(f"Ivy came back without {package}")
         # The rename marks the set as complete.
         (scratch / "lib").replace(target)
     finally:
@@ -247,13 +250,16 @@ def _fetch(coordinates: Sequence[str], target: Path, without: Sequence[str]) -> 
 
 
 def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) -> None:
-    wanted = (one.split(":") for one in coordinates)
-    lines = [f'<dependency org="{o}" name="{n}" rev="{r}" conf="default->default"/>' for o, n, r in wanted]
-    lines += [f'<exclude org="{o}" module="{n}"/>' for o, n in (one.split(":") for one in without)]
+    """Let Ivy write packages and their dependencies to `lib` in a folder. Raises the errors of `resolve`."""
+    dependencies = []
+    for group, artifact, version in (package.split(":") for package in coordinates):
+        dependencies.append(f'<dependency org="{group}" name="{artifact}" rev="{version}" conf="default->default"/>')
+    for group, artifact in (dependency.split(":") for dependency in without):
+        dependencies.append(f'<exclude org="{group}" module="{artifact}"/>')
     (scratch / "ivy.xml").write_text(
         '<ivy-module version="2.0"><info organisation="airflow-lakestream" module="spark-jars"/>'
         f'<configurations><conf name="default"/></configurations>'
-        f"<dependencies>{''.join(lines)}</dependencies></ivy-module>"
+        f"<dependencies>{''.join(dependencies)}</dependencies></ivy-module>"
     )
     ivy_jars = sorted(_spark_jars().glob("ivy-*.jar"))
     if not ivy_jars:
@@ -262,17 +268,18 @@ def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) 
     command = [java, "-jar", str(ivy_jars[-1]), "-ivy", "ivy.xml", "-confs", "default", "-retrieve"]
     command.append("lib/[artifact]-[revision](-[classifier]).[ext]")
     try:
-        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603  # our own arguments
+        ivy = subprocess.run(command, cwd=scratch, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603  # our own arguments
     except OSError as e:
         raise JavaUnfit(f"Spark needs Java, and {java} can't be run ({e.strerror})") from e
-    if done.returncode:
-        lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
-        if full := next((line.strip() for line in lines if any(text in line for text in FULL_DISK)), None):
-            raise NoRoomForJars(scratch.parent, full)
-        message = [line.strip(": \t") for line in done.stdout.splitlines() if ": not found" in line or "ERROR" in line]
-        if message and ": not found" in message[0] and not any(_NO_ANSWER.search(line) for line in lines):
-            raise PackagesMissing(message[0], installed_spark())
-        raise PackagesUnavailable(message[0] if message else f"Ivy ended with {done.returncode}")
+    if ivy.returncode:
+        output = ivy.stdout.splitlines()
+        lines = [*output, *ivy.stderr.splitlines()]
+        if full_disk := next((line.strip() for line in lines if any(text in line for text in FULL_DISK)), None):
+            raise NoRoomForJars(scratch.parent, full_disk)
+        errors = [line.strip(": \t") for line in output if ": not found" in line or "ERROR" in line]
+        if errors and ": not found" in errors[0] and not any(_NO_ANSWER.search(line) for line in lines):
+            raise PackagesMissing(errors[0], installed_spark())
+        raise PackagesUnavailable(errors[0] if errors else f"Ivy ended with {ivy.returncode}")
 
 
 def _spark_jars() -> Path:

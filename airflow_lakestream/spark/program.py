@@ -21,8 +21,7 @@ Config = TypeVar("Config")
 def run_program(config_path: str, work: Callable[[AppConfig, SparkSession], None]) -> int:
     """Run an app for landings; return the exit code: 0 if the app is done, or was stopped on request.
 
-    :param config_path: path of its configuration, see `AppConfig`.
-    :param work: the app's work.
+    :param config_path: path of the app's configuration, see `AppConfig`.
     """
     return run_app(config_path, AppConfig.read, open_session, work)
 
@@ -33,13 +32,10 @@ def run_app(
     start: Callable[[Config], SparkSession],
     work: Callable[[Config, SparkSession], object],
 ) -> int:
-    """Run an app with a configuration and a session of any kind; return the exit code.
-
-    Spark is stopped at the end. See `exit_code_of` for the exit code.
+    """Run an app with a configuration and a session of any kind; return the exit code, see `exit_code_of`.
 
     :param read: reads the configuration from the path.
-    :param start: starts the session for the configuration.
-    :param work: the app's work.
+    :param start: starts the session for the configuration; it is stopped at the end.
     """
     _log_to_stderr()
 

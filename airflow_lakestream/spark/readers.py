@@ -7,6 +7,7 @@ the run's own folder, where `clean_up` deletes them.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-# Read by the first round if no table is known: reading these offsets again costs little.
+# Number of offsets in a fan-out's first round if no table is known: reading these again costs little.
 FIRST_OFFSETS = 20_000
 
 
@@ -52,34 +53,38 @@ def fan_out_of(job: LandingJob) -> FanOutSink | None:
 
 @dataclass
 class RoundDecisions:
-    """The driver's decisions between two rounds of reads by executors; the base class has nothing to decide."""
+    """The driver's decisions between two rounds of reads by executors.
+
+    Executors leave out records for which the driver has to decide first, such as a record with a new column; the next
+    round reads these records. The base class is for landings without such records.
+    """
 
     job: LandingJob
     plan: Plan
 
     def decoders(self) -> RowDecoderFactory:
         """Return the decoders of the executors for the next round."""
-        assert isinstance(self.job.decoders, RowDecoderFactory), "that is what build_job makes"
+        assert isinstance(self.job.decoders, RowDecoderFactory), "build_job makes such decoders"
         return self.job.decoders
 
     def first(self, ranges: RangeSet) -> RangeSet:
         """Return the offset ranges for the first round."""
         return ranges
 
-    def decide(self, brought: Sequence[Any], columns: RowSchema) -> None:
+    def decide(self, questions: Sequence[Any], columns: RowSchema) -> None:
         """Decide the questions that executors met in records. The base class raises AssertionError.
 
-        :param brought: the questions, in the order of the records.
+        :param questions: the questions, in the order of the records.
         :param columns: the payload's columns, as executors knew them.
         """
-        raise AssertionError(f"nothing is to be decided here, and executors ask for {brought[0]!r}")
+        raise AssertionError(f"nothing is to be decided here, and executors ask for {questions[0]!r}")
 
 
 @dataclass
 class ColumnDecisions(RoundDecisions):
-    """Adds a column to the table for each new field, of a type for the values of all executors."""
+    """Decisions to add a column to the table for each new field, of a type for the values of all executors."""
 
-    # Whether no further column is possible.
+    # Whether no further column is added: executors then count records with another new field as bad.
     decided: bool = False
 
     def decoders(self) -> RowDecoderFactory:
@@ -87,29 +92,30 @@ class ColumnDecisions(RoundDecisions):
         decoders = super().decoders()
         return replace(decoders, payload=replace(decoders.payload, decided=self.decided))
 
-    def decide(self, brought: Sequence[Any], columns: RowSchema) -> None:
+    def decide(self, questions: Sequence[Any], columns: RowSchema) -> None:
         """Let the next commit add a column for each new field.
 
-        An empty write gives the grown columns to the sink. If no further column is possible, executors count the
-        remaining records as bad in the next round.
+        :param questions: the new fields, in the order of the records.
+        :param columns: the payload's columns, as executors knew them.
         """
         decoders, identity = super().decoders(), self.plan.state.identity
-        grown = decoders.payload.grown(columns, brought)
+        grown = decoders.payload.grown(columns, questions)
         self.decided = grown.equals(columns)
         if not self.decided:
+            # Without rows: the write gives the grown columns to the sink.
             self.job.sink.write(decoders.without_records(grown, identity.topic)[1], identity)
 
 
 @dataclass
 class RouteDecisions(RoundDecisions):
-    """Admits or refuses tables for records, in the order in which records ask for them.
+    """Decisions to admit or refuse tables that records name, in the order of the records.
 
     :param fan_out: the sink of the job.
-    :param known: routes of the landing before, which records are likely to ask for again.
+    :param last_routes: names of tables in the landing before, which records are likely to contain again.
     """
 
     fan_out: FanOutSink
-    known: Sequence[str]
+    last_routes: Sequence[str]
 
     def decoders(self) -> RowDecoderFactory:
         """Return the decoders of the executors for the next round."""
@@ -122,21 +128,21 @@ class RouteDecisions(RoundDecisions):
 
         As a side effect, the sink looks up the tables of the known routes.
         """
-        routes = self.known or self.fan_out.routes
+        routes = self.last_routes or self.fan_out.routes
         self.fan_out.expect(routes, self.plan.state.identity, ranges)
         return ranges if routes else at_most_offsets(ranges, FIRST_OFFSETS)
 
-    def decide(self, brought: Sequence[Any], columns: RowSchema) -> None:
-        """Admit or refuse the tables of routes.
+    def decide(self, questions: Sequence[Any], columns: RowSchema) -> None:
+        """Admit or refuse tables.
 
-        :param brought: the routes, in the order of the records.
+        :param questions: the routes (names of tables in records), in the order of the records.
         :param columns: unused: a route needs no columns.
         """
-        self.fan_out.decide(brought)
+        self.fan_out.decide(questions)
 
 
-# One task per core makes the fewest files and connections. With more offsets than this per task, a failed task loses
-# much, and gives no sign of life for long.
+# Most offsets of a task. One task per core makes the fewest files and connections; but with more offsets, a failed task
+# would lose much work, and give no sign of life for long.
 MOST_WIDTH = 1_000_000
 
 
@@ -164,60 +170,57 @@ class SparkReaders:
     kafka: Mapping[str, Any] = field(repr=False)
     where: str
     # The folders that tasks may have written to.
-    _used: set[str] = field(default_factory=set)
-    # The routes of the last landing, by the name of its table.
+    _used_folders: set[str] = field(default_factory=set)
+    # The routes (names of tables in records) of the last landing, by the landing's own table.
     _routes: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def can_read(self, job: LandingJob, plan: Plan) -> bool:
         """Return whether executors can read the plan.
 
-        The driver itself reads an empty plan, a landing that is repeated row by row, and the rest of a landing that
-        only a part of its tables has. Executors of an earlier try may have left files of such a rest: `clean_up`
-        deletes them.
+        The driver itself reads an empty plan, a landing that is repeated row by row, and a fan-out's landing that an
+        earlier try has committed to a part of the tables.
         """
         if not plan.ranges or job.careful:
             return False
         fan_out = fan_out_of(job)
         if fan_out is not None and fan_out.is_alone:
-            # An earlier try may have left files.
-            self._used.add(folder_of(job.run_id))
+            # Executors of the earlier try may have left files, which `clean_up` deletes.
+            self._used_folders.add(folder_of(job.run_id))
             return False
         return True
 
     def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
-        """Read the plan except `done` by executors; see `core.landing.job.RemoteReaders`."""
+        """Read the plan except `done` by executors, at most `most` offsets; see `core.landing.job.RemoteReaders`."""
         ranges = plan.ranges - done
         if most is not None:
             ranges = at_most_offsets(ranges, most)
         if not ranges:
             return []
-        deciding = self._open_decisions(job, plan)
+        decisions = self._open_decisions(job, plan)
 
-        def read(part: RangeSet) -> Sequence[RoundAnswer]:
-            parts = split(part, self._tasks(part.width), LEAST_WIDTH)
-            shares = [PlanShare.of(plan, one) for one in parts]
-            return self._run(job, self._work(job, plan, deciding.decoders()), shares)
+        def read(round_ranges: RangeSet) -> Sequence[RoundAnswer]:
+            task_ranges = split(round_ranges, self._task_count(round_ranges.width), LEAST_WIDTH)
+            shares = [PlanShare.of(plan, share_ranges) for share_ranges in task_ranges]
+            return self._run(job, self._task(job, plan, decisions.decoders()), shares)
 
-        def decide(brought: Sequence[Any]) -> None:
-            deciding.decide(brought, self._work(job, plan, deciding.decoders()).columns())
+        def decide(questions: Sequence[Any]) -> None:
+            decisions.decide(questions, self._task(job, plan, decisions.decoders()).columns())
 
-        pieces = read_in_rounds(ranges, read, decide, deciding.first(ranges))
+        pieces = read_in_rounds(ranges, read, decide, decisions.first(ranges))
         if (fan_out := fan_out_of(job)) is not None:
             self._routes[job.table] = fan_out.routes
         return pieces
 
     def clean_up(self, job: LandingJob, *, repeated: bool) -> None:
-        """Delete the leftovers of the tasks of a finished landing; never raises.
-
-        Nothing is done if no task has written files.
+        """Delete the files that tasks of a finished landing have left without a commit; never raises.
 
         :param repeated: whether an earlier try landed rows, and so may have left files.
         """
         folder = folder_of(job.run_id)
-        # If nothing was written, the table may not even exist.
-        if folder not in self._used and not repeated:
+        # Without written files the table may not even exist.
+        if folder not in self._used_folders and not repeated:
             return
-        self._used.discard(folder)
+        self._used_folders.discard(folder)
         job.sink.sweep(folder)
 
     def _open_decisions(self, job: LandingJob, plan: Plan) -> RoundDecisions:
@@ -225,24 +228,25 @@ class SparkReaders:
             return RouteDecisions(job, plan, fan_out, self._routes.get(job.table, ()))
         return ColumnDecisions(job, plan) if self.config.table_design.grows else RoundDecisions(job, plan)
 
-    def _work(self, job: LandingJob, plan: Plan, decoders: RowDecoderFactory) -> ExecutorTask:
-        identity, target = plan.state.identity, self.target(job)
+    def _task(self, job: LandingJob, plan: Plan, decoders: RowDecoderFactory) -> ExecutorTask:
+        """Return the task of each executor."""
+        target = self.target(job)
         assert target is not None, "the caller has checked that executors can write"
-        one = self.config.of_topic(identity.topic)
-        design = one.design
-        if not isinstance(one, MirrorConfig):
+        config = self.config.of_topic(plan.state.identity.topic)
+        design = config.design
+        if not isinstance(config, MirrorConfig):
             # The outline already has the schema that the landing will give the table: executors have no change to make.
             design = replace(design, evolution=SchemaEvolution.NONE)
         return ExecutorTask(
             run_id=job.run_id,
             consumer_group=job.consumer_group,
             kafka=self.kafka,
-            poll_timeout=one.poll_timeout,
+            poll_timeout=config.poll_timeout,
             where=self.where,
             target=target,
             design=design,
             table=job.table,
-            lake=one.lake,
+            lake=config.lake,
             decoders=decoders,
             folder=folder_of(job.run_id),
             passes_over=job.replaces,
@@ -256,13 +260,14 @@ class SparkReaders:
         """Take over an executor's files."""
         job.sink.take_over(piece.files)
 
-    def _tasks(self, width: int) -> int:
+    def _task_count(self, width: int) -> int:
+        """Return the number of tasks for a number of offsets: a task per core, or as many times more as is needed."""
         cores = self.spark.sparkContext.defaultParallelism
-        # A task for each core; more rounds of tasks if a task would get more than MOST_WIDTH offsets.
-        return cores * max(1, -(-width // (cores * MOST_WIDTH)))
+        return cores * max(1, math.ceil(width / (cores * MOST_WIDTH)))
 
     def _run(self, job: LandingJob, work: ExecutorTask, shares: Sequence[PlanShare]) -> list[RoundAnswer]:
-        self._used.add(work.folder)
+        """Run a task for each share; return the answers, with the files taken over. Raises the error of a task."""
+        self._used_folders.add(work.folder)
         context = self.spark.sparkContext
         # The session's environment includes the settings of spark.executorEnv.
         context.environment = executors.ENVIRONMENT | context.environment
@@ -270,17 +275,18 @@ class SparkReaders:
             answers = context.parallelize(shares, len(shares)).map(work).collect()
         except Exception as e:  # noqa: BLE001  # any error of Spark and of its bridge to the JVM
             self._raise(job, union(share.ranges for share in shares), e)
-        done = [answer for answer in answers if isinstance(answer, RoundAnswer)]
-        for answer in done:
-            # Taken over, the files are deleted with all that the landing does not commit.
+        read = [answer for answer in answers if isinstance(answer, RoundAnswer)]
+        for answer in read:
+            # Before an error is raised: the sink deletes the files with its own if the landing is not committed.
             if answer.piece is not None:
                 self.take(job, answer.piece)
-        for failed in answers:
-            if isinstance(failed, ChildFailure):
-                raise failed.error
-        return done
+        for answer in answers:
+            if isinstance(answer, ChildFailure):
+                raise answer.error
+        return read
 
     def _raise(self, job: LandingJob, ranges: RangeSet, error: Exception) -> NoReturn:
+        """Raise our error for Spark's error: Stopped after a request to stop, else SparkReadFailed."""
         if job.stop.is_set():
             raise Stopped from error
         raise SparkReadFailed(job.table, ranges, cause_of(error)) from error
@@ -288,7 +294,7 @@ class SparkReaders:
 
 # The driver does smaller works itself: a job of Spark takes longer.
 LEAST_BYTES = 4 * 2**20
-# So that a core whose tasks are done can take over tasks of other cores.
+# More than one, so that a core whose tasks are done can take over tasks of other cores.
 _TASKS_FOR_EACH_CORE = 4
 
 
@@ -308,8 +314,8 @@ class MirrorReaders(SparkReaders):
     def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
         """Read the plan except `done`, and let executors work on the files of the following merge."""
         pieces = super().read(job, plan, done, most)
-        assert isinstance(job.shared, RejectingSink), "it has a table of rejected records"
-        assert isinstance(job.shared.inner, Mirror), "that is what a mirror is landed by"
+        assert isinstance(job.shared, RejectingSink), "the landing has a reject table"
+        assert isinstance(job.shared.inner, Mirror), "the landing is a mirror's"
         job.shared.inner.table.hands = ExecutorMergePool(self.spark.sparkContext, job)
         # Leftovers of tasks without a commit are in this folder, which is deleted after the landing.
         job.shared.write_below(folder_of(job.run_id))
@@ -324,35 +330,35 @@ class ExecutorMergePool:
     job: LandingJob
 
     def do(self, *works: MergeWork) -> Sequence[list[Any]]:
-        """Do the works in tasks of a single Spark job; small works on the driver.
+        """Do the works in tasks of a single Spark job, or small works on the driver; return each work's results.
 
-        Return each work's results, in the order of the items. Raises SparkMergeFailed, Stopped, and the error of a
-        work.
+        The results of a work are in the order of its items. Raises SparkMergeFailed, Stopped, and the error of a work.
         """
         if sum(work.size for work in works) < LEAST_BYTES:
             return MergeThreads().do(*works)
         context = self.context
         context.environment = executors.ENVIRONMENT | context.environment
-        # Each task gets a share of each work. Spark pickles items of all works together, so large items are separated.
-        places = sorted(
-            ((place + 0.5) / len(work.items), number, place)
+        # The items of all works, mixed by their relative place in a work: consecutive items become a task, so that each
+        # task gets a share of each work, and large items of one work are in different tasks.
+        order = sorted(
+            ((index + 0.5) / len(work.items), number, index)
             for number, work in enumerate(works)
-            for place in range(len(work.items))
+            for index in range(len(work.items))
         )
-        items = [(number, works[number].items[place]) for _, number, place in places]
-        parts = min(len(items), _TASKS_FOR_EACH_CORE * context.defaultParallelism)
+        items = [(number, works[number].items[index]) for _, number, index in order]
+        tasks = min(len(items), _TASKS_FOR_EACH_CORE * context.defaultParallelism)
         try:
             # Spark broadcasts the works to all tasks if they are large.
-            answers = context.parallelize(items, parts).map(_MergeTask([work.do for work in works])).collect()
+            answers = context.parallelize(items, tasks).map(_MergeTask([work.do for work in works])).collect()
         except Exception as e:  # any error of Spark and of its bridge to the JVM
             if self.job.stop.is_set():
                 raise Stopped from e
             raise SparkMergeFailed(self.job.table, cause_of(e)) from e
         results = [[None] * len(work.items) for work in works]
-        for (_, number, place), answer in zip(places, answers, strict=True):
+        for (_, number, index), answer in zip(order, answers, strict=True):
             if isinstance(answer, ChildFailure):
                 raise answer.error
-            results[number][place] = answer
+            results[number][index] = answer
         return results
 
 
@@ -360,9 +366,10 @@ class ExecutorMergePool:
 class _MergeTask:
     works: Sequence[Callable[[Any], Any]]
 
-    def __call__(self, numbered: tuple[int, Any]) -> Any:
+    def __call__(self, numbered_item: tuple[int, Any]) -> Any:
+        """Do a work, by its number, for an item; return the result, or a ChildFailure with our own error."""
         executors.settle()
-        number, item = numbered
+        number, item = numbered_item
         try:
             return self.works[number](item)
         except LakestreamError as e:

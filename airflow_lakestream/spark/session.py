@@ -22,7 +22,7 @@ _JARS = ("spark.jars", "spark.jars.packages")
 
 
 class SparkLacks(LakestreamError, Terminal):
-    """Error of a missing or damaged jar."""
+    """Error of a session without a jar that the app needs, or with a damaged jar."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem} {remedy}")
@@ -46,23 +46,23 @@ def open_session(config: AppConfig) -> SparkSession:
 
 
 def start_session(
-    app: str, given: Mapping[str, str], packages: Sequence[str], without: Sequence[str] = ()
+    app: str, configured: Mapping[str, str], packages: Sequence[str], without: Sequence[str] = ()
 ) -> SparkSession:
     """Start Spark, or join the session of `spark-submit`.
 
     Raises SparkLacks for a cut jar, and then stops the session. Raises InvalidArgument for a session of Spark Connect.
 
-    :param given: Spark's settings.
-    :param packages: Maven coordinates of jars for a session that is started here; with `spark-submit`, or if the
-        settings have jars, the jars must be given there.
+    :param configured: Spark's settings.
+    :param packages: Maven coordinates of jars for a session that is started here. Unused with `spark-submit`, or if the
+        settings have jars.
     :param without: dependencies of the packages to leave out.
     """
-    check_settings(given)
+    check_settings(configured)
     check_variables("environment", os.environ)
     from pyspark.sql import SparkSession
 
     # Executors hand over times as text: writing and reading use one time zone.
-    settings = {"spark.sql.session.timeZone": "UTC", **{key: str(value) for key, value in given.items()}}
+    settings = {"spark.sql.session.timeZone": "UTC", **{key: str(value) for key, value in configured.items()}}
     if packages and "PYSPARK_GATEWAY_PORT" not in os.environ and not any(key in settings for key in _JARS):
         settings["spark.jars"] = ",".join(resolve(packages, without=without))
     if _master(settings).startswith("local"):
@@ -83,6 +83,7 @@ def start_session(
 
 
 def _master(settings: Mapping[str, str]) -> str:
+    """Return the session's master, such as local[*]."""
     from pyspark import SparkConf, SparkContext
 
     if "PYSPARK_GATEWAY_PORT" not in os.environ:

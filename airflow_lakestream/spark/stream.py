@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AppSupervision:
-    """Progress, signs of life and lease of a working app; without supervision all fields are None."""
+    """Progress log, signs of life and lease of a working app; without supervision all fields are None."""
 
     progress: ProgressLog | None = None
     reporter: ProgressReporter | None = None
@@ -83,7 +83,7 @@ def supervised(
     :param work: the work, in words.
     :param take: takes the lease of a location.
     :param location: path or URI; lease and progress are in `<location>.lakestream`.
-    :param properties: the catalog's, for a location in its object store.
+    :param properties: properties of the location's object store.
 
     Raises the errors of `take`.
     """
@@ -115,7 +115,7 @@ def land_at_once(config: AppConfig, spark: SparkSession) -> None:
 
 
 PACKAGE = "airflow_lakestream"
-# Modules, each with its distribution.
+# Modules, each with the name of its distribution.
 _MODULES = {
     PACKAGE: "airflow-lakestream",
     "pyarrow": "pyarrow",
@@ -125,8 +125,8 @@ _MODULES = {
     "duckdb": "duckdb",
 }
 
-# By host: module versions by name; None if missing.
-Found = Mapping[str, Mapping[str, str | None]]
+# By host, the versions of modules by name; None for a missing module.
+HostVersions = Mapping[str, Mapping[str, str | None]]
 
 
 class ExecutorsLack(LakestreamError, Terminal):
@@ -141,26 +141,31 @@ class ExecutorsLack(LakestreamError, Terminal):
 
 def modules_for(config: ExtractConfig) -> dict[str, str]:
     """Return the modules imported by executors for a landing, each with the name of the distribution."""
-    formats = [FORMATS[str(name)] for name in (config.format, config.key_format) if is_given(name)]
-    of_formats = {name: needed for row in formats for name, needed in row.modules.items()}
-    return _MODULES | dict(config.lake.modules) | of_formats
+    modules = _MODULES | dict(config.lake.modules)
+    for name in (config.format, config.key_format):
+        if is_given(name):
+            modules |= FORMATS[str(name)].modules
+    return modules
 
 
 def check_executors(spark: SparkSession, modules: Mapping[str, str]) -> None:
     """Raise ExecutorsLack for the first host without a module, or with another version of our package.
 
-    Executors in the driver's process have the driver's modules. Others are asked, as many as the cluster offers.
+    With a local master the driver's own modules are checked, else one task for each core of the cluster looks.
     """
     context = spark.sparkContext
     if str(context.master).startswith("local"):
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
-        _check({"this machine": dict.fromkeys(missing)}, modules)
+        _check_versions({"this machine": dict.fromkeys(missing)}, modules)
         return
-    count = context.defaultParallelism
-    _check(dict(context.parallelize(range(count), count).map(_look(list(modules))).collect()), modules)
+    cores = context.defaultParallelism
+    hosts = context.parallelize(range(cores), cores).map(_versions_function(list(modules))).collect()
+    _check_versions(dict(hosts), modules)
 
 
-def _look(names: Sequence[str]) -> Callable[[Any], tuple[str, dict[str, str | None]]]:
+def _versions_function(names: Sequence[str]) -> Callable[[Any], tuple[str, dict[str, str | None]]]:
+    """Return a function for executors that returns the host's name and the versions of modules."""
+
     # A nested function is sent as code: a function of our package could not be loaded if the package is missing.
     def look(_: Any) -> tuple[str, dict[str, str | None]]:
         import importlib
@@ -177,20 +182,21 @@ def _look(names: Sequence[str]) -> Callable[[Any], tuple[str, dict[str, str | No
     return look
 
 
-def _check(found: Found, modules: Mapping[str, str]) -> None:
-    for host, versions in found.items():
+def _check_versions(hosts: HostVersions, modules: Mapping[str, str]) -> None:
+    """Raise ExecutorsLack for the first host without a module, or with another version of our package."""
+    own_version = airflow_lakestream.__version__
+    for host, versions in hosts.items():
         if missing := [modules[name] for name, version in versions.items() if version is None]:
             raise ExecutorsLack(host, f"{', '.join(missing)} is missing")
-        theirs = versions.get(PACKAGE, airflow_lakestream.__version__)
-        if theirs != airflow_lakestream.__version__:
-            problem = f"airflow-lakestream is {theirs} there, and {airflow_lakestream.__version__} on the driver"
-            raise ExecutorsLack(host, problem)
+        version_there = versions.get(PACKAGE, own_version)
+        if version_there != own_version:
+            raise ExecutorsLack(host, f"airflow-lakestream is {version_there} there, and {own_version} on the driver")
 
 
-# Seconds between two looks at a query that is to end, and between two looks at the driver's folder until then. A look
-# takes a millisecond of Python's time, and one of the JVM's.
-_LOOK = 0.1
-_ASK = 1.0
+# Seconds between two looks at a query that is to end, and at other times. A look takes a millisecond of Python's time,
+# and a millisecond of the JVM's.
+_ENDING_LOOK_S = 0.1
+_LOOK_S = 1.0
 
 
 class _QueryEnd(Exception):
@@ -198,10 +204,10 @@ class _QueryEnd(Exception):
 
 
 class LandingQuery:
-    """A streaming query under a lease."""
+    """A streaming query of a driver that holds the checkpoint's lease."""
 
     def __init__(self, config: AppConfig, spark: SparkSession, lease: Lease) -> None:
-        assert config.checkpoint_location is not None, "a query has one"
+        assert config.checkpoint_location is not None, "a query has a checkpoint"
         self._config = config
         self._spark = spark
         self._lease = lease
@@ -210,7 +216,9 @@ class LandingQuery:
         self._query: StreamingQuery | None = None
         self._reporter = ProgressReporter(spark, self._progress, self._is_idle)
         self._batches = _batches_of(config, spark, self._reporter)
+        # Set once the query is to end before the next batch.
         self._ending = threading.Event()
+        # The error of a batch, for `_run` to raise.
         self._error: Exception | None = None
         self._landed_batches = 0
 
@@ -236,6 +244,7 @@ class LandingQuery:
             raise self._error
 
     def _read_own_checkpoint(self) -> QueryCheckpoint | None:
+        """Return the checked checkpoint; None before the first start. Raises CheckpointDamaged, ForeignCheckpoint."""
         checkpoint = read_checkpoint(self._location, self._config.store_properties)
         if checkpoint is not None:
             checkpoint.check_complete()
@@ -244,6 +253,7 @@ class LandingQuery:
         return checkpoint
 
     def _start(self, checkpoint: QueryCheckpoint | None) -> StreamingQuery:
+        """Start the query; without a planned batch, from the first offsets that the ledger lacks."""
         config, topic = self._config, self._batches.extract.topic
         options = {
             **self._batches.source_options,
@@ -266,7 +276,7 @@ class LandingQuery:
         return self._batches.start(writer.trigger(processingTime=f"{int(pause * 1000)} milliseconds"))
 
     def _land(self, frame: DataFrame, batch_id: int) -> None:
-        """Land a batch, as Spark calls it. Raises _QueryEnd if the query is to end."""
+        """Land a batch; called by Spark for each batch. Raises _QueryEnd if the query is to end."""
         if self._ending.is_set():
             raise _QueryEnd
         try:
@@ -274,12 +284,12 @@ class LandingQuery:
             self._reporter.begin(f"batch {batch_id}")
             started = time.monotonic()
             checkpoint = read_checkpoint(self._location, self._config.store_properties)
-            assert checkpoint is not None, "Spark writes it before it begins a batch"
+            assert checkpoint is not None, "Spark writes a checkpoint before a batch"
             with calm_collector():
                 report = self._batches.land_batch(checkpoint, batch_id, frame)
             self._report(batch_id, report, time.monotonic() - started)
         except Exception as e:
-            # Kept here, since only its text would return through the JVM.
+            # Kept here, since only the error's text would return through the JVM.
             self._error = e
             raise
         self._landed_batches += 1
@@ -287,11 +297,12 @@ class LandingQuery:
             self._ending.set()
 
     def _report(self, batch_id: int, report: RunReport, duration: float) -> None:
-        ranges = [r for one in report.reports.values() for r in one.entry.landed]
-        counts = report.counts
-        known = batch_progress(batch_id, report, duration, self._config.seconds_between_batches)
-        self._progress.report_once(known)
-        log.info("Batch %s: %s in %.1f s, %s ranges, %s behind.", batch_id, counts, duration, len(ranges), known.lag)
+        """Write a batch to the progress log and to the log; `duration` is in seconds."""
+        range_count = sum(len(topic_report.entry.landed) for topic_report in report.reports.values())
+        progress = batch_progress(batch_id, report, duration, self._config.seconds_between_batches)
+        self._progress.report_once(progress)
+        text = "Batch %s: %s in %.1f s, %s ranges, %s behind."
+        log.info(text, batch_id, report.counts, duration, range_count, progress.lag)
 
     def _watch(self, query: StreamingQuery) -> None:
         """Wait for the query's end, or return if the query is to end and waits between two batches.
@@ -300,12 +311,12 @@ class LandingQuery:
         """
         from pyspark.errors import StreamingQueryException
 
-        asked = 0.0
+        last_look = 0.0
         try:
-            while not query.awaitTermination(self._patience):  # type: ignore[arg-type]  # takes parts of seconds, too
+            while not query.awaitTermination(self._seconds_to_wait):  # type: ignore[arg-type]  # takes parts of seconds, too
                 now = time.monotonic()
-                if now - asked >= _ASK:
-                    asked = now
+                if now - last_look >= _LOOK_S:
+                    last_look = now
                     self._lease.check()
                     if self._lease.stop_requested():
                         self._ending.set()
@@ -317,8 +328,8 @@ class LandingQuery:
                 raise query_failed(self._location, e) from e
 
     @property
-    def _patience(self) -> float:
-        return _LOOK if self._ending.is_set() else _ASK
+    def _seconds_to_wait(self) -> float:
+        return _ENDING_LOOK_S if self._ending.is_set() else _LOOK_S
 
     def _is_idle(self) -> bool:
         """Return whether the query waits for records."""
@@ -336,18 +347,15 @@ def stream(config: AppConfig, spark: SparkSession) -> None:
 
     Raises LeaseHeld, OtherInputs, ForeignCheckpoint, and the errors of `LandingQuery.run`.
     """
-    assert config.checkpoint_location is not None, "a query has one"
+    assert config.checkpoint_location is not None, "a query has a checkpoint"
     lake_settings.configure_s3a(spark, config.checkpoint_location, config.store_properties)
     with take_lease(config, spark, config.checkpoint_location) as lease:
         LandingQuery(config, spark, lease).run()
 
 
 def kafka_to_iceberg(config: AppConfig, spark: SparkSession) -> None:
-    """Do the work of a landing app: land by a query, or an interval or ranges at once.
-
-    Before the lease is taken, topics, function and the packages of the executors are checked.
-    """
-    # Before the lease is taken, so that a configuration that can't work leaves no trace.
+    """Do the work of an app that lands records: run a query, or land an interval or ranges at once."""
+    # Checks before the lease is taken, so that a configuration that can't work leaves no trace.
     topics_of(config.extract, config.kafka, WHERE)
     function_of(config.extract)
     check_executors(spark, modules_for(config.extract))

@@ -64,10 +64,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Unchanged: no calendar from before 1582, and no file left out that a session may leave out.
-_READING = {"datetimeRebaseMode": "CORRECTED", "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
-# Spark takes other characters of a path for a pattern, and leaves out files whose names begin with _ or a dot.
+# Dates before 1582 are read as written, and no file is left out, even if a session's settings allow either.
+_READ_OPTIONS = {"datetimeRebaseMode": "CORRECTED", "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+# Spark takes the excluded characters of a path for a pattern, and leaves out files whose names begin with _ or a dot.
 _PLAIN_PATH, _PLAIN_FILE = re.compile(r"[^*?\[\]{}\\%]+"), re.compile(r"[^_.][^/]*")
+# Checks of the types that Spark reads from Python's files without a change of values.
 _PLAIN_TYPES = (
     *(arrow.is_boolean, arrow.is_int32, arrow.is_int64, arrow.is_float32, arrow.is_float64, arrow.is_date32),
     *(arrow.is_string, arrow.is_large_string, arrow.is_binary, arrow.is_large_binary, arrow.is_decimal128),
@@ -75,28 +76,27 @@ _PLAIN_TYPES = (
 
 
 def read_by_spark(spark: SparkSession, columns: pa.Schema, schema: Any, paths: Sequence[str]) -> DataFrame | None:
-    """Return the rows of files written by Python with these columns, as read by Spark itself.
+    """Return a frame by which Spark itself reads Parquet files that Python wrote.
 
-    None without files, if Spark might misread the files, or if the session does not reach their store.
+    Return None without files, if Spark might misread the files, or if the session does not reach their store.
 
-    :param columns: the columns of the rows.
-    :param schema: the same columns as Spark's.
+    :param columns: the columns of the files.
+    :param schema: Spark's schema (a StructType) of the same columns.
     """
     if not paths or not _are_plain(list(columns)):
         return None
-    known = [_as_hadoop(path) for path in paths]
-    places = {urlsplit(path)[:2]: path for path in known}.values()
-    if not all(map(_is_plain_path, known)) or not all(_reaches(spark, path) for path in places):
+    # Hadoop's client for S3 has another scheme.
+    hadoop_paths = [re.sub("^s3:", "s3a:", path) for path in paths]
+    path_by_store = {urlsplit(path)[:2]: path for path in hadoop_paths}
+    if not all(map(_is_plain_path, hadoop_paths)):
         return None
-    return spark.read.options(**_READING).schema(schema).parquet(*known)
-
-
-def _as_hadoop(path: str) -> str:
-    # The scheme of Hadoop's client for S3.
-    return re.sub("^s3:", "s3a:", path)
+    if not all(_reaches(spark, path) for path in path_by_store.values()):
+        return None
+    return spark.read.options(**_READ_OPTIONS).schema(schema).parquet(*hadoop_paths)
 
 
 def _are_plain(fields: Sequence[pa.Field]) -> bool:
+    """Return whether Spark reads fields, nested fields included, without a change of names and values."""
     names = [field.name.lower() for field in fields]
     # Spark compares names without regard to case, unless a session is configured otherwise.
     return (
@@ -115,7 +115,7 @@ def _is_plain_type(kind: pa.DataType) -> bool:
         return _is_plain_type(kind.value_type)
     if arrow.is_map(kind):
         return _is_plain_type(kind.key_type) and _is_plain_type(kind.item_type)
-    return any(is_one(kind) for is_one in _PLAIN_TYPES)
+    return any(is_type(kind) for is_type in _PLAIN_TYPES)
 
 
 def _is_plain_path(path: str) -> bool:
@@ -123,13 +123,15 @@ def _is_plain_path(path: str) -> bool:
 
 
 def _reaches(spark: SparkSession, path: str) -> bool:
+    """Return whether Spark's own client of a store finds a file there."""
     from py4j.protocol import Py4JJavaError
 
     jvm = spark.sparkContext._jvm
     assert jvm is not None, "the session runs"
     try:
-        place = jvm.org.apache.hadoop.fs.Path(path)
-        return bool(place.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(place))
+        hadoop_path = jvm.org.apache.hadoop.fs.Path(path)
+        file_system = hadoop_path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+        return bool(file_system.exists(hadoop_path))
     except Py4JJavaError as e:
         log.info("Spark does not reach %s, so staged rows come through Python: %s", path, cause_of(e))
         return False
@@ -138,33 +140,37 @@ def _reaches(spark: SparkSession, path: str) -> bool:
 _BYTES, _RECORDS = (f"spark.sql.execution.arrow.{name}PerBatch" for name in ("maxBytes", "maxRecords"))
 # Java's greatest integer means no limit.
 _WITHOUT_LIMIT = str(2**31 - 1)
-_FEW, _MOST = 1_000, 10_000
+# Rows: with fewer, a batch costs more than the sums of bytes that are saved; Spark's default of the most.
+_FEWEST_ROWS, _MOST_ROWS = 1_000, 10_000
 
 
 @contextmanager
 def counted_batches(spark: SparkSession, staged: Sequence[int]) -> Iterator[None]:
-    """Limit batches by rows alone, for results with at most a row for each staged row.
+    """Limit Spark's Arrow batches by rows and not by bytes, for results with at most a row for each staged row.
 
     By default, Spark adds up a batch's bytes again for each row: a third of the JVM's CPU time for a join. A staged
     file holds at most `tables.row_buffer`, 64 MiB, so a batch with as many rows as the smallest file has holds at most
-    the bytes of two files. If a session has its own limit, or a file has few rows, Spark keeps adding.
+    the bytes of two files. If a session has its own limit of bytes, or a file has few rows, the limits stay.
 
-    :param staged: the rows of each staged file.
+    :param staged: the number of rows of each staged file; without files the limits stay.
     """
-    most, conf = min(staged, default=0), spark.conf
-    if most < _FEW or conf.get(_BYTES, None) is not None:
+    fewest, conf = min(staged, default=0), spark.conf
+    if fewest < _FEWEST_ROWS or conf.get(_BYTES, None) is not None:
         yield
         return
-    given = conf.get(_RECORDS, None)
+    session_limit = conf.get(_RECORDS, None)
     # For Spark, None or less than one means no limit.
-    limit = int(given or 0)
+    limit = int(session_limit or 0)
     conf.set(_BYTES, _WITHOUT_LIMIT)
-    conf.set(_RECORDS, str(min(most, limit if limit > 0 else _MOST)))
+    conf.set(_RECORDS, str(min(fewest, limit if limit > 0 else _MOST_ROWS)))
     try:
         yield
     finally:
         conf.unset(_BYTES)
-        conf.unset(_RECORDS) if given is None else conf.set(_RECORDS, given)
+        if session_limit is None:
+            conf.unset(_RECORDS)
+        else:
+            conf.set(_RECORDS, session_limit)
 
 
 @dataclass
@@ -175,7 +181,7 @@ class FrameReaders(SparkReaders):
     """
 
     function: FrameFunction = field(kw_only=True)
-    # Whether a row with the position of a record is the record's row.
+    # Whether a result's row with topic, partition and offset of a record counts as the row of this record.
     makes_records: ClassVar[bool] = True
     # The staged files of the current landing, and the outline of their staging table.
     _staged: list[Mapping[str, Any]] = field(default_factory=list)
@@ -186,9 +192,10 @@ class FrameReaders(SparkReaders):
         return True
 
     def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
-        """Read the plan except `done`, and land the function's result; see `core.landing.job.RemoteReaders`.
+        """Stage the rows of the plan's records except `done`, and write the function's result for the rows.
 
-        The staged files are deleted at the end, also after an error. Raises TransformFailed.
+        See `core.landing.job.RemoteReaders`. The staged files are deleted at the end, also after an error. Raises
+        TransformFailed.
         """
         self._staged, self._outline = [], self._sink(job).staging_outline(self._columns)
         try:
@@ -206,8 +213,9 @@ class FrameReaders(SparkReaders):
         return pa.schema([*decoded, *metadata_schema(self.config.metadata_columns)])
 
     def _sink(self, job: LandingJob) -> TableSink[Any]:
-        assert isinstance(job.shared, RejectingSink), "it has a table of rejected records"
-        assert isinstance(job.shared.inner, TableSink), "that is what a function's rows go to"
+        """Return the sink of the function's rows."""
+        assert isinstance(job.shared, RejectingSink), "the landing has a reject table"
+        assert isinstance(job.shared.inner, TableSink), "a function's rows are landed in a single table"
         return job.shared.inner
 
     def target(self, job: LandingJob) -> Any:
@@ -215,64 +223,68 @@ class FrameReaders(SparkReaders):
         return self._outline
 
     def take(self, job: LandingJob, piece: SharePiece) -> None:
-        """Keep staged files, and hand over rejected records."""
+        """Keep an executor's staged files, and hand over its rejected records."""
         self._staged += piece.files["files"]
         job.shared.take_over({**piece.files, "files": []})
 
     def _apply_function(self, job: LandingJob, plan: Plan, staged: Sequence[SharePiece]) -> list[SharePiece]:
-        """Return the function's result for staged rows as a single piece; empty without staged rows.
+        """Write the function's result for staged rows; return the result as a single piece, or [] without staged rows.
 
         Without staged rows the function gets an empty frame: its result still sets the table's columns.
         """
         ranges = union(piece.ranges for piece in staged)
-        counts: Mapping[int, Counts] = {}
+        staged_counts: Mapping[int, Counts] = {}
         for piece in staged:
-            counts = add_counts(counts, piece.by_partition)
+            staged_counts = add_counts(staged_counts, piece.by_partition)
         frame = self._frame()
         result = self.function.of(frame, self.spark, job.table, ranges)
-        metadata, keeps = self._hold(job, result, ranges)
+        metadata, keeps_positions = self._set_columns(job, result, ranges)
         if not staged:
             return []
-        written = self._write(job, plan, result, metadata, ranges, keeps_positions=keeps)
-        rows = sum(one.rows for one in written)
-        there = self._positions_in_result(job, written, ranges, counts) if keeps else {}
+        written = self._write(job, plan, result, metadata, ranges, keeps_positions=keeps_positions)
+        rows = sum(task_result.rows for task_result in written)
+        positions = self._positions_in_result(job, written, ranges, staged_counts) if keeps_positions else {}
         if job.replaces:
-            self._pass_over(job, plan, frame, there)
+            self._pass_over(job, plan, frame, positions)
         topic = plan.state.identity.topic
         # A record without its own row in the result counts as filtered. Without positions, `made` counts the rows.
-        after = {p: _without(one, one.written - count(there.get((topic, p)))) for p, one in counts.items()}
-        log.info("%s made %s rows of %s records", self.function.name, rows, sum(c.written for c in counts.values()))
+        counts = {
+            partition: _with_filtered(staged_count, staged_count.written - count(positions.get((topic, partition))))
+            for partition, staged_count in staged_counts.items()
+        }
+        records = sum(staged_count.written for staged_count in staged_counts.values())
+        log.info("%s made %s rows of %s records", self.function.name, rows, records)
         bad = sum((piece.bad for piece in staged), BadRecords())
         use = sum((piece.use for piece in staged), ColumnUse())
-        made = None if keeps else FunctionRows(self.function.name, rows)
-        return [SharePiece(plan.state.identity, ranges, after, plan.epochs, {}, bad, made, use)]
+        made = None if keeps_positions else FunctionRows(self.function.name, rows)
+        return [SharePiece(plan.state.identity, ranges, counts, plan.epochs, {}, bad, made, use)]
 
-    def _hold(self, job: LandingJob, result: DataFrame, ranges: RangeSet) -> tuple[pa.Schema, bool]:
+    def _set_columns(self, job: LandingJob, result: DataFrame, ranges: RangeSet) -> tuple[pa.Schema, bool]:
         """Set the sink's columns from a result.
 
-        Return the metadata columns, and whether the rows keep the positions of records.
-
+        Return the metadata columns, and whether the rows keep the positions (topic, partition, offset) of records.
         Raises TransformRefused.
         """
         try:
             payload, metadata = columns_of(result, self.function.argument)
-            keeps = self.makes_records and set(COORDINATES) <= set(metadata.names)
-            made_by = TransformNote(self.function.name, self.function.fingerprint, keeps)
-            self._sink(job).hold_to(payload, metadata, made_by)
+            keeps_positions = self.makes_records and set(COORDINATES) <= set(metadata.names)
+            note = TransformNote(self.function.name, self.function.fingerprint, keeps_positions)
+            self._sink(job).hold_to(payload, metadata, note)
         except InvalidArgument as e:
             raise TransformRefused(self.function.name, job.table, ranges, f"{e}") from e
-        return metadata, keeps
+        return metadata, keeps_positions
 
     def _frame(self) -> DataFrame:
-        """Return the staged rows."""
-        staged_files, schema = self.config.lake.part("staging"), spark_schema(self._columns)
-        paths = [staged_files.uri(self._outline, file) for file in self._staged]
+        """Return the staged rows, read by Spark itself if possible, else by Python in the executors."""
+        staging, schema = self.config.lake.part("staging"), spark_schema(self._columns)
+        paths = [staging.uri(self._outline, file) for file in self._staged]
         if (rows := read_by_spark(self.spark, self._columns, schema, paths)) is not None:
             return rows
-        reading = StagedRowsTask(self._outline, self.config.lake, tuple(self._staged), self._columns)
+        task = StagedRowsTask(self._outline, self.config.lake, tuple(self._staged), self._columns)
+        # A partition of Spark for each file.
         files = len(self._staged)
-        numbers = self.spark.range(0, files, 1, max(1, files))
-        return numbers.mapInArrow(reading.__call__, schema)
+        file_numbers = self.spark.range(0, files, 1, max(1, files))
+        return file_numbers.mapInArrow(task.__call__, schema)
 
     def _write(
         self,
@@ -316,9 +328,9 @@ class FrameReaders(SparkReaders):
             raise TransformFailed(self.function.name, job.table, ranges, cause_of(e)) from e
         answers: list[WriteTaskResult | ChildFailure] = [pickle.loads(row.result) for row in rows]  # noqa: S301  # our own tasks' answers
         written = [answer for answer in answers if isinstance(answer, WriteTaskResult)]
-        for one in written:
-            # Taken over, the files are deleted with all that the landing does not commit.
-            job.shared.take_over(one.files)
+        for task_result in written:
+            # The sink deletes the files with its own if the landing is not committed.
+            job.shared.take_over(task_result.files)
         for answer in answers:
             if isinstance(answer, ChildFailure):
                 raise self._refusal(job, ranges, answer.error)
@@ -335,46 +347,49 @@ class FrameReaders(SparkReaders):
     ) -> Intervals:
         """Return the positions of the result's rows.
 
-        Raises TransformRefused for a position outside of the batch, or of several rows.
+        Raises TransformRefused for a position outside of the batch, or for several rows with one position.
 
-        :param counts: by partition, the counts of the staged records.
+        :param written: the results of the writing tasks.
+        :param ranges: the offsets of the batch.
+        :param counts: the counts of the staged records by partition.
         """
         remedy = "Drop the position columns from the result where a row is not one record."
         try:
-            positions = joined(one.positions for one in written)
+            positions = joined(task_result.positions for task_result in written)
         except NotOnce as e:
             raise TransformRefused(self.function.name, job.table, ranges, f"{e}. {remedy}") from None
         # Each interval has to be within a range of the batch, and no partition may have more rows than records.
         for (topic, partition), (starts, ends) in positions.items():
-            held = ranges.intervals(topic, partition)
-            lows = np.array([low for low, _ in held], np.int64)
-            place = np.searchsorted(lows, starts, side="right") - 1
-            highs = np.array([high for _, high in held], np.int64)
-            most = counts.get(partition, Counts()).written
-            if not len(lows) or (place < 0).any() or (ends > highs[place]).any() or count((starts, ends)) > most:
+            batch_intervals = ranges.intervals(topic, partition)
+            lows = np.array([low for low, _ in batch_intervals], np.int64)
+            highs = np.array([high for _, high in batch_intervals], np.int64)
+            # The number of the last range that begins at or before each interval; -1 without such a range.
+            numbers = np.searchsorted(lows, starts, side="right") - 1
+            is_outside = not len(lows) or bool((numbers < 0).any() or (ends > highs[numbers]).any())
+            if is_outside or count((starts, ends)) > counts.get(partition, Counts()).written:
                 cause = f"it returned rows at offsets of {topic}[{partition}] that are not the batch's. {remedy}"
                 raise TransformRefused(self.function.name, job.table, ranges, cause)
         return positions
 
-    def _pass_over(self, job: LandingJob, plan: Plan, frame: DataFrame, there: Intervals) -> None:
+    def _pass_over(self, job: LandingJob, plan: Plan, frame: DataFrame, made: Intervals) -> None:
         """Let the sink remove the rows of staged records for which the function has made no row.
 
         Only for a landing that replaces rows.
 
         :param frame: the staged rows.
-        :param there: the positions of the result's rows.
+        :param made: the positions of the result's rows.
         """
         identity = plan.state.identity
         rows = frame.select(*COORDINATES).mapInArrow(positions_in, RESULT).collect()
-        read = joined(pickle.loads(row.result) for row in rows)  # noqa: S301  # our own tasks' answers
-        for key, found in read.items():
-            gone = np.setdiff1d(offsets_of(found), offsets_of(there.get(key)), assume_unique=True)
-            if len(gone):
-                job.sink.pass_over(identity, key[1], pa.array(gone, pa.int64()))
+        staged = joined(pickle.loads(row.result) for row in rows)  # noqa: S301  # our own tasks' answers
+        for key, intervals in staged.items():
+            without_row = np.setdiff1d(offsets_of(intervals), offsets_of(made.get(key)), assume_unique=True)
+            if len(without_row):
+                job.sink.pass_over(identity, key[1], pa.array(without_row, pa.int64()))
 
 
 def positions_in(batches: Any) -> Any:
-    """Yield a single row with the pickled positions of a task's rows.
+    """Yield a single row with the pickled `Intervals` of a task's rows, by partition.
 
     :param batches: batches with the columns of a position.
     """
@@ -384,6 +399,6 @@ def positions_in(batches: Any) -> Any:
     yield pa.record_batch([pa.array([pickle.dumps(positions.intervals())], pa.binary())], ["result"])
 
 
-def _without(counts: Counts, filtered: int) -> Counts:
-    """Return counts with `filtered` more records without a row."""
+def _with_filtered(counts: Counts, filtered: int) -> Counts:
+    """Return counts in which `filtered` of the written records count as filtered."""
     return replace(counts, written=counts.written - filtered, filtered=counts.filtered + filtered)

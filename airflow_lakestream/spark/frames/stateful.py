@@ -53,9 +53,9 @@ log = logging.getLogger(__name__)
 
 # The files of a state store's versions: whole versions, and changes since the version before.
 _VERSION = re.compile(r"(\d+)(?:_[\w-]+)?\.(snapshot|zip|delta|changelog)")
-_WHOLE = ("snapshot", "zip")
+_WHOLE_KINDS = ("snapshot", "zip")
 # Folders of a state store that have no versions.
-_SHARED = ("SSTs", "logs")
+_OTHER_FOLDERS = ("SSTs", "logs")
 
 
 class CheckpointLost(LakestreamError, Terminal):
@@ -72,9 +72,9 @@ class RolledBackTooFar(LakestreamError, Terminal):
     """Error of a table rolled back further than the checkpoint can be taken back."""
 
     def __init__(self, table: str, location: str, last: StreamBatch | None, missing: str) -> None:
-        held = "no batch" if last is None else str(last)
+        batch = "no batch" if last is None else str(last)
         super().__init__(
-            f"{table} was rolled back: it holds {held}. The checkpoint {location} can't be taken back so far: "
+            f"{table} was rolled back: it holds {batch}. The checkpoint {location} can't be taken back so far: "
             f"{missing} (Spark keeps the files of the last 100 batches: spark.sql.streaming.minBatchesToRetain). "
             f"Nothing was changed. Roll the table forward to a later batch; or: {WAYS_OUT}"
         )
@@ -83,12 +83,13 @@ class RolledBackTooFar(LakestreamError, Terminal):
 def align(
     checkpoint: QueryCheckpoint | None, entry: TopicEntry, table: str, consumer_group: str, location: str
 ) -> bool:
-    """Take the checkpoint back to the table's batch; return whether the checkpoint was changed.
+    """Take the checkpoint back to the last batch in the table; return whether the checkpoint was changed.
 
-    A checkpoint that is not ahead of the table stays as it is.
+    The checkpoint is ahead after the table was rolled back; if it is not ahead, it stays.
 
     :param checkpoint: the query's checkpoint; None before the query's first start.
-    :param entry: the ledger entry of the topic, with the last batch of a query in the table.
+    :param entry: the topic's part of the ledger entry, with the query's last batch in the table.
+    :param location: the checkpoint's location, for errors.
 
     Raises CheckpointLost, StreamReplaced, RolledBackTooFar, and LandedBesideStream if the ledger has other landings.
     """
@@ -102,15 +103,16 @@ def align(
         return False
     if last is not None and last.query_id != checkpoint.query_id:
         raise StreamReplaced(table, f"and the checkpoint {location} is of query {checkpoint.query_id}.", last)
-    held = -1 if last is None else last.batch_id
+    # -1: no batch.
+    landed = -1 if last is None else last.batch_id
     planned = checkpoint.planned[-1] if checkpoint.planned else -1
-    if last is not None and held > planned:
+    if last is not None and landed > planned:
         raise StreamReplaced(
             table, f"and the checkpoint {location} has no batch after {planned}: it is an old copy.", last
         )
     committed = checkpoint.committed[-1] if checkpoint.committed else -1
     # Plans without commits remain if a driver was killed while it took the checkpoint back.
-    if committed <= held and planned <= held + 1:
+    if committed <= landed and planned <= landed + 1:
         return False
     _check_files(checkpoint, table, last)
     log.warning(
@@ -119,44 +121,52 @@ def align(
         last or "no batch",
         planned,
     )
-    _take_back(checkpoint, held)
+    _take_back(checkpoint, landed)
     return True
 
 
 def _check_files(checkpoint: QueryCheckpoint, table: str, last: StreamBatch | None) -> None:
-    """Raise RolledBackTooFar if a file is missing that the query needs to continue after a batch.
+    """Raise RolledBackTooFar if the checkpoint lacks a file with which the query continues after the table's batch.
 
-    These files are plan and commit of the batch and the state after the batch, or the first plan without a batch.
+    These files are plan and commit of the batch, and the state after the batch; for a table without a batch, the plan
+    of the first batch.
 
-    :param last: the batch in the table; None for a table without a batch.
+    :param last: the last batch in the table; None for a table without a batch.
     """
-    batch = -1 if last is None else last.batch_id
-    if batch < 0:
-        missing = "" if 0 in checkpoint.planned and checkpoint.start is not None else "its first batch"
-    elif batch not in checkpoint.planned or batch not in checkpoint.committed:
-        missing = f"batch {batch}"
+    missing = ""
+    if last is None:
+        if 0 not in checkpoint.planned or checkpoint.start is None:
+            missing = "its first batch"
+    elif last.batch_id not in checkpoint.planned or last.batch_id not in checkpoint.committed:
+        missing = f"batch {last.batch_id}"
     else:
-        stores = ((place, versions) for place, versions in _states(checkpoint.store))
-        missing = next((f"the state {place}" for place, versions in stores if not _has(versions, batch + 1)), "")
+        # The state after batch n has version n + 1.
+        for folder, versions in _state_stores(checkpoint.store):
+            if not _has_version(versions, last.batch_id + 1):
+                missing = f"the state {folder}"
+                break
     if missing:
         raise RolledBackTooFar(table, checkpoint.location, last, f"{missing} is not there any more")
 
 
 def _take_back(checkpoint: QueryCheckpoint, batch: int) -> None:
-    """Delete the files after a batch; if the driver is killed meanwhile, the next start repeats the deletion.
+    """Delete state, commits and plans after a batch.
 
-    State goes, too: Spark would take an old version of the state for a new version of the same number. It goes first,
-    while plans and commits show that the checkpoint is ahead. Spark carries out again a plan without a commit.
+    State is deleted, too: Spark would take an old version of the state for a new version of the same number. State is
+    deleted first, while plans and commits show that the checkpoint is ahead: if the driver is killed meanwhile, the
+    next start repeats the deletion. A plan without a commit does no harm: Spark runs its batch again.
+
+    :param batch: the batch's number; -1 for a table without a batch.
     """
     store = checkpoint.store
-    for place, versions in _states(store):
+    for folder, versions in _state_stores(store):
         for name, version, _ in versions:
             if version > batch + 1:
-                _remove(store, place, name)
-    for log_of, batches in (("commits", checkpoint.committed), ("offsets", checkpoint.planned)):
-        for one in reversed(batches):
-            if one > batch:
-                _remove(store, log_of, str(one))
+                _remove(store, folder, name)
+    for folder, numbers in (("commits", checkpoint.committed), ("offsets", checkpoint.planned)):
+        for number in reversed(numbers):
+            if number > batch:
+                _remove(store, folder, str(number))
 
 
 def _remove(store: FolderStore, folder: str, name: str) -> None:
@@ -169,17 +179,17 @@ def _remove(store: FolderStore, folder: str, name: str) -> None:
 _Versions = list[tuple[str, int, str]]
 
 
-def _states(store: FolderStore) -> Iterator[tuple[str, _Versions]]:
+def _state_stores(store: FolderStore) -> Iterator[tuple[str, _Versions]]:
     """Yield each state store's folder, state/<operator>/<partition>[/<store>], and the versions in the folder."""
     for operator in filter(str.isdigit, store.names("state")):
         for partition in filter(str.isdigit, store.names(f"state/{operator}")):
-            place = f"state/{operator}/{partition}"
-            names = store.names(place)
-            yield place, _versions(names)
+            folder = f"state/{operator}/{partition}"
+            names = store.names(folder)
+            yield folder, _versions(names)
             for name in names:
                 # A join has several stores for each partition.
-                if "." not in name and name not in _SHARED:
-                    yield f"{place}/{name}", _versions(store.names(f"{place}/{name}"))
+                if "." not in name and name not in _OTHER_FOLDERS:
+                    yield f"{folder}/{name}", _versions(store.names(f"{folder}/{name}"))
 
 
 def _versions(names: Iterable[str]) -> _Versions:
@@ -187,15 +197,15 @@ def _versions(names: Iterable[str]) -> _Versions:
     return [(name, int(match[1]), match[2]) for name, match in matches if match]
 
 
-def _has(versions: _Versions, version: int) -> bool:
-    """Return whether a version of a store can be loaded: from the last whole version, with all changes since.
+def _has_version(versions: _Versions, version: int) -> bool:
+    """Return whether a version of a state store can be loaded: from the last whole version and all changes since.
 
-    Without a whole version, the changes since the start are needed. A store without versions can be loaded.
+    Without a whole version, all changes since the start are needed. A store without versions has no state to load.
     """
     if not versions:
         return True
-    last_full = max((number for _, number, kind in versions if kind in _WHOLE and number <= version), default=0)
-    changes = {number for _, number, kind in versions if kind not in _WHOLE}
+    last_full = max((number for _, number, kind in versions if kind in _WHOLE_KINDS and number <= version), default=0)
+    changes = {number for _, number, kind in versions if kind not in _WHOLE_KINDS}
     return all(number in changes for number in range(last_full + 1, version + 1))
 
 
@@ -203,29 +213,31 @@ def _has(versions: _Versions, version: int) -> bool:
 class StreamReaders(FrameReaders):
     """`FrameReaders` of a streaming query with a function.
 
-    :param reports: the tasks' reports about the records that they decode.
+    :param reports: the executors' reports about the records that they decode.
     """
 
-    # A row made by a state is not a record's row, even if it looks so.
+    # A row that Spark made from its state is not a record's row, even if the row has a record's position.
     makes_records: ClassVar[bool] = False
     reports: Accumulator[TaskReports] = field(kw_only=True)
-    # The current batch, as Spark has planned it, and whether it was run.
+    # The current batch, as Spark has planned the batch, and whether Spark has run the batch.
     _batch: DataFrame | None = None
-    _ran: bool = False
+    _has_run: bool = False
 
     def begin(self, batch: DataFrame) -> None:
         """Set the next batch."""
-        self._batch, self._ran = batch, False
+        self._batch, self._has_run = batch, False
 
     def finish(self, ranges: RangeSet) -> None:
         """End a batch: run the batch if `read` has not run it, and drop the reports about its records.
 
-        A batch that the table has already is run for its state and watermark, and its rows are dropped. Raises the
-        errors of Spark and of a decoder: a state that lacks records must not stay.
+        If the table has the batch already, a landing does not call `read`. Spark runs the batch nevertheless, for its
+        state and watermark, and the rows are dropped. Raises the errors of Spark and of a decoder, so that a state that
+        lacks records is not kept.
         """
-        if not self._ran and self._batch is not None:
+        if not self._has_run and self._batch is not None:
             log.info("The table has this batch already: it is run for its state, and its rows are dropped")
             self._batch.write.format("noop").mode("overwrite").save()
+            # For the error of a decoder.
             sums_of(self.reports.value, ranges)
         self._batch, self.reports.value = None, reports_after(self.reports.value, ranges)
 
@@ -236,15 +248,15 @@ class StreamReaders(FrameReaders):
         decoder.
         """
         assert self._batch is not None, "a batch has begun"
-        metadata, keeps = self._hold(job, self._batch, plan.ranges)
-        self._ran = True
+        metadata, keeps_positions = self._set_columns(job, self._batch, plan.ranges)
+        self._has_run = True
         try:
-            written = self._write(job, plan, self._batch, metadata, plan.ranges, keeps_positions=keeps)
+            written = self._write(job, plan, self._batch, metadata, plan.ranges, keeps_positions=keeps_positions)
         except TransformFailed:
-            # Perhaps for lack of the rows that a decoder refused to make: the decoder's error explains more.
+            # If a decoder failed, the function may have failed for lack of rows: the decoder's error explains more.
             sums_of(self.reports.value, plan.ranges)
             raise
-        sums, rows = sums_of(self.reports.value, plan.ranges), sum(one.rows for one in written)
+        sums, rows = sums_of(self.reports.value, plan.ranges), sum(task_result.rows for task_result in written)
         for rejected in sums.rejected:
             assert job.rejects is not None, "every table has a reject table"
             job.rejects.reject(rejected)
@@ -253,11 +265,12 @@ class StreamReaders(FrameReaders):
         return [SharePiece(plan.state.identity, plan.ranges, sums.counts, plan.epochs, {}, sums.bad, made, sums.use)]
 
 
+# Spark's setting of the class that keeps a query's state.
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_OF_STATE = "org.apache.spark.sql.execution.streaming.state"
+_JAVA_PACKAGE = "org.apache.spark.sql.execution.streaming.state"
 _PROVIDERS = {
-    StateStore.MEMORY: f"{_OF_STATE}.HDFSBackedStateStoreProvider",
-    StateStore.ROCKSDB: f"{_OF_STATE}.RocksDBStateStoreProvider",
+    StateStore.MEMORY: f"{_JAVA_PACKAGE}.HDFSBackedStateStoreProvider",
+    StateStore.ROCKSDB: f"{_JAVA_PACKAGE}.RocksDBStateStoreProvider",
 }
 
 
@@ -286,7 +299,7 @@ class StatefulBatches(MicroBatches):
     @cached_property
     def _function(self) -> FrameFunction:
         function = function_of(self.extract)
-        assert function is not None, "that is why the query has a state"
+        assert function is not None, "a query has a state because it has a function"
         return function
 
     @cached_property
@@ -297,16 +310,16 @@ class StatefulBatches(MicroBatches):
     def _decoders(self) -> RowDecoderFactory:
         topic = self.extract.topic
         job = job_of(self.extract, topic, [topic], self.config.kafka, self.catalog, "start", WHERE)
-        assert isinstance(job.decoders, RowDecoderFactory), "that is what build_job makes"
+        assert isinstance(job.decoders, RowDecoderFactory), "build_job makes such decoders"
         return job.decoders
 
     def catch_up(self, checkpoint: QueryCheckpoint | None) -> bool:
-        """Bring table and checkpoint to the same batch; return whether the checkpoint changed. Raises as `align`."""
+        """Take the checkpoint back to the table's batch, see `align`; return whether the checkpoint was changed."""
         config = self.extract
         location = str(self.config.checkpoint_location)
         self._check_state_store(checkpoint)
-        now = KafkaSource(self.config.kafka, config.topic, config.consumer_group, config.start, WHERE).look()
-        _, entry = self._job_and_entry(config.topic, [config.topic], now)
+        state = KafkaSource(self.config.kafka, config.topic, config.consumer_group, config.start, WHERE).look()
+        _, entry = self._job_and_entry(config.topic, [config.topic], state)
         return align(checkpoint, entry, config.table, config.consumer_group, location)
 
     def rows(self, records: DataFrame) -> DataFrame:
@@ -317,12 +330,10 @@ class StatefulBatches(MicroBatches):
         decoded = self._frames.decoded
         assert decoded is not None, "there is a function"
         columns = pa.schema([*decoded, *metadata_schema(self.extract.metadata_columns)])
-        asked = [
-            *tasks.COLUMNS,
-            *(tasks.PART_COLUMNS[part][0] for part in sorted(self._decoders.parts)),
-        ]
-        decode = DecodeTask(self._decoders, self.extract.topic, columns, self._reports)
-        stream = records.select(*asked).mapInArrow(decode.__call__, spark_schema(columns))
+        part_columns = [tasks.PART_COLUMNS[part][0] for part in sorted(self._decoders.parts)]
+        task = DecodeTask(self._decoders, self.extract.topic, columns, self._reports)
+        source = records.select(*tasks.COLUMNS, *part_columns)
+        stream = source.mapInArrow(task.__call__, spark_schema(columns))
         result = self._function.of(stream, self.spark, self.extract.table, RangeSet())
         try:
             columns_of(result, self._function.argument)
@@ -348,14 +359,12 @@ class StatefulBatches(MicroBatches):
         """
         starts, ends = checkpoint.starts(batch_id), checkpoint.ends(batch_id)
         ranges = union(RangeSet.of(*key, starts.get(key, 0), end) for key, end in ends.items())
-        batch = StreamBatchMode(
-            StreamBatch(checkpoint.query_id, batch_id, checkpoint.watermark(batch_id)),
-            {partition: offset for (_, partition), offset in checkpoint.starts(0).items()} if batch_id == 0 else {},
-            ranges,
-            self.extract.consumer_group,
-        )
+        # Only the first batch sets the origin of each partition in the ledger.
+        origins = {partition: start for (_, partition), start in starts.items()} if batch_id == 0 else {}
+        batch = StreamBatch(checkpoint.query_id, batch_id, checkpoint.watermark(batch_id))
+        mode = StreamBatchMode(batch, origins, ranges, self.extract.consumer_group)
         self.readers.begin(frame)
-        report = self.land(f"{checkpoint.query_id}/{batch_id}", mode=batch)
+        report = self.land(f"{checkpoint.query_id}/{batch_id}", mode=mode)
         try:
             self.readers.finish(ranges)
         except LakestreamError:
@@ -369,17 +378,17 @@ class StatefulBatches(MicroBatches):
 
     @property
     def _provider(self) -> str | None:
-        given = self._frames.state_store
-        return _PROVIDERS[choose(StateStore, "state_store", given)] if is_given(given) else None
+        """Spark's class for the configured state store; None for the session's."""
+        state_store = self._frames.state_store
+        return _PROVIDERS[choose(StateStore, "state_store", state_store)] if is_given(state_store) else None
 
     def _check_state_store(self, checkpoint: QueryCheckpoint | None) -> None:
-        """Refuse another state store than the checkpoint's, since Spark would ignore the setting.
-
-        Raises InvalidArgument.
-        """
-        known = checkpoint.setting(checkpoint.planned[-1], PROVIDER) if checkpoint and checkpoint.planned else None
-        if known is not None and self._provider is not None and known != self._provider:
-            problem = f"is {self._frames.state_store!r}, and the checkpoint's state is kept by {known}."
+        """Raise InvalidArgument for another state store than the checkpoint's: Spark would ignore the setting."""
+        if checkpoint is None or not checkpoint.planned or self._provider is None:
+            return
+        first_provider = checkpoint.setting(checkpoint.planned[-1], PROVIDER)
+        if first_provider is not None and first_provider != self._provider:
+            problem = f"is {self._frames.state_store!r}, and the checkpoint's state is kept by {first_provider}."
             raise InvalidArgument("state_store", problem, "A query keeps the one that it began with.")
 
     @contextmanager

@@ -12,7 +12,7 @@ import pickle
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -42,78 +42,84 @@ if TYPE_CHECKING:
     from pyspark import Accumulator
 
 
-_Numbers: TypeAlias = npt.NDArray[np.int64]
-# Starts and ends, half open, by partition.
-Intervals = Mapping[PartitionKey, tuple[_Numbers, _Numbers]]
+_Offsets: TypeAlias = npt.NDArray[np.int64]
+# By partition, the starts of intervals of offsets, and their ends, which are not in the intervals.
+Intervals = Mapping[PartitionKey, tuple[_Offsets, _Offsets]]
 
 
 class NotOnce(ValueError):
-    """Error of a row without a position, or of a record with several rows."""
+    """Error of a row without the position (topic, partition, offset) of a record, or of a record with several rows."""
 
 
 @dataclass
 class ResultPositions:
-    """The positions of a task's rows."""
+    """The positions (topic, partition, offset) of the rows of a task."""
 
-    _offsets: dict[PartitionKey, list[_Numbers]] = field(default_factory=dict)
+    _offsets: dict[PartitionKey, list[_Offsets]] = field(default_factory=dict)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add the positions of rows. Raises NotOnce for a row with a NULL in its position."""
-        there = pa.table([rows.column(name) for name in COORDINATES], COORDINATES)
-        if any(column.null_count for column in there.columns):
+        positions = pa.table([rows.column(name) for name in COORDINATES], COORDINATES)
+        if any(column.null_count for column in positions.columns):
             raise NotOnce(f"it returned rows with NULL in {' or '.join(COORDINATES)}")
-        for topic in pc.unique(there[TOPIC]).to_pylist():
-            of_topic = there.filter(pc.equal(there[TOPIC], topic))
+        for topic in pc.unique(positions[TOPIC]).to_pylist():
+            of_topic = positions.filter(pc.equal(positions[TOPIC], topic))
             for partition in pc.unique(of_topic[PARTITION]).to_pylist():
-                mine = of_topic.filter(pc.equal(of_topic[PARTITION], partition))[OFFSET]
-                self._offsets.setdefault((topic, partition), []).append(mine.to_numpy())
+                offsets = of_topic.filter(pc.equal(of_topic[PARTITION], partition))[OFFSET]
+                self._offsets.setdefault((topic, partition), []).append(offsets.to_numpy())
 
     def intervals(self) -> Intervals:
         """Return the offsets as intervals. Raises NotOnce for a repeated offset."""
-        return {key: _intervals(key, np.sort(np.concatenate(parts))) for key, parts in self._offsets.items()}
+        return {key: _intervals(key, np.sort(np.concatenate(arrays))) for key, arrays in self._offsets.items()}
 
 
 def joined(parts: Iterable[Intervals]) -> Intervals:
-    """Return the intervals of all tasks, by partition, in the order of offsets.
+    """Return the intervals of all tasks by partition, in the order of offsets.
 
-    Raises NotOnce for an offset of two tasks.
+    Raises NotOnce for an offset that two tasks have.
+
+    :param parts: the intervals of each task.
     """
-    by_key: dict[PartitionKey, list[tuple[_Numbers, _Numbers]]] = {}
+    by_partition: dict[PartitionKey, list[tuple[_Offsets, _Offsets]]] = {}
     for part in parts:
-        for key, found in part.items():
-            by_key.setdefault(key, []).append(found)
+        for key, intervals in part.items():
+            by_partition.setdefault(key, []).append(intervals)
     complete = {}
-    for key, several in by_key.items():
-        starts, ends = (np.concatenate([one[side] for one in several]) for side in (0, 1))
+    for key, of_tasks in by_partition.items():
+        starts = np.concatenate([task_starts for task_starts, _ in of_tasks])
+        ends = np.concatenate([task_ends for _, task_ends in of_tasks])
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
-        again = np.flatnonzero(starts[1:] < ends[:-1])
-        if len(again):
-            raise _several_rows_error(key, int(starts[1:][again[0]]))
+        overlaps = np.flatnonzero(starts[1:] < ends[:-1])
+        if len(overlaps):
+            raise _several_rows_error(key, int(starts[1:][overlaps[0]]))
         complete[key] = (starts, ends)
     return complete
 
 
-def count(found: tuple[Any, Any] | None) -> int:
-    """Return the number of offsets in intervals."""
-    return 0 if found is None else int((found[1] - found[0]).sum())
+def count(intervals: tuple[Any, Any] | None) -> int:
+    """Return the number of offsets in a partition's intervals; 0 for None."""
+    if intervals is None:
+        return 0
+    starts, ends = intervals
+    return int((ends - starts).sum())
 
 
-def offsets_of(found: tuple[_Numbers, _Numbers] | None) -> _Numbers:
-    """Return the offsets in intervals, rising."""
-    if found is None or not len(found[0]):
+def offsets_of(intervals: tuple[_Offsets, _Offsets] | None) -> _Offsets:
+    """Return the rising offsets in a partition's intervals; none for None."""
+    if intervals is None or not len(intervals[0]):
         return np.empty(0, np.int64)
-    return np.concatenate([np.arange(start, end) for start, end in zip(*found, strict=True)])
+    return np.concatenate([np.arange(start, end) for start, end in zip(*intervals, strict=True)])
 
 
-def _intervals(key: PartitionKey, offsets: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """Return the starts and the ends of the intervals of consecutive offsets. Raises an error for a repeated offset.
+def _intervals(key: PartitionKey, offsets: _Offsets) -> tuple[_Offsets, _Offsets]:
+    """Return the starts and the ends of the intervals of consecutive offsets. Raises NotOnce for a repeated offset.
 
-    :param offsets: rising.
+    :param offsets: a partition's offsets, sorted; at least one.
     """
     steps = np.diff(offsets)
-    if len(again := np.flatnonzero(steps == 0)):
-        raise _several_rows_error(key, int(offsets[again[0]]))
+    if len(repeated := np.flatnonzero(steps == 0)):
+        raise _several_rows_error(key, int(offsets[repeated[0]]))
     cuts = np.flatnonzero(steps != 1) + 1
     starts = offsets[np.concatenate([[0], cuts])]
     ends = offsets[np.concatenate([cuts - 1, [len(offsets) - 1]])] + 1
@@ -130,9 +136,11 @@ RESULT = "result binary"
 
 @dataclass(frozen=True)
 class StagedRowsTask:
-    """A task for reading staged files; the input is the numbers of the files.
+    """A task for reading staged files.
 
     :param outline: outline of the staging table; `lake` is its format.
+    :param files: the handed over files of the landing, from which each task reads a few.
+    :param columns: columns of the rows.
     """
 
     outline: Any
@@ -147,15 +155,16 @@ class StagedRowsTask:
         """
         settle()
         open_file = self.lake.part("staging").open_file
-        for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
-            with open_file(self.outline, self.files[number]) as stream:
-                for rows in pq.ParquetFile(stream).iter_batches():
-                    yield rows.select(self.columns.names).cast(self.columns)
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                with open_file(self.outline, self.files[number]) as stream:
+                    for rows in pq.ParquetFile(stream).iter_batches():
+                        yield rows.select(self.columns.names).cast(self.columns)
 
 
 @dataclass(frozen=True)
 class WriteTaskResult:
-    """Result of a writing task: the handover, and the rows' positions, if the rows keep any."""
+    """Result of a writing task: the handover of the files, the number of rows, and the positions that the rows keep."""
 
     files: Mapping[str, Any]
     rows: int
@@ -164,12 +173,12 @@ class WriteTaskResult:
 
 @dataclass(frozen=True)
 class WriteTask:
-    """A task for writing a part of a result, with the handover as its answer.
+    """A task for writing a part of a function's result, with the handover as its answer.
 
-    :param target: the outline of the table, as it is or is going to be; `lake` is its format.
-    :param design: the table's design; the table has all columns already.
+    :param target: the outline of the table with all columns of the result; `lake` is its format.
+    :param design: the table's design, without schema evolution: executors change no columns.
     :param folder: folder of the files, below the table's data.
-    :param keeps_positions: each row is the row of a record.
+    :param keeps_positions: whether each row has the position of the record from which it was made.
     """
 
     target: Any
@@ -198,7 +207,7 @@ class WriteTask:
         )
         # Rows of a function are not records that could be rejected one by one.
         sink.takes_records = False
-        positions, count = ResultPositions(), 0
+        positions, rows = ResultPositions(), 0
         try:
             with or_discard(sink):
                 sink.load(self.run_id)
@@ -207,8 +216,8 @@ class WriteTask:
                     if self.keeps_positions:
                         positions.add(batch)
                     sink.write(pa.Table.from_batches([batch]), self.identity)
-                    count += len(batch)
-                return WriteTaskResult(sink.hand_over(), count, positions.intervals())
+                    rows += len(batch)
+                return WriteTaskResult(sink.hand_over(), rows, positions.intervals())
         except NotOnce as e:
             raise RowsNotWritable(self.table, str(e), None) from None
 
@@ -219,11 +228,11 @@ PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP, VALUE = COLUMNS = ("partition", "off
 
 
 def _timestamp_types(column: pa.Array) -> pa.Array:
-    # Java's numbers of the types begin with -1.
+    """Return the names of Java's numbers of timestamp types, which begin with -1."""
     return pa.array(TIMESTAMP_TYPES).take(pc.add(column, 1))
 
 
-# The source's column of a part, and its conversion.
+# By the part of a record, the column of Spark's source, and the conversion of its values.
 PART_COLUMNS: Mapping[RecordPart, tuple[str, Callable[[pa.Array], pa.Array]]] = {
     RecordPart.KEY: ("key", methodcaller("cast", pa.binary())),
     RecordPart.HEADERS: ("headers", methodcaller("cast", HEADERS)),
@@ -233,7 +242,11 @@ PART_COLUMNS: Mapping[RecordPart, tuple[str, Callable[[pa.Array], pa.Array]]] = 
 
 @dataclass(frozen=True)
 class BatchReport:
-    """Report about a batch of records. `rowless` are the offsets of records without a row."""
+    """Report about a decoded batch of records.
+
+    :param read: the offsets of all records.
+    :param rowless: the offsets of the records without a row.
+    """
 
     read: RangeSet
     rowless: RangeSet = RangeSet()
@@ -242,7 +255,7 @@ class BatchReport:
     use: ColumnUse = ColumnUse()
 
 
-# By partition, first offset and end: a repeated report of the same records has the same key.
+# By (partition, first offset, offset after the last): a repeated report of the same records has the same key.
 TaskReports = dict[tuple[int, int, int], "BatchReport | ChildFailure"]
 
 
@@ -272,16 +285,19 @@ class DecodeTask:
     reports: Accumulator[TaskReports]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Decode all batches. Our own errors end the task, and reach the driver, so that nothing is landed."""
+        """Yield the rows of all batches, and report each batch.
+
+        Our own errors end the task and reach the driver as reports, so that nothing is landed.
+        """
         decoder = self.decoders(self.columns, None)
         assert decoder is not None, "there are columns"
         for batch in batches:
-            for part in _parts(batch):
-                raw = self._raw(part)
-                covers = OffsetRange(self.topic, raw.partition, raw.offsets[0], raw.offsets[-1] + 1)
-                key = raw.partition, covers.from_offset, covers.until_offset
+            for records in _by_partition(batch):
+                raw = self._raw(records)
+                offset_range = OffsetRange(self.topic, raw.partition, raw.offsets[0], raw.offsets[-1] + 1)
+                key = raw.partition, offset_range.from_offset, offset_range.until_offset
                 try:
-                    decoded = decode(decoder, RecordChunk(covers, raw, 0))
+                    decoded = decode(decoder, RecordChunk(offset_range, raw, 0))
                 except LakestreamError as e:
                     # If raised here, Spark would retry the task and bring back only the error's text.
                     self.reports.add({key: ChildFailure(e)})
@@ -289,13 +305,15 @@ class DecodeTask:
                 outcome = decoded.outcome
                 assert outcome is not None, "there are records"
                 rowless = _ranges(self.topic, raw.partition, outcome.rowless)
-                read = _ranges(self.topic, raw.partition, part.column(OFFSET_COLUMN))
+                read = _ranges(self.topic, raw.partition, records.column(OFFSET_COLUMN))
                 self.reports.add({key: BatchReport(read, rowless, outcome.bad, outcome.rejected, outcome.use)})
                 yield from outcome.rows.select(self.columns.names).cast(self.columns).to_batches()
 
     def _raw(self, records: pa.RecordBatch) -> RawBatch:
+        """Return the records of a partition, from rows of Spark's source, as our decoders read them."""
         offsets = records.column(OFFSET_COLUMN).to_numpy()
         first, last = int(offsets[0]), int(offsets[-1])
+        # From Spark's microseconds.
         millis = np.floor_divide(records.column(TIMESTAMP).cast(pa.int64()).to_numpy(), 1000)
         columns = {part: PART_COLUMNS[part] for part in self.decoders.parts}
         return RawBatch(
@@ -308,7 +326,7 @@ class DecodeTask:
         )
 
 
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _by_partition(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield the records of each partition; Spark may give a task several partitions in sequence."""
     partitions = batch.column(PARTITION_COLUMN).to_numpy()
     cuts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(batch)]
@@ -320,13 +338,13 @@ def _ranges(topic: str, partition: int, offsets: pa.Array | None) -> RangeSet:
     if offsets is None or not len(offsets):
         return RangeSet()
     numbers: npt.NDArray[np.int64] = offsets.to_numpy()
-    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    return RangeSet(OffsetRange(topic, partition, int(part[0]), int(part[-1]) + 1) for part in parts)
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return RangeSet(OffsetRange(topic, partition, int(run[0]), int(run[-1]) + 1) for run in runs)
 
 
 @dataclass(frozen=True)
 class RecordSums:
-    """Counts, rejects and column use of the records in ranges."""
+    """Sums of reports: counts by partition, bad and rejected records, and the use of columns."""
 
     counts: Mapping[int, Counts] = field(default_factory=dict)
     bad: BadRecords = BadRecords()
@@ -339,51 +357,61 @@ def sums_of(reports: TaskReports, ranges: RangeSet) -> RecordSums:
 
     Raises the first reported error, if any.
     """
-    for one in reports.values():
-        if isinstance(one, ChildFailure):
-            raise one.error
-    chunks = [one for _, one in sorted(reports.items(), key=_key) if isinstance(one, BatchReport) and one.read & ranges]
-    rowless = union(chunk.rowless for chunk in chunks) & ranges
-    rejected = _distinct([chunk.rejected for chunk in chunks if chunk.rejected is not None], ranges)
+    for report in reports.values():
+        if isinstance(report, ChildFailure):
+            raise report.error
+    ordered = [report for _, report in sorted(reports.items(), key=itemgetter(0)) if isinstance(report, BatchReport)]
+    in_ranges = [report for report in ordered if report.read & ranges]
+    rowless = union(report.rowless for report in in_ranges) & ranges
+    rejected = _distinct([report.rejected for report in in_ranges if report.rejected is not None], ranges)
     read, bad, use = RangeSet(), BadRecords(), ColumnUse()
-    for chunk in chunks:
+    for report in in_ranges:
         # Two sources may have cut the same records into different batches.
-        bad += BadRecords() if chunk.read & read else chunk.bad
-        use += chunk.use
-        read |= chunk.read
+        bad += BadRecords() if report.read & read else report.bad
+        use += report.use
+        read |= report.read
     read &= ranges
     counts = {key[1]: _counts(key, read, rowless, rejected) for key in read.partitions}
     return RecordSums(counts, bad, tuple(rejected), use)
 
 
 def reports_after(reports: TaskReports, ranges: RangeSet) -> TaskReports:
-    """Return the reports about records behind ranges, for a later batch: one of two sources was ahead."""
-    ends = {partition: ranges.intervals(topic, partition)[-1][1] for topic, partition in ranges.partitions}
-    return {key: one for key, one in reports.items() if isinstance(one, BatchReport) and key[2] > ends.get(key[0], 0)}
-
-
-def _key(item: tuple[tuple[int, int, int], Any]) -> tuple[int, int, int]:
-    return item[0]
+    """Return the reports about records behind ranges: of two sources of a query, one may be ahead of the batch."""
+    range_ends = {partition: ranges.intervals(topic, partition)[-1][1] for topic, partition in ranges.partitions}
+    return {
+        (partition, first, end): report
+        for (partition, first, end), report in reports.items()
+        if isinstance(report, BatchReport) and end > range_ends.get(partition, 0)
+    }
 
 
 def _counts(key: PartitionKey, read: RangeSet, rowless: RangeSet, rejected: Iterable[pa.Table]) -> Counts:
-    """Return a partition's counts: no row of the function belongs to a single record, so good records are filtered."""
-    read_, without = read.of_partition(*key).width, rowless.of_partition(*key).width
-    bad = sum(pc.sum(pc.equal(rows[_PARTITION], key[1])).as_py() or 0 for rows in rejected)
-    return Counts(read=read_, rejected=bad, skipped=without - bad, filtered=read_ - without)
+    """Return a partition's counts.
+
+    Records with a decoded row count as filtered, since no row of a stateful function belongs to a single record.
+    """
+    read_count, rowless_count = read.of_partition(*key).width, rowless.of_partition(*key).width
+    rejected_count = sum(pc.sum(pc.equal(rows[_PARTITION], key[1])).as_py() or 0 for rows in rejected)
+    return Counts(
+        read=read_count,
+        rejected=rejected_count,
+        skipped=rowless_count - rejected_count,
+        filtered=read_count - rowless_count,
+    )
 
 
 def _distinct(tables: list[pa.Table], ranges: RangeSet) -> list[pa.Table]:
     """Return rejected records in ranges, each once, though two sources may have reported the same record."""
     seen: set[tuple[Any, ...]] = set()
-    kept = []
+    distinct = []
     for rows in tables:
-        places = []
-        for place, at in enumerate(zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)):
-            topic, partition, offset = at
-            if at not in seen and ranges & RangeSet.of(topic, partition, offset, offset + 1):
-                seen.add(at)
-                places.append(place)
-        if places:
-            kept.append(rows.take(pa.array(places, pa.int64())))
-    return kept
+        row_numbers = []
+        positions = zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)
+        for row_number, position in enumerate(positions):
+            topic, partition, offset = position
+            if position not in seen and ranges & RangeSet.of(topic, partition, offset, offset + 1):
+                seen.add(position)
+                row_numbers.append(row_number)
+        if row_numbers:
+            distinct.append(rows.take(pa.array(row_numbers, pa.int64())))
+    return distinct

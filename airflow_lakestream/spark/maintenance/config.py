@@ -33,7 +33,7 @@ class MaintenanceConfig(AppSettings):
         if self.app != MAINTAIN_ICEBERG:
             raise InvalidArgument("app", f"{self.app!r} has another program.", f"This one is {MAINTAIN_ICEBERG!r}.")
         self.check_sections("maintenance")
-        # Both properties check their settings.
+        # Computed for their checks.
         _ = self.work, self.catalog_settings
 
     @cached_property
@@ -52,14 +52,14 @@ class MaintenanceConfig(AppSettings):
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The permanent inputs of the lease's location."""
+        """The inputs that the lease's location keeps for ever."""
         return {"app": self.app, "catalog": self.catalog_name}
 
     @property
     def fingerprint(self) -> str:
         """A fingerprint, equal for two configurations if a driver may serve both."""
-        same = {"maintenance": self.maintenance, "spark": self.spark}
-        return fingerprint_of({**same, "catalog": identity_of(self.catalog_name, self.catalog_properties)})
+        catalog = identity_of(self.catalog_name, self.catalog_properties)
+        return fingerprint_of({"maintenance": self.maintenance, "spark": self.spark, "catalog": catalog})
 
     @property
     def catalog_settings(self) -> dict[str, str]:

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Together with ids: without a time, Iceberg would also expire all snapshots older than five days.
-_NO_OTHERS = "TIMESTAMP '1970-01-02 00:00:00'"
-# A data file is rewritten if it has lost this share of its rows, as a merge does it, or has this many delete files.
-_READABLE = {"delete-ratio-threshold": MOST_DELETED, "delete-file-threshold": 5}
-# Iceberg only warns of parts that lost a conflict. The next try rewrites these parts.
-_NO_PART_LOST = {"partial-progress.max-failed-commits": 0}
+# Sent together with snapshot ids: without a time, Iceberg would also expire all snapshots older than five days.
+_BEFORE_ALL_SNAPSHOTS = "TIMESTAMP '1970-01-02 00:00:00'"
+# A data file is rewritten if it has lost this share of its rows (the share of merges), or has this many delete files.
+_DELETE_LIMITS = {"delete-ratio-threshold": MOST_DELETED, "delete-file-threshold": 5}
+# By default Iceberg only warns of parts that lost a conflict; as a failure, the next try rewrites these parts.
+_NO_LOST_PART = {"partial-progress.max-failed-commits": 0}
 # Iceberg's messages if another writer was first: its retries are used up, or the files are gone.
-_LOST = (
+_CONFLICT_MESSAGES = (
     "Cannot commit rewrite",
     "rewrite commits failed",
     "CommitFailedException",
@@ -68,7 +68,7 @@ class CompactionLost(LakestreamError, Transient):
 
 @dataclass(frozen=True)
 class IcebergProcedures:
-    """The procedures of a table.
+    """Calls of Iceberg's Spark procedures for a table.
 
     :param catalog: the catalog's name, the same in Spark and PyIceberg.
     :param table: namespace.table.
@@ -78,37 +78,37 @@ class IcebergProcedures:
     catalog: str
     table: str
 
-    def compact(self, how: CompactionConfig) -> None:
+    def compact(self, config: CompactionConfig) -> None:
         """Rewrite small files, and files that deletes make slow to read.
 
-        Landings meanwhile are kept: Iceberg commits on top of them. Parts that lose in each try stay as they are.
-        Raises CompactionLost.
+        Landings meanwhile are kept: Iceberg commits on top of them. With partial progress, parts that lose against
+        other writers in each try stay as they are. Raises CompactionLost.
         """
         parts: dict[str, Any] = {"partial-progress.enabled": "false"}
-        if how.partial_progress:
-            parts = {"partial-progress.enabled": "true", **_NO_PART_LOST}
-        options = {**_READABLE, **parts, **how.options}
-        strategy = how.strategy or CompactionStrategy.BINPACK
-        arguments = {"strategy": strategy, "sort_order": how.sort_order, "where": how.where, "options": options}
+        if config.partial_progress:
+            parts = {"partial-progress.enabled": "true", **_NO_LOST_PART}
+        options = {**_DELETE_LIMITS, **parts, **config.options}
+        strategy = config.strategy or CompactionStrategy.BINPACK
+        arguments = {"strategy": strategy, "sort_order": config.sort_order, "where": config.where, "options": options}
         try:
-            self._win("rewrite_data_files", arguments, how.tries)
+            self._call_with_retries("rewrite_data_files", arguments, config.tries)
         except CompactionLost as e:
-            if not how.partial_progress:
+            if not config.partial_progress:
                 raise
             log.warning("%s A part of the table stays as it is until the next run.", e)
 
     def rewrite_position_deletes(self, tries: int) -> None:
-        """Give each data file at most one delete file, and remove unneeded delete files, or leave all files as before.
+        """Rewrite delete files, so that each data file has at most one; if other writers win each try, log a warning.
 
-        Leftovers cost time, and do no harm: merges may always be faster.
+        Remaining delete files only make reads slower, so the maintenance goes on.
         """
         try:
-            self._win("rewrite_position_delete_files", {"options": {"rewrite-all": "true"}}, tries)
+            self._call_with_retries("rewrite_position_delete_files", {"options": {"rewrite-all": "true"}}, tries)
         except CompactionLost as e:
             log.warning("%s", e)
 
-    def _win(self, procedure: str, arguments: Mapping[str, Any], tries: int) -> None:
-        """Call a procedure, with retries if other writers are faster. Raises CompactionLost.
+    def _call_with_retries(self, procedure: str, arguments: Mapping[str, Any], tries: int) -> None:
+        """Call a procedure, again if another writer has committed first. Raises CompactionLost.
 
         Any other error of the procedure is raised at once.
 
@@ -118,12 +118,11 @@ class IcebergProcedures:
             try:
                 self._call(procedure, arguments)
             except Exception as e:
-                if not any(word in str(e) for word in _LOST):
+                if not any(message in str(e) for message in _CONFLICT_MESSAGES):
                     raise
                 log.info("%s: compaction %s of %s lost against another writer.", self.table, number, tries)
-                last = next(iter(str(e).splitlines()), "")
                 if number == tries:
-                    raise CompactionLost(self.table, number, last) from e
+                    raise CompactionLost(self.table, number, str(e).partition("\n")[0]) from e
             else:
                 return
 
@@ -133,14 +132,14 @@ class IcebergProcedures:
 
     def expire(self, snapshot_ids: Sequence[int]) -> None:
         """Expire exactly these snapshots, and delete the files that only these snapshots have."""
-        ids = _SqlText(f"ARRAY({', '.join(f'{one}L' for one in snapshot_ids)})")
-        self._call("expire_snapshots", {"older_than": _SqlText(_NO_OTHERS), "snapshot_ids": ids})
+        ids = _SqlText(f"ARRAY({', '.join(f'{snapshot_id}L' for snapshot_id in snapshot_ids)})")
+        self._call("expire_snapshots", {"older_than": _SqlText(_BEFORE_ALL_SNAPSHOTS), "snapshot_ids": ids})
 
     def remove_orphans(self, age: float, *, by_prefix: bool) -> int:
-        """Delete older files of the table's folder that are in no snapshot; return the number of files.
+        """Delete files of the table's folder that are in no snapshot; return the number of files.
 
-        :param age: in seconds.
-        :param by_prefix: list with Iceberg's own client of the store, not Hadoop's.
+        :param age: age in seconds below which files are kept.
+        :param by_prefix: whether Iceberg's own client of the store lists the folder, and not Hadoop's client.
         """
         before = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time.time() - age))
         arguments = {
@@ -150,13 +149,14 @@ class IcebergProcedures:
         return self._call("remove_orphan_files", arguments)
 
     @property
-    def _place(self) -> str:
-        # With the catalog: a namespace may have the same name.
+    def _quoted_name(self) -> str:
+        # With the catalog's name: a namespace may have the name of a catalog.
         return ".".join(f"`{part}`" for part in (self.catalog, *self.table.split(".")))
 
     def _call(self, procedure: str, arguments: Mapping[str, Any]) -> int:
-        given = {"table": self._place, **{key: value for key, value in arguments.items() if value is not None}}
-        text = ", ".join(f"{key} => {_literal(value)}" for key, value in given.items())
+        """Call a procedure; return the number of rows in the result. Arguments that are None are left out."""
+        named = {"table": self._quoted_name, **arguments}
+        text = ", ".join(f"{key} => {_literal(value)}" for key, value in named.items() if value is not None)
         return len(self.spark.sql(f"CALL `{self.catalog}`.system.{procedure}({text})").collect())
 
 
@@ -167,10 +167,12 @@ class _SqlText(str):
 
 
 def _literal(value: Any) -> str:
+    """Return a procedure's argument as SQL; the items of a mapping become texts."""
     if isinstance(value, _SqlText):
         return value
     if isinstance(value, Mapping):
-        return f"map({', '.join(_literal(str(item)) for pair in value.items() for item in pair)})"
+        pairs = (f"{_literal(str(key))}, {_literal(str(item))}" for key, item in value.items())
+        return f"map({', '.join(pairs)})"
     escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -181,35 +183,35 @@ def times_of_day(schema: Schema) -> list[str]:
     return [str(schema.find_column_name(number)) for number in ids]
 
 
-def of_table(how: CompactionConfig, table: Table) -> CompactionConfig:
-    """Return the compaction of a table; a table other than a mirror keeps `how`.
+def of_table(config: CompactionConfig, table: Table) -> CompactionConfig:
+    """Return the compaction of a table: `config`, changed if the table is a mirror.
 
-    A mirror is sorted by its key, so that a merge finds by bounds which files may have the keys of a batch; or by the
-    table's own order, if it has one. A mirror is compacted in parts, since merges undo the rewrite of their files.
+    A mirror is sorted by the table's sort order, or else by the mirror's key: a merge then finds by the bounds of the
+    files which of them may have the keys of a batch. A mirror is compacted in parts, since a merge undoes the rewrite
+    of the files that it changes.
     """
     note = table.metadata.properties.get(MIRROR)
     if note is None:
-        return how
+        return config
     key = json.loads(note)["key"]
     if not table.sort_order().is_unsorted:
-        return how.of_mirror(None, is_sorted=True)
+        return config.of_mirror(None, is_sorted=True)
     has_bounds = isinstance(table.schema().find_field(key[0]).field_type, PLAIN_BOUNDS)
     order = ", ".join("`" + name.replace("`", "``") + "`" for name in key)
-    return how.of_mirror(order if has_bounds else None, is_sorted=has_bounds)
+    return config.of_mirror(order if has_bounds else None, is_sorted=has_bounds)
 
 
 def needs_fewer_deletes(table: Table) -> bool:
     """Return whether a read would open fewer delete files after a rewrite of the delete files.
 
-    Only tables of format version 2 have such files. A table with equality deletes, whose reads can't be counted, counts
-    as in need.
+    Only tables of format version 2 have such files.
     """
     if table.metadata.format_version != 2:
         return False
     try:
         return ReadCounts.of(table).may_be_fewer
     except ValueError:
-        # With equality deletes, which Iceberg's procedure leaves alone.
+        # The table has equality deletes, whose reads can't be counted. Iceberg's procedure leaves these alone.
         return True
 
 
@@ -222,7 +224,12 @@ EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 @dataclass(frozen=True)
 class TableReport:
-    """Report of the maintenance of a table."""
+    """Report of the maintenance of a table.
+
+    :param expired: number of expired snapshots.
+    :param orphans: number of deleted files that were in no snapshot.
+    :param mended: number of files whose wrong bounds were corrected.
+    """
 
     table: str
     before: TableSize
@@ -265,7 +272,7 @@ def maintain(config: MaintenanceConfig, spark: SparkSession) -> list[TableReport
     """Maintain the tables; return a report per table, in the order of the configuration.
 
     After a failed table the other tables are still maintained. At the end TableNotMaintained names the failed tables,
-    or TableToMaintainAgain if a retry may help. On a request to end, it ends after the current work.
+    or TableToMaintainAgain if a retry may help. On a request to end, the app ends after the current work.
 
     Raises LeaseHeld, and OtherInputs if the lease's location belongs to another stream.
     """
@@ -288,12 +295,9 @@ def _maintain(config: MaintenanceConfig, spark: SparkSession, supervision: AppSu
             log.info("Asked to end: %s and the tables after it are not maintained.", name)
             break
         started = time.monotonic()
+        procedures = IcebergProcedures(session, config.catalog_name, name)
         try:
-            reports.append(
-                _TableMaintenance(
-                    catalog, IcebergProcedures(session, config.catalog_name, name), work, supervision
-                ).run()
-            )
+            reports.append(_TableMaintenance(catalog, procedures, work, supervision).run())
         except LeaseLost:
             raise
         except Exception as e:
@@ -309,7 +313,7 @@ def _maintain(config: MaintenanceConfig, spark: SparkSession, supervision: AppSu
 
 @dataclass(frozen=True)
 class _TableMaintenance:
-    """The work on a table."""
+    """The maintenance of a table: the works of the section `maintenance` of the configuration."""
 
     catalog: Catalog
     procedures: IcebergProcedures
@@ -319,8 +323,8 @@ class _TableMaintenance:
     def run(self) -> TableReport:
         """Do the works, and return the report.
 
-        First come the works that make files unneeded, then the works that delete unneeded files. On a request to end,
-        the works that have not begun are left out.
+        Works that make files unneeded are done before works that delete unneeded files. On a request to end, the works
+        that have not begun are left out.
         """
         table = self._table()
         before, work = TableSize.of(table), self.work
@@ -344,37 +348,35 @@ class _TableMaintenance:
         :param columns: the columns of type time, for the warning.
         """
         work = self.work
-        left = [
-            what
-            for what, is_asked in {
-                "it was not compacted": work.compact,
-                "its manifests were not rewritten": work.rewrite_manifests,
-                "no snapshot expired": work.expire,
-            }.items()
-            if is_asked
-        ]
-        if left:
+        works = (
+            ("it was not compacted", work.compact),
+            ("its manifests were not rewritten", work.rewrite_manifests),
+            ("no snapshot expired", work.expire),
+        )
+        if left_out := [text for text, is_configured in works if is_configured]:
+            all_but_last = ", ".join(left_out[:-1])
             log.warning(
                 "%s: %s. Spark has no type for a time of day, and %s is one. Landings still remove old snapshots "
                 "(lakestream.snapshots.keep), and a mirror's merges put small files together.",
                 self.procedures.table,
-                " and ".join([*filter(None, [", ".join(left[:-1])]), left[-1]]),
+                f"{all_but_last} and {left_out[-1]}" if all_but_last else left_out[-1],
                 ", ".join(columns),
             )
         return replace(work, compact=None, rewrite_manifests=False, expire=None)
 
     def _mend_bounds(self, table: Table) -> int:
+        """Correct wrong bounds of data files in the manifests; return the number of files."""
         wrong = narrow_bounds.wrong_bounds(table, ledger_store.head_of(table.metadata))
-        for one in wrong:
-            log.warning("%s: %s. Its manifests are rewritten.", self.procedures.table, one.text)
+        for bounds in wrong:
+            log.warning("%s: %s. Its manifests are rewritten.", self.procedures.table, bounds.text)
         narrow_bounds.mend(self.catalog, self.procedures.table, wrong)
         return len(wrong)
 
-    def _begins(self, what: str) -> bool:
+    def _begins(self, work: str) -> bool:
         """Report the start of a work; return False, without a report, if the app was asked to end."""
         if self.supervision.is_over():
             return False
-        self.supervision.begin(f"{self.procedures.table}: {what}")
+        self.supervision.begin(f"{self.procedures.table}: {work}")
         return True
 
     def _has_rows(self) -> bool:
@@ -383,28 +385,35 @@ class _TableMaintenance:
     def _table(self) -> Table:
         return self.catalog.load_table(self.procedures.table)
 
-    def _compact(self, how: CompactionConfig) -> None:
+    def _compact(self, config: CompactionConfig) -> None:
         table = self._table()
         if is_memory(table):
             log.info("%s is not compacted: it keeps its files sorted, and few, by itself.", self.procedures.table)
             return
-        # First: if each delete file is of one data file, Iceberg knows which data files lost many rows. Last: to delete
-        # delete files whose data files are gone.
-        self._rewrite_deletes(how.tries)
-        self.procedures.compact(of_table(how, table))
-        self._rewrite_deletes(how.tries)
+        # Before, so that each delete file is of one data file: then Iceberg knows which data files lost many rows.
+        self._rewrite_deletes(config.tries)
+        self.procedures.compact(of_table(config, table))
+        # After, to remove delete files whose data files are gone.
+        self._rewrite_deletes(config.tries)
 
     def _rewrite_deletes(self, tries: int) -> None:
         if needs_fewer_deletes(self._table()):
             self.procedures.rewrite_position_deletes(tries)
 
     def _expire(self, rule: expiry.ExpiryRule) -> int:
+        """Expire the snapshots that a rule does not keep; return their number."""
         expiring = expiry.prepare(self.catalog, self.procedures.table, rule)
         if expiring:
             self.procedures.expire(expiring)
         return len(expiring)
 
     def _remove_orphans(self, age: float) -> int:
+        """Delete files in no snapshot, unless the table forbids it by `gc.enabled`; return the number of files.
+
+        Raises SharedFolder if another table is in the table's folder.
+
+        :param age: age in seconds below which files are kept.
+        """
         table = self._table()
         if table.properties.get(retention.GC_ENABLED, "").lower() == "false":
             return 0
