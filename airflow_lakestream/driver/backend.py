@@ -31,8 +31,11 @@ class SubmitFailed(LakestreamError, Transient):
 class DriverHandle:
     """The address of a driver, for later supervision.
 
-    `kind` names the backend. `job_id` is the cluster's id; `process` and `log` are set for a driver on a worker.
-    `is_planned`: the launch is not answered yet; the cluster may know such a driver later than its submitter does.
+    :param kind: name of the backend.
+    :param job_id: the cluster's id of the driver.
+    :param log: path of the log of a driver on a worker.
+    :param process: the process of a driver on a worker.
+    :param is_planned: whether the cluster has not yet confirmed the launch, and may not know the driver yet.
     """
 
     kind: str
@@ -88,10 +91,7 @@ class DriverBackend(Protocol):
         """Return the last lines of a driver's log, if readable."""
 
     def works(self, handle: DriverHandle) -> None:
-        """Note that a driver works: files that only its start needed may be deleted.
-
-        Called at each look at a working driver, so a second call finds the files gone.
-        """
+        """Delete the files that only a driver's start needed; called at each look at a working driver."""
 
     def ended(self, handle: DriverHandle) -> None:
-        """Note the good end of a driver: leftovers may be deleted. Raises no error."""
+        """Delete the leftovers of a driver that ended without an error. Raises no error."""

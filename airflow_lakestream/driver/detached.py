@@ -26,7 +26,7 @@ KIND = "detached"
 LOG_NAME = "driver.log"
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 30
-_GONE_WITHIN_S = 30.0
+_KILL_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DetachedJob:
 
 
 class DetachedBackend:
-    """Launches processes of this machine, and finds earlier processes again.
+    """The backend of drivers that are processes of this machine.
 
     :param secrets: the files of a driver's folder that may hold secrets.
     :param remedy: remedy if the command can't be started.
@@ -48,17 +48,17 @@ class DetachedBackend:
     def __init__(self, secrets: Sequence[str] = (CONFIG_FILE,), remedy: str = "") -> None:
         self._secrets = secrets
         self._remedy = remedy
-        # Kept, so that an ended child process is reaped at the next look and leaves no zombie.
-        self._own: dict[int, subprocess.Popen[bytes]] = {}
+        # By pid; kept so that an ended child process is reaped at the next look and leaves no zombie.
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def planned(self, job: DetachedJob) -> DriverHandle | None:
         """Return None: a process has no name before it runs."""
         return None
 
     def launch(self, job: DetachedJob) -> DriverHandle:
-        """Start a driver in its own session; the output goes to a file in the driver's folder.
+        """Start a driver; its output goes to a file in the driver's folder. Raises SubmitFailed.
 
-        The task's end does not end a driver in a session of its own. Raises SubmitFailed.
+        The driver has a session of its own, so that the task's end does not end the driver.
         """
         file = job.folder / LOG_NAME
         try:
@@ -74,7 +74,7 @@ class DetachedBackend:
                 )
         except OSError as e:
             raise SubmitFailed(f"{job.command[0]} can't be started: {e.strerror}. {self._remedy}".rstrip()) from e
-        self._own[process.pid] = process
+        self._children[process.pid] = process
         return DriverHandle(KIND, log=str(file), process=ProcessIdentity.of(process.pid))
 
     def state(self, handle: DriverHandle) -> BackendState:
@@ -84,10 +84,10 @@ class DetachedBackend:
         """
         if handle.process is None:
             return BackendState.UNKNOWN
-        if own := self._own.get(handle.process.pid):
-            code = own.poll()
-            if code is not None:
-                return BackendState.FAILED if code else BackendState.FINISHED
+        if child := self._children.get(handle.process.pid):
+            exit_code = child.poll()
+            if exit_code is not None:
+                return BackendState.FAILED if exit_code else BackendState.FINISHED
         alive = handle.process.alive
         if alive is None:
             return BackendState.UNKNOWN
@@ -133,11 +133,11 @@ def kill_process(process: ProcessIdentity) -> None:
             os.kill(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-    deadline = time.monotonic() + _GONE_WITHIN_S
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
     while process.alive and time.monotonic() < deadline:
         time.sleep(0.05)  # Poll: only a parent can wait for a process's end.
     if process.alive:
-        log.warning("Driver %s is still there %g s after SIGKILL.", process.pid, _GONE_WITHIN_S)
+        log.warning("Driver %s is still there %g s after SIGKILL.", process.pid, _KILL_TIMEOUT_S)
 
 
 def stop_driver(
@@ -151,24 +151,23 @@ def stop_driver(
 ) -> str:
     """Carry out `action` on a checkpoint's driver; return the result in words.
 
+    GRACEFUL asks the driver to end. A driver that has not begun to work has no batch to end, and is killed. KILL kills
+    the driver; a driver of another machine, without `kill`, is asked to end instead. LEAVE does nothing.
+
     :param by: the person or task that stops the driver, in words.
     :param within: seconds after which a driver that was asked to end is killed; None: never.
     :param kill: ends the driver by its backend; without it, a driver of this machine is killed by its pid.
-
-    GRACEFUL asks the driver to end. A driver that has not begun to work has no batch to end, and is killed. KILL kills
-    the driver; a driver of another machine, without `kill`, is asked to end instead. LEAVE does nothing.
     """
     if action is OnKill.LEAVE:
         return f"on_kill_action is {OnKill.LEAVE.value!r}: the driver goes on"
     request = "asked to end after its current batch" + ("" if within is None else f", within {within:g} s")
     if action is OnKill.GRACEFUL and request_stop(location, by, properties, within):
         return f"the driver was {request}"
-    lease = read_lease(location, properties)
-    held = lease is not None and lease.state() is LeaseState.HELD
     if kill is not None:
         kill()
         return "the driver was killed"
-    if lease is not None and held and lease.process.is_local:
+    lease = read_lease(location, properties)
+    if lease is not None and lease.state() is LeaseState.HELD and lease.process.is_local:
         kill_process(lease.process)
         return "the driver was killed"
     if request_stop(location, by, properties, within):

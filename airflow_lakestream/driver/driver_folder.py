@@ -25,7 +25,7 @@ _NONCE = "nonce"
 
 
 class StoreOverwrites(LakestreamError, Terminal):
-    """Error of a store without conditional writes: each of many drivers would hold the lease."""
+    """Error of a store without conditional writes: several drivers could hold the lease."""
 
     def __init__(self, location: str) -> None:
         super().__init__(
@@ -38,8 +38,8 @@ class StoreOverwrites(LakestreamError, Terminal):
 class DriverFolder:
     """The folder of a checkpoint's driver.
 
-    :param checkpoint_location: a path, or a URI as the engine takes it.
-    :param properties: opens its object store, see `open_folder`.
+    :param checkpoint_location: a path, or a URI in the engine's form.
+    :param properties: properties of the checkpoint's object store, see `open_folder`.
     """
 
     def __init__(self, checkpoint_location: str, properties: Mapping[str, str] | None = None) -> None:
@@ -95,13 +95,13 @@ def _encoded(value: Mapping[str, Any]) -> bytes:
 
 
 CONFIG_FILE = "app.json"
-# Folders of earlier drivers, kept for their logs.
+# Number of a stream's driver folders that are kept for their logs.
 _KEPT_FOLDERS = 10
 
 
 @dataclass(frozen=True)
 class DriverConfig:
-    """A driver's complete configuration; `content` holds secrets, `inputs` and `fingerprint` do not."""
+    """A driver's complete configuration, secrets included, with fingerprint and inputs, which have no secrets."""
 
     content: Mapping[str, Any]
     fingerprint: str

@@ -30,7 +30,7 @@ from airflow_lakestream.driver.supervisor import (
 )
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
-_NAME = "submit-"
+_FILE_PREFIX = "submit-"
 
 
 class SubmitAction(StrEnum):
@@ -43,10 +43,12 @@ class SubmitAction(StrEnum):
 
 @dataclass(frozen=True)
 class FoundDriver:
-    """A driver found by a submitter, with the submitter's action.
+    """The result of a search for a stream's driver, with the submitter's action.
 
-    `generation` is the lowest possible lease generation of the driver. `attempt` counts the submits for this
-    generation; 0 without a submit. `handle` is set if a submit has noted it, `lease` if the driver has taken its lease.
+    :param generation: the lowest possible lease generation of the driver.
+    :param attempt: number of the submits for this generation.
+    :param handle: the driver's handle, if its submitter has noted the handle.
+    :param lease: the driver's lease, if the driver has taken its lease.
     """
 
     action: SubmitAction
@@ -71,8 +73,8 @@ class DriverSubmissions:
     Each submit has a file `submit-<generation>-<attempt>.json` in the driver's folder. Only one process can create a
     file of that name, and this process may launch a driver.
 
-    :param fingerprint: identifies the configuration of the stream.
-    :param inputs: the permanent inputs of the checkpoint.
+    :param fingerprint: fingerprint of the stream's configuration.
+    :param inputs: the inputs that the checkpoint keeps for ever: app, topic, table and consumer group.
     :param start_timeout: seconds within which a launched driver takes its lease.
     """
 
@@ -108,13 +110,13 @@ class DriverSubmissions:
         lease = self.lease()
         check_inputs(self._location, lease, self._inputs)
         if lease and lease.state() is LeaseState.HELD:
-            attempt, record = self._newest(lease.generation)
+            attempt, record = self._newest_submit(lease.generation)
             if is_stop_requested(self._location, lease, self._properties):
                 return FoundDriver(SubmitAction.WAIT, lease.generation, attempt, _handle(record), lease)
             self._check_same(lease.fingerprint, str(lease))
             return FoundDriver(SubmitAction.ADOPT, lease.generation, attempt, _handle(record), lease)
         generation = lease.generation + 1 if lease else 1
-        attempt, record = self._newest(generation)
+        attempt, record = self._newest_submit(generation)
         handle = _handle(record)
         if record is None or not self._may_still_start(record, handle):
             return FoundDriver(SubmitAction.SUBMIT, generation, attempt)
@@ -125,10 +127,10 @@ class DriverSubmissions:
         """Return the last driver with a submit or a lease, even if it has ended; the action has no meaning."""
         lease = self.lease()
         generation = lease.generation if lease else 0
-        attempt, record = self._newest(generation + 1)
+        attempt, record = self._newest_submit(generation + 1)
         if record is not None:
             return FoundDriver(SubmitAction.ADOPT, generation + 1, attempt, _handle(record))
-        attempt, record = self._newest(generation)
+        attempt, record = self._newest_submit(generation)
         return FoundDriver(SubmitAction.ADOPT, generation, attempt, _handle(record), lease)
 
     def claim(self, driver: FoundDriver, by: str) -> FoundDriver:
@@ -142,12 +144,12 @@ class DriverSubmissions:
         if not self._folder.create(self._file(claimed), self._record(by, None)):
             raise Overtaken(self._location)
         for name in self._folder.names():
-            if name.startswith(_NAME) and name < self._file(claimed):
+            if name.startswith(_FILE_PREFIX) and name < self._file(claimed):
                 self._folder.remove(name)
         return claimed
 
     def launched(self, claimed: FoundDriver, by: str, handle: DriverHandle) -> FoundDriver:
-        """Note the handle of a driver in the claimed file; return the driver with the handle."""
+        """Write the handle of a launched driver into the claimed file; return the driver with the handle."""
         self._folder.write(self._file(claimed), self._record(by, handle))
         return replace(claimed, handle=handle)
 
@@ -156,11 +158,13 @@ class DriverSubmissions:
         self._folder.remove(self._file(claimed))
 
     def _may_still_start(self, record: Mapping[str, Any], handle: DriverHandle | None) -> bool:
+        """Return whether a submitted driver may still take its lease."""
         if handle is not None and handle.is_over:
             return False
         return time.time() - float(record.get("at", 0)) < self._start_timeout
 
     def _check_same(self, fingerprint: str, driver: str) -> None:
+        """Raise OtherInputs if a driver's fingerprint is not the stream's."""
         if fingerprint != self._fingerprint:
             raise OtherInputs(
                 self._location,
@@ -172,8 +176,9 @@ class DriverSubmissions:
         entry = {"fingerprint": self._fingerprint, "by": by, "at": time.time()}
         return {**entry, "handle": handle.to_dict() if handle else None}
 
-    def _newest(self, generation: int) -> tuple[int, dict[str, Any] | None]:
-        prefix = f"{_NAME}{generation:08d}-"
+    def _newest_submit(self, generation: int) -> tuple[int, dict[str, Any] | None]:
+        """Return the newest attempt of a generation, with the content of its file; (0, None) without a submit."""
+        prefix = f"{_FILE_PREFIX}{generation:08d}-"
         # The names are sorted, so the last name has the newest attempt.
         names = [name for name in self._folder.names() if name.startswith(prefix)]
         if not names:
@@ -182,7 +187,7 @@ class DriverSubmissions:
         return int(attempt), self._folder.read(names[-1])
 
     def _file(self, driver: FoundDriver) -> str:
-        return f"{_NAME}{driver.generation:08d}-{driver.attempt:04d}.json"
+        return f"{_FILE_PREFIX}{driver.generation:08d}-{driver.attempt:04d}.json"
 
 
 def _handle(record: Mapping[str, Any] | None) -> DriverHandle | None:
@@ -195,15 +200,19 @@ def _handle(record: Mapping[str, Any] | None) -> DriverHandle | None:
 log = logging.getLogger(__name__)
 
 # Seconds between two looks at a process of this machine, which cost next to nothing.
-_GLANCE = 0.5
+_PROCESS_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """Identity and limits of a stream, before any submit.
+    """Identity and limits of a stream.
 
-    `properties` are the catalog's, for a checkpoint in its object store; they may hold secrets. `by` names the
-    submitter, in words.
+    :param location: the checkpoint's location.
+    :param fingerprint: fingerprint of the configuration.
+    :param inputs: the inputs that the checkpoint keeps for ever.
+    :param poll_interval: seconds between two looks.
+    :param by: the submitter, in words.
+    :param properties: properties of the checkpoint's object store; may hold secrets.
     """
 
     location: str
@@ -235,7 +244,8 @@ class DriverSupervision:
             spec.location, spec.fingerprint, spec.inputs, spec.limits.start_timeout, spec.properties
         )
         self._folder = DriverFolder(spec.location, spec.properties)
-        # `by` is the same in each try of a task run, so the tries share these files. The names are stored: keep them.
+        # `by` is the same in each try of a task run, so the tries share these files. Files of older versions have these
+        # names: keep them.
         run = fingerprint_of({"run": spec.by})
         self._begun_file, self._reported_file = f"begun-{run}.json", f"told-{run}.json"
         self._driver: FoundDriver | None = None
@@ -261,8 +271,9 @@ class DriverSupervision:
         """
         progress = read_progress(self.spec.location, self.spec.properties)
         self._batches_before = progress.batches
-        now = progress.sums()
-        return now if self._folder.create(self._begun_file, now) else self._folder.read(self._begun_file) or now
+        sums = progress.sums()
+        is_first_try = self._folder.create(self._begun_file, sums)
+        return sums if is_first_try else self._folder.read(self._begun_file) or sums
 
     def progress(self) -> DriverProgress:
         """Return the current sums."""
@@ -277,10 +288,9 @@ class DriverSupervision:
         self._folder.write(self._reported_file, sums)
 
     def finish(self) -> DriverProgress:
-        """Return the last sums, and end the run.
+        """Return the last sums, and delete the run's files and the driver's leftovers.
 
-        The files with the run's sums are deleted: a cleared task counts afresh. The backend may delete the driver's
-        leftovers.
+        Without the files with the run's sums, a cleared task counts from its own beginning.
         """
         self._folder.remove(self._begun_file)
         self._folder.remove(self._reported_file)
@@ -291,19 +301,19 @@ class DriverSupervision:
     def begin(self, history: SupervisionHistory | None = None) -> None:
         """Adopt the stream's driver, or submit a driver.
 
-        :param history: history of this driver or of earlier drivers, for a restart; None at the start of a supervision.
-
         A driver that was asked to end is awaited first, and killed if it is overdue. Raises OtherInputs, see
         `DriverSubmissions.find`, SubmitFailed, and the errors of `prepare`.
+
+        :param history: history of this driver or of earlier drivers, for a restart; None at the start of a supervision.
         """
         self._driver = self._find_or_submit()
         now = time.time()
-        # The wait for the end of a replaced driver does not count.
+        # The limits count from now, without the wait for the end of a replaced driver.
         history = replace(history, submitted_at=now) if history else SupervisionHistory(submitted_at=now)
         spec = self.spec
         reported = self._watch.reported if self._watch else self._batches_before
         self._watch = DriverWatch(
-            spec.location, self.generation, spec.limits, history, self._job, reported, spec.properties
+            spec.location, self.generation, spec.limits, history, self._backend_state, reported, spec.properties
         )
 
     def resume(self, history: SupervisionHistory) -> None:
@@ -314,20 +324,19 @@ class DriverSupervision:
         self._driver = self._submissions.current()
 
     def follow(self, report: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
-        """Look and report each look, until an action is due or, with `until_started`, the driver has started.
-
-        Each look at a working driver calls `DriverBackend.works`.
+        """Look regularly until an action is due; return the decision of the last look.
 
         :param report: called with each look.
+        :param until_started: whether to return already when the driver has started to work.
         """
         assert self._watch is not None, "begin comes first"
         while True:
             look = self._watch.look()
             report(look)
-            starting = look.sight.driver is DriverState.STARTING
-            if look.lease is not None and not starting and self.handle is not None:
+            is_starting = look.sight.driver is DriverState.STARTING
+            if look.lease is not None and not is_starting and self.handle is not None:
                 self._backend.works(self.handle)
-            if look.decision.action is not SupervisorAction.WAIT or (until_started and not starting):
+            if look.decision.action is not SupervisorAction.WAIT or (until_started and not is_starting):
                 return look.decision
             self._wait_for_look()
 
@@ -359,8 +368,8 @@ class DriverSupervision:
             return "there was no driver yet"
         kill = self.clear_away if self._driver.handle is not None else None
         spec = self.spec
-        within = spec.limits.stop_timeout
-        return stop_driver(spec.location, action, spec.by, within=within, kill=kill, properties=spec.properties)
+        timeout = spec.limits.stop_timeout
+        return stop_driver(spec.location, action, spec.by, within=timeout, kill=kill, properties=spec.properties)
 
     def log_tail(self) -> list[str]:
         """Return the last lines of the driver's log, if readable."""
@@ -369,32 +378,33 @@ class DriverSupervision:
     def _wait_for_look(self) -> None:
         """Wait until the next look is due, or until a driver of this machine has ended."""
         end, was_over = time.monotonic() + self.spec.poll_interval, self._is_over
-        while (left := end - time.monotonic()) > 0 and self._is_over == was_over:
-            self._wait(min(left, _GLANCE))
+        while (seconds_left := end - time.monotonic()) > 0 and self._is_over == was_over:
+            self._wait(min(seconds_left, _PROCESS_LOOK_S))
 
     @property
     def _is_over(self) -> bool:
         return self.handle is not None and self.handle.is_over
 
-    def _job(self) -> BackendState:
+    def _backend_state(self) -> BackendState:
         return self._backend.state(self.handle) if self.handle else BackendState.UNKNOWN
 
     def _find_or_submit(self) -> FoundDriver:
-        # An overdue driver kills itself; allow it a little longer before killing it from here.
-        within = self.spec.limits.stop_timeout
-        patience = time.monotonic() + (math.inf if within is None else within + TTL_SECONDS)
+        """Adopt or submit a driver; wait while another driver ends, and kill a driver that does not end in time."""
+        # An overdue driver kills itself; only later it is killed from here.
+        timeout = self.spec.limits.stop_timeout
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout + TTL_SECONDS)
         while True:
-            driver = self._checked_with_backend(self._submissions.find())
+            driver = self._action_by_backend(self._submissions.find())
             if driver.action is SubmitAction.ADOPT:
-                known = driver.lease or driver.handle or "new"
-                log.info("Found the driver of %s running: %s", self.spec.location, known)
+                description = driver.lease or driver.handle or "new"
+                log.info("Found the driver of %s running: %s", self.spec.location, description)
                 return driver
             if driver.action is SubmitAction.SUBMIT:
                 try:
                     return self._submit(self._submissions.claim(driver, self.spec.by))
                 except Overtaken as e:
                     log.info("%s", e)
-            elif time.monotonic() > patience:
+            elif time.monotonic() > deadline:
                 log.warning("The driver did not give its lease back. It is killed: %s", driver.lease)
                 self._driver = driver
                 self.clear_away()
@@ -402,18 +412,17 @@ class DriverSupervision:
                 log.info("Waiting for a driver that was asked to end, or is gone: %s", driver.lease)
             self._wait(min(self.spec.poll_interval, 2.0))
 
-    def _checked_with_backend(self, driver: FoundDriver) -> FoundDriver:
-        """Return a driver to adopt with another action, if the backend reports it as gone before the lease ends.
+    def _action_by_backend(self, driver: FoundDriver) -> FoundDriver:
+        """Return a driver with another action than ADOPT if the backend reports that the driver has ended.
 
-        Without a lease the next driver is submitted. With a lease, the end of the lease is awaited. If heartbeats still
-        arrive, the lease belongs to a later driver, whose handle is unknown: that driver is adopted.
+        Without a lease the next driver is submitted. With a lease, the end of the lease is awaited; but if heartbeats
+        still arrive, the lease belongs to a later driver, which is adopted without a handle.
         """
         if driver.action is not SubmitAction.ADOPT or not self._is_gone(driver.handle):
             return driver
         if driver.lease is None:
             return replace(driver, action=SubmitAction.SUBMIT)
         if driver.lease.beat_at > self._last_beats.setdefault(driver.lease.generation, driver.lease.beat_at):
-            # The lease is that of another driver, for which no handle is known.
             return replace(driver, handle=None)
         return replace(driver, action=SubmitAction.WAIT)
 
@@ -421,10 +430,11 @@ class DriverSupervision:
         return handle is not None and self._backend.state(handle) in ENDED
 
     def _submit(self, claimed: FoundDriver) -> FoundDriver:
+        """Launch a driver; return the driver with its handle. Raises SubmitFailed, and the errors of `prepare`."""
         try:
             job = self._prepare()
             if (planned := self._backend.planned(job)) is not None:
-                # A worker that dies before the answer leaves the handle to the next worker.
+                # Before the launch: if this worker dies before the backend answers, the next worker has the handle.
                 self._submissions.launched(claimed, self.spec.by, planned)
             handle = self._backend.launch(job)
         # Also on a signal: a claim without a launch would make the next try wait for a driver until `start_timeout`.

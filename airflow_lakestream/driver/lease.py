@@ -1,8 +1,9 @@
 """The single writer of a checkpoint: a lease with a heartbeat, in the driver's folder.
 
-Each holder has a generation and a file `lease-<generation>.json`. Only one process can create that file; its holder
-rewrites it with each heartbeat. The newest generation holds the lease: a holder that finds a newer one has lost it.
-The ledger's compare-and-set still decides which offsets are landed; the lease saves work that it would refuse.
+Each holder has a generation (a number) and a file `lease-<generation>.json`. Only one process can create that file; the
+holder rewrites the file with each heartbeat. The newest generation holds the lease: a holder that sees a newer file has
+lost the lease. The ledger's compare-and-set still decides which offsets are landed; the lease saves work that the
+ledger would refuse.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class DriverTerminated(LakestreamError, Transient):
 def raise_on_sigterm() -> Callable[[], object]:
     """Let SIGTERM raise DriverTerminated in the main thread from now on; return a function for undoing.
 
-    Called in another thread, it does nothing: only the main thread receives signals.
+    In another thread nothing is done: only the main thread receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
@@ -71,14 +72,15 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 
 _BEATS_PER_TTL = 6
-_NAME, _STOP = "lease-", "stop.json"
-# Characters of an error, which may name rows that did not pass their checks.
-_LONGEST = 4_000
+_FILE_PREFIX, _STOP_FILE = "lease-", "stop.json"
+# Most characters of an error in a lease: errors of checks quote rows.
+_MOST_CHARACTERS = 4_000
 
 
 class LeaseHeld(LakestreamError, Transient):
-    """Error of a checkpoint in use by a driver. `record` is the driver's lease; None if unreadable.
+    """Error of a checkpoint in use by a driver.
 
+    :param record: the driver's lease; None if unreadable.
     :param damaged: addition to the message if the lease's file is cut or empty.
     """
 
@@ -125,13 +127,13 @@ def request_stop(
     if record is None or record.state() is not LeaseState.HELD:
         return False
     # The request names the generation, so that an old request does not stop a later driver.
-    folder.write(_STOP, {"generation": generation, "by": by, "at": time.time(), "within": within})
+    folder.write(_STOP_FILE, {"generation": generation, "by": by, "at": time.time(), "within": within})
     return True
 
 
 def is_stop_requested(location: str, record: LeaseRecord, properties: Mapping[str, str] | None = None) -> bool:
     """Return whether the lease's holder was asked to end."""
-    return _is_stop_for(DriverFolder(location, properties).read(_STOP), record)
+    return _is_stop_for(DriverFolder(location, properties).read(_STOP_FILE), record)
 
 
 def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str, str]) -> None:
@@ -139,9 +141,9 @@ def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str,
 
     :param record: the newest lease of the checkpoint, held or not; None allows any inputs.
     """
-    known = record.inputs if record else {}
-    if other := [name for name in inputs if name in known and known[name] != inputs[name]]:
-        difference = ", ".join(f"{name} {known[name]!r}, not {inputs[name]!r}" for name in other)
+    used = record.inputs if record else {}
+    if other := [name for name in inputs if name in used and used[name] != inputs[name]]:
+        difference = ", ".join(f"{name} {used[name]!r}, not {inputs[name]!r}" for name in other)
         raise OtherInputs(
             location,
             f"it belongs to {difference}",
@@ -151,7 +153,7 @@ def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str,
 
 
 class HeldLease:
-    """A lease held by this process. As a context manager it beats, and is released at the end, or at SIGTERM."""
+    """A lease held by this process; as a context manager with heartbeats, released at the end or at SIGTERM."""
 
     def __init__(self, folder: DriverFolder, location: str, record: LeaseRecord) -> None:
         self._folder = folder
@@ -159,9 +161,10 @@ class HeldLease:
         self._record = record
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        # The generation of the driver that has taken the lease over; 0 while this process holds the lease.
         self._lost_to = 0
         self._stopped = False
-        # When a stop with a time limit was seen (monotonic clock), and the limit in seconds.
+        # When this process read a stop request with a time limit (monotonic clock), and the limit in seconds.
         self._stop_limit: tuple[float, float] | None = None
         self._thread: threading.Thread | None = None
         self._restore_signal: Callable[[], object] = lambda: None
@@ -181,25 +184,25 @@ class HeldLease:
     ) -> Self:
         """Take the lease of a checkpoint, and delete the files of old leases.
 
-        :param location: the checkpoint's.
-        :param fingerprint: identifies the submit's configuration, see `fingerprint_of`.
-        :param holder: who started this driver, as free text.
-        :param inputs: the checkpoint's permanent inputs: app, topic, table, group.
+        :param location: the checkpoint's location.
+        :param fingerprint: fingerprint of the submit's configuration, see `fingerprint_of`.
+        :param holder: person or task that started this driver, in words.
+        :param inputs: the inputs that the checkpoint keeps for ever: app, topic, table, group.
         :param application_id: the engine's id of the application, for people.
         :param ui_url: the engine's page of the application, for people.
         :param ttl: seconds without a heartbeat after which the driver counts as vanished.
-        :param properties: opens its object store, see `open_folder`.
+        :param properties: properties of the checkpoint's object store, see `open_folder`.
 
         Raises LeaseHeld if a driver holds the lease or takes it at the same moment, OtherInputs if the checkpoint
         belongs to another stream, and errors of `DriverFolder.create`.
         """
         folder = DriverFolder(location, properties)
-        newest, known = _newest(folder)
-        if known is None and newest:
-            known = _before_damaged(folder, location, newest, ttl)
-        check_inputs(location, known, inputs or {})
-        if known and known.state() is LeaseState.HELD:
-            raise LeaseHeld(location, known)
+        newest, last = _newest(folder)
+        if last is None and newest:
+            last = _lease_before_damaged(folder, location, newest, ttl)
+        check_inputs(location, last, inputs or {})
+        if last and last.state() is LeaseState.HELD:
+            raise LeaseHeld(location, last)
         now = time.time()
         record = LeaseRecord(
             generation=newest + 1,
@@ -216,7 +219,7 @@ class HeldLease:
         # Check both: the file may have been created, and then deleted by a newer holder.
         if not folder.create(_file(record.generation), asdict(record)) or _newest(folder)[0] != record.generation:
             raise LeaseHeld(location, _newest(folder)[1])
-        # The lease before this lease stays, in case this file gets damaged: see `_before_damaged`.
+        # The file of the lease before stays, in case the new file is damaged: see `_lease_before_damaged`.
         for old in range(max(1, newest - 1), newest):
             folder.remove(_file(old))
         return cls(folder, location, record)
@@ -241,7 +244,7 @@ class HeldLease:
             self._folder.write(_file(self._record.generation), asdict(self._record))
 
     def check(self) -> None:
-        """Raise LeaseLost if a heartbeat has found another holder. Does no I/O: for a call before each commit."""
+        """Raise LeaseLost if a heartbeat has seen another holder. Without I/O, so that each commit can check."""
         if self._lost_to:
             raise LeaseLost(self._location, self._record.generation, self._lost_to)
 
@@ -251,7 +254,7 @@ class HeldLease:
         The time limit of the request begins when this method sees the request.
         """
         if not self._stopped:
-            request = self._folder.read(_STOP)
+            request = self._folder.read(_STOP_FILE)
             self._stopped = _is_stop_for(request, self._record)
             if self._stopped and request is not None and request.get("within") is not None:
                 self._stop_limit = time.monotonic(), float(request["within"])
@@ -270,7 +273,7 @@ class HeldLease:
             if self._lost_to or self._record.outcome:
                 return
             self._record = replace(
-                self._record, beat_at=time.time(), outcome=outcome, error=error[:_LONGEST], terminal=terminal
+                self._record, beat_at=time.time(), outcome=outcome, error=error[:_MOST_CHARACTERS], terminal=terminal
             )
             self._folder.write(_file(self._record.generation), asdict(self._record))
 
@@ -305,10 +308,10 @@ class HeldLease:
         """Kill this driver if the batch outlasts the time limit of the stop request: a batch may hang forever."""
         if not self.stop_requested() or self._stop_limit is None:
             return
-        since, within = self._stop_limit
-        if time.monotonic() - since < within:
+        requested_at, limit = self._stop_limit
+        if time.monotonic() - requested_at < limit:
             return
-        reason = f"killed: its batch did not end within {within:g} s after it was asked to"
+        reason = f"killed: its batch did not end within {limit:g} s after it was asked to"
         log.error("The driver of %s is %s. Its commits stay landed.", self._location, reason)
         self.release(DriverOutcome.STOPPED, reason)
         self.end_process()
@@ -323,11 +326,15 @@ def _is_stop_for(stop: Mapping[str, Any] | None, record: LeaseRecord) -> bool:
 
 
 def _file(generation: int) -> str:
-    return f"{_NAME}{generation:08d}.json"
+    return f"{_FILE_PREFIX}{generation:08d}.json"
 
 
 def _newest_generation(folder: DriverFolder) -> int:
-    numbers = [name.removeprefix(_NAME).removesuffix(".json") for name in folder.names() if name.startswith(_NAME)]
+    numbers = [
+        name.removeprefix(_FILE_PREFIX).removesuffix(".json")
+        for name in folder.names()
+        if name.startswith(_FILE_PREFIX)
+    ]
     return max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
@@ -338,6 +345,7 @@ def _newest(folder: DriverFolder) -> tuple[int, LeaseRecord | None]:
 
 
 def _record(folder: DriverFolder, generation: int) -> LeaseRecord | None:
+    """Return the lease of a generation; None if missing or unreadable."""
     content = folder.read(_file(generation)) if generation else None
     try:
         record = LeaseRecord.parse(content) if content else None
@@ -346,18 +354,20 @@ def _record(folder: DriverFolder, generation: int) -> LeaseRecord | None:
     return record if record and record.generation == generation else None
 
 
-def _before_damaged(folder: DriverFolder, location: str, generation: int, ttl: float) -> LeaseRecord | None:
+def _lease_before_damaged(folder: DriverFolder, location: str, generation: int, ttl: float) -> LeaseRecord | None:
     """Return the lease before a damaged lease, as ended, or None if unreadable.
 
-    The file of a living holder would have been rewritten within `ttl` seconds. Raises LeaseHeld until then.
+    A living holder rewrites its file within `ttl` seconds. Raises LeaseHeld until then.
+
+    :param generation: generation of the damaged lease.
     """
     name = _file(generation)
-    written = folder.modified(name)
-    # A time in the future by more than the difference of clocks means nothing.
-    if written is None or abs(time.time() - written) < ttl:
+    written_at = folder.modified(name)
+    # `abs`: a time far in the future comes from a wrong clock, and would never pass.
+    if written_at is None or abs(time.time() - written_at) < ttl:
         damaged = f" Its lease file {name} is damaged; it can be taken over {ttl:g} s after it was last written."
         raise LeaseHeld(location, None, damaged)
     log.warning("checkpoint %s: %s is damaged and no longer renewed. It is taken over.", location, name)
     before = _record(folder, generation - 1)
-    # The holder of that lease lost it to the damaged one.
+    # Without an outcome, its holder has lost the lease to the holder of the damaged lease.
     return before and replace(before, outcome=before.outcome or DriverOutcome.FAILED)

@@ -17,7 +17,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process: its pid, its start time (in kernel ticks), and the machine and pid namespace of the pid."""
+    """A process, identified by pid, start time, machine and pid namespace.
+
+    :param session: id of the process's session; 0 if unknown.
+    :param started: start time in ticks since the boot; 0 if unknown.
+    :param machine: id of boot and pid namespace, see `_machine`.
+    """
 
     pid: int
     session: int
@@ -36,7 +41,7 @@ class ProcessIdentity:
 
     @classmethod
     def parse(cls, value: Any) -> ProcessIdentity:
-        """Read the result of `vars`. Raises TypeError or KeyError."""
+        """Read a mapping of the fields. Raises TypeError or KeyError."""
         return cls(
             int(value["pid"]), int(value["session"]), int(value["started"]), str(value["host"]), str(value["machine"])
         )
@@ -55,7 +60,7 @@ class ProcessIdentity:
 
 
 def _machine() -> str:
-    """Return a text, different for each boot and for each container; empty outside Linux."""
+    """Return a text that differs for each boot and for each container; empty outside Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
@@ -66,14 +71,14 @@ def _machine() -> str:
 def _started(pid: int) -> int:
     """Return a process's start time in ticks since the boot; 0 without the process, or for a zombie."""
     try:
-        # Fields after the command (in parentheses, may hold anything): state is the 1st, start time the 20th.
+        # Fields after the command, which is in parentheses and may itself have some: state is the 1st, start the 20th.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
-# A holder without a heartbeat for this long has vanished, if its process can't be seen. Clocks may differ by less.
+# Seconds without a heartbeat after which a holder on another machine has vanished. Clocks may differ by less.
 TTL_SECONDS = 60.0
 _NUMBERS = ("taken_at", "beat_at", "ttl")
 
@@ -91,7 +96,7 @@ class LeaseDamaged(ValueError):
 
 
 class LeaseState(StrEnum):
-    """The state of a driver, by its lease: at work, ended with an outcome, or ended without a word."""
+    """The state of a driver by its lease: at work, ended with an outcome, or ended without an outcome."""
 
     HELD = "held"
     RELEASED = "released"
@@ -102,9 +107,10 @@ class LeaseState(StrEnum):
 class LeaseRecord:
     """A lease holder. Times are seconds since 1970 by the holder's clock.
 
-    `terminal` means that the error repeats until a user changes the cause.
-    `inputs` are the permanent inputs of the checkpoint (app, topic, table, group); `fingerprint` identifies the
-    submit's configuration. Neither holds a secret.
+    :param fingerprint: fingerprint of the submit's configuration, without secrets.
+    :param inputs: the inputs that the checkpoint keeps for ever (app, topic, table, group), without secrets.
+    :param ttl: seconds without a heartbeat after which the holder counts as vanished.
+    :param terminal: whether the error repeats until a user changes the cause.
     """
 
     generation: int
@@ -129,7 +135,7 @@ class LeaseRecord:
             outcome = known.get("outcome")
             times = {name: _number(known[name]) for name in _NUMBERS if name in known}
             process = ProcessIdentity.parse(value["process"])
-            inputs = {str(name): str(one) for name, one in dict(known.get("inputs", {})).items()}
+            inputs = {str(name): str(text) for name, text in dict(known.get("inputs", {})).items()}
             parsed = {"process": process, "inputs": inputs, "outcome": DriverOutcome(outcome) if outcome else None}
             return cls(**known | {"generation": int(known["generation"])} | times | parsed)
         except (KeyError, TypeError, ValueError, OverflowError) as e:
@@ -147,7 +153,7 @@ class LeaseRecord:
             return LeaseState.RELEASED
         alive = self.process.alive
         if alive is None:
-            # A heartbeat in the future by more than the difference of clocks counts as missing.
+            # `abs`: a heartbeat far in the future comes from a wrong clock, and would never be old.
             alive = abs((time.time() if now is None else now) - self.beat_at) < self.ttl
         return LeaseState.HELD if alive else LeaseState.VANISHED
 
@@ -157,6 +163,7 @@ class LeaseRecord:
 
 
 def _number(value: Any) -> float:
+    """Return a finite number. Raises ValueError, TypeError."""
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(value)

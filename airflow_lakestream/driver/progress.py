@@ -13,7 +13,7 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.driver.driver_folder import DriverFolder
 
-_NAME = "progress.json"
+_FILE_NAME = "progress.json"
 # Number of last batches that are kept; the sums cover all batches.
 KEPT = 50
 _SUMS = ("rows_in", "rows_out", "rejected", "skipped", "filtered", "bad")
@@ -25,10 +25,14 @@ LandedRange = tuple[str, int, int, int]
 class BatchProgress:
     """A finished micro-batch.
 
-    Rates are records per second: `input_rate` as they arrived, `processing_rate` as they were processed. `ranges` are
-    [topic, partition, from, until]. `lag` is the number of offsets left. `watermark` is the time (milliseconds since
-    1970) up to which the topic is landed, if known. `at` is the end of the batch, in seconds since 1970. `tables` are
-    the rows by table. `what` describes a step that lands nothing.
+    :param input_rate: records per second that arrived.
+    :param processing_rate: records per second that were processed.
+    :param duration: in seconds.
+    :param lag: number of offsets that are not landed yet.
+    :param watermark: time up to which the topic is landed, in milliseconds since 1970.
+    :param at: end of the batch, in seconds since 1970.
+    :param tables: number of rows by table.
+    :param what: description of a step that lands nothing.
     """
 
     batch_id: int
@@ -51,11 +55,11 @@ class BatchProgress:
 
     @classmethod
     def of(
-        cls, batch_id: int, counts: Counts, rows: int, landed: Iterable[OffsetRange], duration: float, **further: Any
+        cls, batch_id: int, counts: Counts, rows: int, landed: Iterable[OffsetRange], duration: float, **fields: Any
     ) -> BatchProgress:
         """Return a batch that has landed offsets.
 
-        :param further: further fields.
+        :param fields: values of other fields.
         """
         return cls(
             *(batch_id, counts.read, rows),
@@ -63,8 +67,8 @@ class BatchProgress:
             filtered=counts.filtered,
             processing_rate=counts.read / max(duration, 1e-3),
             duration=duration,
-            ranges=tuple((one.topic, one.partition, one.from_offset, one.until_offset) for one in landed),
-            **further,
+            ranges=tuple((r.topic, r.partition, r.from_offset, r.until_offset) for r in landed),
+            **fields,
         )
 
     @classmethod
@@ -95,9 +99,12 @@ class BatchProgress:
 class DriverProgress:
     """The progress of a checkpoint; the sums cover all its drivers.
 
-    `moves` grows with each sign of life: a finished batch, a step within a batch, a look without new records.
-    `doing` describes the last sign of life. `landed` are the ranges of all batches as [topic, partition, from, until],
-    merged.
+    :param moves: number of signs of life: a finished batch, a step within a batch, a look without new records.
+    :param moved_at: time of the last sign of life, in seconds since 1970.
+    :param doing: description of the last sign of life.
+    :param last: the last batches, at most `KEPT`.
+    :param tables: number of rows by table.
+    :param landed: the merged ranges of all batches.
     """
 
     batches: int = 0
@@ -128,22 +135,22 @@ class DriverProgress:
     def sums(self) -> dict[str, Any]:
         """Return the sums as JSON-ready values."""
         counts = {name: getattr(self, name) for name in ("batches", *_SUMS)}
-        return {**counts, "tables": dict(self.tables), "landed": [list(one) for one in self.landed]}
+        return {**counts, "tables": dict(self.tables), "landed": [list(landed) for landed in self.landed]}
 
-    def since(self, begun: Mapping[str, Any]) -> dict[str, Any]:
+    def since(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """Return the difference from earlier sums; no count falls below 0.
 
-        :param begun: the earlier sums, as returned by `sums`.
+        Offsets that landed before, and again since, are in `landed` only if their batch is in `last`.
 
-        Offsets that landed before and again since are in `landed` only if their batch is among the kept batches.
+        :param before: the earlier sums, as returned by `sums`.
         """
         now = self.sums()
-        counts = {name: max(0, now[name] - begun.get(name, 0)) for name in ("batches", *_SUMS)}
-        tables = Counter(self.tables) - Counter(begun.get("tables", {}))
-        landed = _set(self.landed) - _set(_ranges(begun.get("landed", ())))
+        counts = {name: max(0, now[name] - before.get(name, 0)) for name in ("batches", *_SUMS)}
+        tables = Counter(self.tables) - Counter(before.get("tables", {}))
+        landed = _range_set(self.landed) - _range_set(_ranges(before.get("landed", ())))
         for batch in self.last[-counts["batches"] :] if counts["batches"] else ():
-            landed |= _set(batch.ranges)
-        return {**counts, "tables": dict(tables), "landed": [list(one) for one in _listed(landed)]}
+            landed |= _range_set(batch.ranges)
+        return {**counts, "tables": dict(tables), "landed": [list(part) for part in _listed(landed)]}
 
     def plus(self, batch: BatchProgress) -> DriverProgress:
         """Return the sums with a further batch; `last` keeps the newest batches only."""
@@ -152,13 +159,13 @@ class DriverProgress:
             batches=self.batches + 1,
             **{name: getattr(self, name) + getattr(batch, name) for name in _SUMS},
             tables=dict(Counter(self.tables) + Counter(batch.tables)),
-            landed=_merged((*self.landed, *batch.ranges)),
+            landed=tuple(_listed(_range_set((*self.landed, *batch.ranges)))),
             last=(*self.last, batch)[-KEPT:],
         )
 
 
 class ProgressLog:
-    """The driver's side: adds to the progress of the checkpoint's earlier drivers. Thread-safe."""
+    """The driver's log of progress, which continues the progress of the checkpoint's earlier drivers. Thread-safe."""
 
     def __init__(self, location: str, properties: Mapping[str, str] | None = None) -> None:
         self._folder = DriverFolder(location, properties)
@@ -172,25 +179,25 @@ class ProgressLog:
             self._write(self._progress.plus(batch), f"batch {batch.batch_id} done")
 
     def report_once(self, batch: BatchProgress) -> None:
-        """Add a possibly repeated batch: after a kill before the report, the next driver finds the batch landed.
+        """Add a batch that may be reported already; such a batch counts as a batch without landed rows.
 
-        A repeated batch counts as a batch without landed rows.
+        A driver killed after its report may repeat the batch: the next driver then finds the same snapshots.
         """
         with self._lock:
-            reported = {(one.batch_id, one.snapshot_ids) for one in self._progress.last if one.snapshot_ids}
+            reported = {(last.batch_id, last.snapshot_ids) for last in self._progress.last if last.snapshot_ids}
         self.report(batch.emptied() if (batch.batch_id, batch.snapshot_ids) in reported else batch)
 
     def alive(self, doing: str = "waiting for records") -> None:
         """Report a sign of life without a finished batch: no new records, or a step of a long batch.
 
-        To call for each look without records, or every few seconds; never from a timer, which outlives a stuck driver.
+        Call it for each look without records, or with each step; never from a timer, which also runs in a stuck driver.
         """
         with self._lock:
             self._write(self._progress, doing)
 
     def _write(self, progress: DriverProgress, doing: str) -> None:
         self._progress = replace(progress, moves=progress.moves + 1, moved_at=time.time(), doing=doing)
-        self._folder.write(_NAME, asdict(self._progress))
+        self._folder.write(_FILE_NAME, asdict(self._progress))
 
 
 def read_progress(location: str, properties: Mapping[str, str] | None = None) -> DriverProgress:
@@ -200,13 +207,14 @@ def read_progress(location: str, properties: Mapping[str, str] | None = None) ->
 
 def _read(folder: DriverFolder) -> DriverProgress:
     try:
-        return _parsed(folder.read(_NAME) or {})
+        return _parsed(folder.read(_FILE_NAME) or {})
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        # Damaged. The file is for people only, so counting starts over.
+        # A damaged file: the counts are only for people, so they begin at 0 again.
         return DriverProgress()
 
 
 def _parsed(content: Mapping[str, Any]) -> DriverProgress:
+    """Return the progress in a file's content. Raises TypeError, ValueError, KeyError for damaged content."""
     known = {name: content[name] for name in DriverProgress.__dataclass_fields__ if name in content}
     known["landed"] = _ranges(known.get("landed", ()))
     known["last"] = tuple(BatchProgress.parse(batch) for batch in known.get("last", ()))
@@ -221,16 +229,12 @@ def _parsed(content: Mapping[str, Any]) -> DriverProgress:
     return progress
 
 
-def _ranges(given: Iterable[Any]) -> tuple[LandedRange, ...]:
-    return tuple((str(t), int(p), int(a), int(b)) for t, p, a, b in given)
+def _ranges(items: Iterable[Any]) -> tuple[LandedRange, ...]:
+    return tuple((str(topic), int(partition), int(start), int(end)) for topic, partition, start, end in items)
 
 
-def _merged(ranges: Iterable[LandedRange]) -> tuple[LandedRange, ...]:
-    return tuple(_listed(_set(ranges)))
-
-
-def _set(ranges: Iterable[LandedRange]) -> RangeSet:
-    return RangeSet(OffsetRange(*one) for one in ranges if one[2] < one[3])
+def _range_set(ranges: Iterable[LandedRange]) -> RangeSet:
+    return RangeSet(OffsetRange(topic, partition, start, end) for topic, partition, start, end in ranges if start < end)
 
 
 def _listed(ranges: RangeSet) -> Iterator[LandedRange]:

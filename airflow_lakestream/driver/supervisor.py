@@ -71,7 +71,7 @@ class GaveUp(LakestreamError, Transient):
 
 
 class DriverFailed(LakestreamError, Terminal):
-    """Error of a driver with a failure that a restart repeats."""
+    """Error of a driver whose failure would repeat after a restart."""
 
     def __init__(self, location: str, reason: str) -> None:
         super().__init__(f"checkpoint {location}: the driver {reason}")
@@ -79,12 +79,16 @@ class DriverFailed(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class SupervisionLimits:
-    """The limits of supervision, in seconds.
+    """The limits of supervision; all except `max_restarts` in seconds.
 
-    `max_restarts` restarts are done without a healthy period of `healthy_after` in between. The pause before a restart
-    begins with `backoff`, and doubles up to `max_backoff`. A driver fails if it takes no lease within `start_timeout`,
-    if its state is unknown for `unknown_timeout`, or if it makes no progress for `stall_timeout`; None: progress is not
-    watched. `stop_timeout`: seconds that a batch may take after the driver was asked to end; None: no limit.
+    :param max_restarts: most restarts without a healthy period in between.
+    :param backoff: pause before the first restart; the pause doubles with each restart.
+    :param max_backoff: longest pause.
+    :param healthy_after: time of work with progress after which earlier restarts no longer count.
+    :param stall_timeout: time without progress after which a driver fails; None: progress is not watched.
+    :param start_timeout: time within which a driver has to take its lease.
+    :param unknown_timeout: time after which a driver with an unknown state fails.
+    :param stop_timeout: time that a batch may take after the driver was asked to end; None: no limit.
     """
 
     max_restarts: int = 5
@@ -99,9 +103,12 @@ class SupervisionLimits:
 
 @dataclass(frozen=True)
 class DriverSight:
-    """A look at a driver: `moves` counts its progress, `doing` is the last step, `error` the failure's reason.
+    """The facts about a driver from a look.
 
-    `terminal`: the error repeats until a user changes the cause.
+    :param moves: the driver's count of progress.
+    :param error: reason of a failure.
+    :param terminal: whether the error repeats until a user changes the cause.
+    :param doing: the driver's last step.
     """
 
     driver: DriverState
@@ -113,10 +120,14 @@ class DriverSight:
 
 @dataclass(frozen=True)
 class SupervisionHistory:
-    """History from earlier looks for the next look; plain numbers, to be handed to another process.
+    """History from earlier looks, for the next look. Plain numbers, so that another process can continue.
 
-    `restarts` counts since the last healthy period. `moves` is the count of progress at the last look with progress,
-    and `moved_at` the time of that look. `unknown_since` is 0 while the state is known.
+    Times are seconds since 1970.
+
+    :param restarts: number of restarts since the last healthy period.
+    :param moves: the driver's count of progress at the last look with progress; -1 before the first progress.
+    :param moved_at: time of that look.
+    :param unknown_since: time since which the driver's state is unknown; 0 while the state is known.
     """
 
     submitted_at: float
@@ -141,7 +152,12 @@ class SupervisionHistory:
 
 @dataclass(frozen=True)
 class SupervisionDecision:
-    """An action with its reason and, for a restart, its time. `history` is for the next look."""
+    """An action with its reason.
+
+    :param history: history for the next look.
+    :param at: time of a restart, in seconds since 1970.
+    :param terminal: whether the failure would repeat after a restart.
+    """
 
     action: SupervisorAction
     history: SupervisionHistory
@@ -151,7 +167,7 @@ class SupervisionDecision:
 
 
 def sight_of(lease: LeaseRecord | None, generation: int, job: BackendState, moves: int, now: float) -> DriverSight:
-    """Return the sight of a driver from its lease and from the backend's state.
+    """Return the facts about a driver from its lease and from the backend's state.
 
     :param lease: the newest lease; None without a lease.
     :param generation: our driver's lowest possible generation; older leases belong to earlier drivers.
@@ -159,30 +175,30 @@ def sight_of(lease: LeaseRecord | None, generation: int, job: BackendState, move
     :param moves: the driver's count of progress.
     """
     if lease is None or lease.generation < generation:
-        # The driver has not taken its lease yet, and never will if it has ended.
-        ended = job in ENDED
-        error = "ended before it took the checkpoint's lease" if ended else ""
-        return DriverSight(DriverState.FAILED if ended else DriverState.STARTING, moves, error)
+        # The driver has not taken its lease yet.
+        if job in ENDED:
+            return DriverSight(DriverState.FAILED, moves, "ended before it took the checkpoint's lease")
+        return DriverSight(DriverState.STARTING, moves)
     state = lease.state(now)
     if state is LeaseState.RELEASED:
-        failed = lease.outcome is DriverOutcome.FAILED
-        return DriverSight(DriverState.FAILED if failed else DriverState.DONE, moves, lease.error, lease.terminal)
+        has_failed = lease.outcome is DriverOutcome.FAILED
+        return DriverSight(DriverState.FAILED if has_failed else DriverState.DONE, moves, lease.error, lease.terminal)
     if job in (BackendState.FAILED, BackendState.VANISHED):
         return DriverSight(DriverState.VANISHED, moves)
     if state is LeaseState.VANISHED:
-        # No heartbeat, but the driver may still run: wait `unknown_timeout`.
-        unclear = job is BackendState.RUNNING or (job is BackendState.UNKNOWN and lease.process.alive is None)
-        return DriverSight(DriverState.UNKNOWN if unclear else DriverState.VANISHED, moves)
+        # Without heartbeats the driver may still run; `decide` waits for `unknown_timeout`.
+        may_run = job is BackendState.RUNNING or (job is BackendState.UNKNOWN and lease.process.alive is None)
+        return DriverSight(DriverState.UNKNOWN if may_run else DriverState.VANISHED, moves)
     return DriverSight(DriverState.RUNNING, moves)
 
 
 def decide(
     history: SupervisionHistory, limits: SupervisionLimits, sight: DriverSight, now: float
 ) -> SupervisionDecision:
-    """Return the decision after a look at the driver.
+    """Return the decision after a look at the driver, with the history for the next look.
 
     A failure leads to a restart after a pause. A terminal failure, or a failure after `max_restarts` restarts, leads to
-    giving up. The decision has the history for the next look.
+    giving up.
     """
     if sight.driver is DriverState.DONE:
         return SupervisionDecision(SupervisorAction.FINISH, history)
@@ -212,7 +228,7 @@ def _updated_history(
 
 
 def _failure(history: SupervisionHistory, limits: SupervisionLimits, sight: DriverSight, now: float) -> str:
-    """Return the failure, to follow "the driver"; empty without a failure."""
+    """Return the failure as a text that continues "the driver ..."; empty without a failure."""
     if sight.driver is DriverState.FAILED:
         return f"failed: {sight.error}" if sight.error else "failed"
     if sight.driver is DriverState.VANISHED:
@@ -222,10 +238,10 @@ def _failure(history: SupervisionHistory, limits: SupervisionLimits, sight: Driv
     if sight.driver is DriverState.UNKNOWN and now - history.unknown_since >= limits.unknown_timeout:
         return f"was not heard of for {limits.unknown_timeout:g} s"
     # Before the first progress, the time since the submit counts.
-    still_for = now - (history.moved_at or history.submitted_at)
-    if sight.driver is DriverState.RUNNING and limits.stall_timeout and still_for >= limits.stall_timeout:
-        last = f" (last: {sight.doing})" if sight.doing else ""
-        return f"made no progress for {still_for:.0f} s{last}"
+    stalled_for = now - (history.moved_at or history.submitted_at)
+    if sight.driver is DriverState.RUNNING and limits.stall_timeout and stalled_for >= limits.stall_timeout:
+        last_step = f" (last: {sight.doing})" if sight.doing else ""
+        return f"made no progress for {stalled_for:.0f} s{last_step}"
     return ""
 
 
@@ -280,9 +296,10 @@ class StreamSupervisor(Protocol):
         """Continue the supervision of another process, with its history; `begin` may follow for a restart."""
 
     def follow(self, report: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
-        """Look, and report each look, until an action is due or, with `until_started`, until the work has started.
+        """Look regularly until an action is due; return the decision of the last look.
 
         :param report: called with each look.
+        :param until_started: whether to return already when the driver has started to work.
         """
 
     def pause(self, until: float) -> None:
@@ -303,7 +320,7 @@ class StreamSupervisor(Protocol):
 
 @dataclass(frozen=True)
 class DriverLook:
-    """The decision and the state of a look; `batches` ended since the last look."""
+    """The facts of a look and the decision; `batches` are the batches that ended since the last look."""
 
     decision: SupervisionDecision
     sight: DriverSight
@@ -320,7 +337,7 @@ class DriverWatch:
     :param job: asks the backend for the driver's state.
     :param reported: number of the checkpoint's batches that were reported already; None: all batches before the first
         look count as reported.
-    :param properties: the catalog's, for a checkpoint in its object store.
+    :param properties: properties of the checkpoint's object store.
     """
 
     def __init__(
@@ -361,8 +378,10 @@ class DriverWatch:
         return DriverLook(decision, sight, lease, progress, self._new(progress))
 
     def _new(self, progress: DriverProgress) -> tuple[BatchProgress, ...]:
-        # The greater number: a damaged progress file begins to count at 0 again, and no batch is reported twice.
-        known, self.reported = self.reported, max(progress.batches, self.reported or 0)
-        if known is None:
+        """Return the batches that were not reported yet, and count these as reported."""
+        before = self.reported
+        # The greater number: after damage, a progress file begins to count at 0, and no batch may be reported twice.
+        self.reported = max(progress.batches, before or 0)
+        if before is None or progress.batches <= before:
             return ()
-        return progress.last[-new:] if (new := progress.batches - known) > 0 else ()
+        return progress.last[before - progress.batches :]
