@@ -18,9 +18,10 @@ from airflow_lakestream.core.publishing.branch import BranchSnapshot, EngineJobL
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.stores.folders import FolderStore, open_folder
 
+# Keys of Flink's sink in a snapshot's summary.
 JOB, CHECKPOINT = "flink.job-id", "flink.max-committed-checkpoint-id"
 METADATA = "_metadata"
-_NOWHERE = -(2**63)
+_NO_STOP = -(2**63)
 
 
 class TwoSources(LakestreamError, Terminal):
@@ -34,7 +35,7 @@ class TwoSources(LakestreamError, Terminal):
 
 
 def offsets_in(metadata: bytes, topic: str) -> dict[int, int]:
-    """Return, by partition, the next offset in a checkpoint's `_metadata`; without partitions not read yet.
+    """Return the next offsets by partition in a checkpoint's `_metadata`, without partitions that were not read yet.
 
     Raises TwoSources.
     """
@@ -44,13 +45,13 @@ def offsets_in(metadata: bytes, topic: str) -> dict[int, int]:
     for match in re.finditer(re.escape(head), metadata):
         if match.end() + 20 > len(metadata):
             continue
-        partition, offset, stops = struct.unpack_from(">iqq", metadata, match.end())
-        # These bytes only look like the head of a split.
-        if partition < 0 or (stops != _NOWHERE and stops < 0):
+        partition, offset, stop = struct.unpack_from(">iqq", metadata, match.end())
+        # Other bytes may look like the head of a split.
+        if partition < 0 or (stop != _NO_STOP and stop < 0):
             continue
         if offsets.setdefault(partition, offset) != offset:
             raise TwoSources(topic, partition, (offsets[partition], offset))
-    # Below 0 are commands, such as "the earliest": nothing was read yet.
+    # Numbers below 0 are commands, such as "the earliest", of a partition that was not read yet.
     return {partition: offset for partition, offset in offsets.items() if offset >= 0}
 
 
@@ -71,12 +72,12 @@ class CheckpointFolder:
         return f"{self.location.rstrip('/')}/{job}/chk-{max(numbers)}" if numbers else None
 
     def offsets(self, job: str, number: int, topic: str) -> dict[int, int] | None:
-        """Return the offsets of a checkpoint; None if the checkpoint does not exist (any more). Raises TwoSources."""
+        """Return a checkpoint's next offsets by partition; None if the checkpoint is gone. Raises TwoSources."""
         content = self._store().read(f"{job}/chk-{number}/{METADATA}")
         return None if content is None else offsets_in(content, topic)
 
     def offsets_at(self, location: str, topic: str) -> dict[int, int] | None:
-        """Return the offsets of the checkpoint or savepoint at a location; None if the location is empty.
+        """Return the next offsets by partition of the checkpoint or savepoint at a location; None if it is gone.
 
         Raises TwoSources.
         """
@@ -89,11 +90,12 @@ class CheckpointFolder:
 
 @dataclass
 class FlinkPositions:
-    """Positions of Flink's snapshots, by the checkpoint of each; see `core.publishing.branch.EnginePositions`.
+    """Offsets that Flink had read at each snapshot of the branch; see `core.publishing.branch.EnginePositions`.
 
     :param savepoint: location of the savepoint by which the newest job was stopped in order, if no job was started
         since: the branch then has all records read by the job. With the savepoint Flink removes the job's checkpoints.
-    :param line: the noted line of the jobs that have written to the branch; None if nothing is noted.
+    :param line: the jobs that have written to the branch, each continuing from the state of the job before; None if
+        unknown.
     :param jobs: the ids of these jobs.
     """
 
@@ -112,19 +114,19 @@ class FlinkPositions:
         return summary.get(JOB) in self.jobs
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
-        """Return the offsets of the snapshot's checkpoint; None if the checkpoint is gone. Raises TwoSources."""
+        """Return the next offsets of the snapshot's checkpoint; None if the checkpoint is gone. Raises TwoSources."""
         return self.checkpoints.offsets(snapshot.summary[JOB], int(snapshot.summary.get(CHECKPOINT, -1)), self.topic)
 
     def beyond(self) -> Mapping[int, int] | None:
-        """Return the offsets of the savepoint; None without a savepoint."""
+        """Return the next offsets of the savepoint; None without a savepoint."""
         return None if self.savepoint is None else self.checkpoints.offsets_at(self.savepoint, self.topic)
 
 
 # Iceberg's sink keeps its job's id, in Flink's form of texts: the length plus one, then the letters.
-_JOB = re.compile(rb"\x21([0-9a-f]{32})(?![0-9a-f])")
-_OF_CHECKPOINT = re.compile(r"/([0-9a-f]{32})/chk-\d+$")
-_MAGIC = 0x4960672D
-_HEAD = struct.Struct(">iiq")
+_JOB_ID_STATE = re.compile(rb"\x21([0-9a-f]{32})(?![0-9a-f])")
+_CHECKPOINT_FOLDER = re.compile(r"/([0-9a-f]{32})/chk-\d+$")
+_METADATA_MAGIC = 0x4960672D
+_METADATA_HEAD = struct.Struct(">iiq")
 
 
 class SavepointUnreadable(LakestreamError, Terminal):
@@ -136,9 +138,10 @@ class SavepointUnreadable(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class SavepointOffsets:
-    """A complete savepoint or checkpoint: number, and next offset of each read partition.
+    """A complete savepoint or checkpoint.
 
-    `job` is the id of the job that made it; empty if no file names one.
+    :param ends: by partition, the next offset to read.
+    :param job: id of the job that made the savepoint; empty if no file names the job.
     """
 
     location: str
@@ -151,7 +154,7 @@ def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | No
     """Read the offsets of a topic's sources from a savepoint.
 
     :param location: the folder of a savepoint or of `chk-N`, or the `_metadata` in it.
-    :param properties: opens its object store, see `open_folder`.
+    :param properties: properties of the savepoint's object store, see `open_folder`.
 
     Raises SavepointUnreadable.
     """
@@ -177,16 +180,18 @@ def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | No
 
 
 def _job(folder: str, states: Sequence[bytes]) -> str:
-    if match := _OF_CHECKPOINT.search(folder):
+    """Return the id of the job that made a savepoint, from its path or its state; empty if unknown."""
+    if match := _CHECKPOINT_FOLDER.search(folder):
         return match[1]
-    jobs = {name.decode() for state in states for name in _JOB.findall(state)}
+    jobs = {name.decode() for state in states for name in _JOB_ID_STATE.findall(state)}
     return jobs.pop() if len(jobs) == 1 else ""
 
 
 def _number(content: bytes, folder: str) -> int:
-    if len(content) < _HEAD.size:
+    """Return the checkpoint's number in the head of a `_metadata`. Raises SavepointUnreadable."""
+    if len(content) < _METADATA_HEAD.size:
         raise SavepointUnreadable(folder, "its _metadata is incomplete.")
-    magic, _, number = _HEAD.unpack_from(content)
-    if magic != _MAGIC:
+    magic, _, number = _METADATA_HEAD.unpack_from(content)
+    if magic != _METADATA_MAGIC:
         raise SavepointUnreadable(folder, "its _metadata was not written by Flink.")
     return int(number)

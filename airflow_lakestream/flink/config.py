@@ -71,7 +71,7 @@ class FlinkConfig(StreamSettings, JobConfig):
             # Computed here for their errors only.
             _ = self.extract, self.select
         else:
-            self._check_own()
+            self._check_columns_and_own_sql()
         if not self.reads_texts and not self.finds_columns:
             self._check_columns()
         check_branch("branch", self.on_branch)
@@ -79,8 +79,8 @@ class FlinkConfig(StreamSettings, JobConfig):
             raise InvalidArgument("schema", "goes with sql: without it the table has the columns.", "Leave it out.")
         _ = self.start, self.design, self.auditor
 
-    def _check_own(self) -> None:
-        """Check columns without a statement, or with a statement of Flink's own SQL. Raises InvalidArgument.
+    def _check_columns_and_own_sql(self) -> None:
+        """Check arguments without a statement of the common SQL subset. Raises InvalidArgument.
 
         The columns are needed, unless the extract finds them. Arguments of the common SQL subset are refused, and
         `on_error` is refused with Flink's own SQL, which the extract can't run.
@@ -110,8 +110,8 @@ class FlinkConfig(StreamSettings, JobConfig):
         elif self.format == "raw":
             raw_reading(columns)
         else:
-            for one in columns.fields:
-                type_of(one.field_type, one.name)
+            for column in columns.fields:
+                type_of(column.field_type, column.name)
             _check_registry(self.registry_config)
 
     @property
@@ -148,7 +148,7 @@ class FlinkConfig(StreamSettings, JobConfig):
         if not self.is_common:
             return self.sql
         statement = self.extract.statement
-        assert statement is not None, "it has one"
+        assert statement is not None, "is_common requires a statement"
         columns = statement.transform.input_schema
         if self.reads_texts or columns is None:
             return translated(str(self.sql), RAW_SCHEMA, raw=True)
@@ -159,7 +159,7 @@ class FlinkConfig(StreamSettings, JobConfig):
         """The configuration of an extract with the same rows. Raises InvalidArgument."""
         decodes = not self.reads_texts
         return ExtractConfig(
-            **{one.name: getattr(self, one.name) for one in fields(StreamSettings)},
+            **{setting.name: getattr(self, setting.name) for setting in fields(StreamSettings)},
             format=self.format,
             schema_registry=self.registry_config if decodes and self.registry else None,
             schema=(self.columns if decodes else self.schema) or None,
@@ -197,7 +197,7 @@ class FlinkConfig(StreamSettings, JobConfig):
 
     @property
     def auditor(self) -> RowChecker | None:
-        """The audit of rows before publication; None without checks."""
+        """The checker of rows before a publication; None without checks."""
         return auditor_of(vars(self))
 
     @property
@@ -212,7 +212,7 @@ class FlinkConfig(StreamSettings, JobConfig):
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The permanent inputs of the checkpoint."""
+        """The inputs that the checkpoint keeps for ever."""
         return {"app": APP, "topic": self.topic, "table": self.table, "group": self.consumer_group}
 
     @property
@@ -226,13 +226,13 @@ class FlinkConfig(StreamSettings, JobConfig):
         """A fingerprint, equal for two configurations if a job may continue from the state of either."""
         job = {name: getattr(self, name) for name in ("topic", "table", "columns", "sql", "format", "parallelism")}
         if self.is_common:
-            # A new version of the package may translate otherwise.
+            # A new version of the package may translate the same statement differently.
             job |= {"sql_input": self.sql_input, "select": self.select}
         return fingerprint_of({**job, "branch": self.on_branch, **self.places})
 
 
 def _check_registry(registry: RegistryConfig) -> None:
-    """Refuse a client's certificate: Flink would show the key in errors. Raises InvalidArgument."""
+    """Refuse a registry with a client's certificate: Flink would show the key in errors. Raises InvalidArgument."""
     for name in ("cert_file", "key_file", "key_password"):
         if getattr(registry, name):
             raise InvalidArgument(

@@ -52,33 +52,39 @@ from airflow_lakestream.tables.schema.types import schema_text
 log = logging.getLogger(__name__)
 
 
-# A publication has checked the share already; the records left to the extract may all be bad.
-_ANY = RejectLimit(share=1.0)
+# For records that Flink has left out: a publication has checked the share of bad records, and these may all be bad.
+_NO_REJECT_LIMIT = RejectLimit(share=1.0)
 
 
 def left_out_ranges(entry: TopicEntry, topic: str, branch: str, *, published: bool = False) -> RangeSet:
-    """Return the offsets that Flink has left out: below landed or published offsets, and missing in the ledger.
+    """Return the offsets that Flink has left out: below published or landed offsets, and missing in the ledger.
 
     The result is empty for a group without an origin.
 
     :param entry: the ledger entry of the topic.
     :param branch: the branch of Flink's publications.
-    :param published: whether only offsets below published offsets count. A running job may still make rows of offsets
-        above.
+    :param published: whether only offsets below published offsets count, since a running job may still make rows of
+        later offsets.
     """
+    if not entry.origin:
+        return RangeSet()
     marker = entry.published.get(branch)
     ends = {} if marker is None else dict(marker.ends)
-    for _, p in () if published else entry.held.partitions:
-        ends[p] = max(ends.get(p, 0), *(end for _, end in entry.held.intervals(topic, p)))
-    covered = union(RangeSet.of(topic, p, entry.origin.get(p, 0), end) for p, end in ends.items())
-    return covered - entry.held if entry.origin else RangeSet()
+    if not published:
+        for _, partition in entry.held.partitions:
+            landed_ends = (end for _, end in entry.held.intervals(topic, partition))
+            ends[partition] = max(ends.get(partition, 0), *landed_ends)
+    covered = union(
+        RangeSet.of(topic, partition, entry.origin.get(partition, 0), end) for partition, end in ends.items()
+    )
+    return covered - entry.held
 
 
 @dataclass(frozen=True)
 class LeftoverLog:
-    """A log for publications, with every record without a row as missing, tombstones included.
+    """A view of a topic in which tombstones count as values, so that a tombstone without a row counts as missing.
 
-    The extract lands these records, and decides which of them are rows. See `core.publishing.branch.TopicLogView`.
+    The extract lands missing records, and decides which of them are rows. See `core.publishing.branch.TopicLogView`.
     """
 
     inner: TopicLogView
@@ -117,8 +123,8 @@ class ExtractProof:
         engine_rows = EngineRows(
             written.rows, topic, [name for name in columns.column_names if name not in COORDINATES]
         )
-        below = {p: max(marks.low, self.begins.get(p, 0)) for p, marks in state.marks.items()}
-        wanted = ranges - union(RangeSet.of(topic, p, 0, low) for p, low in below.items())
+        lows = {p: max(marks.low, self.begins.get(p, 0)) for p, marks in state.marks.items()}
+        wanted = ranges - union(RangeSet.of(topic, p, 0, low) for p, low in lows.items())
         read_ranges, row_ranges, decoder = RangeSet(), RangeSet(), None
         read, bad = 0, BadRecords()
         with closing(job.reader.read(Plan(state, wanted), stop)) as chunks:
@@ -131,23 +137,24 @@ class ExtractProof:
                     continue
                 decoded = decoder.decode(batch)
                 read, bad = read + decoded.counts.read, bad + decoded.bad
-                at = decoded.rows[OFFSET].to_numpy()
-                row_ranges |= union([ranges_of(key, at)])
-                known = [name for name in decoded.rows.column_names if name in columns.column_names]
-                engine_rows.compare(batch.partition, at, conform(decoded.rows.select(known), columns))
+                row_offsets = decoded.rows[OFFSET].to_numpy()
+                row_ranges |= union([ranges_of(key, row_offsets)])
+                table_columns = [name for name in decoded.rows.column_names if name in columns.column_names]
+                extract_rows = conform(decoded.rows.select(table_columns), columns)
+                engine_rows.compare(batch.partition, row_offsets, extract_rows)
         if stop.is_set():
             raise Stopped
         job.limits.max_rejected.check(job.table, read, bad, 0, at_commit=True)
-        no_rows = (engine_rows.positions & wanted) - row_ranges
+        only_engine = (engine_rows.positions & wanted) - row_ranges
         # For the error: the first of these offsets in each partition.
-        firsts = [ValueDifference(topic, p, no_rows.intervals(topic, p)[0][0]) for _, p in no_rows.partitions]
+        firsts = [ValueDifference(topic, p, only_engine.intervals(topic, p)[0][0]) for _, p in only_engine.partitions]
         return ProofResult(
-            read_ranges, engine_rows.equal, engine_rows.different | no_rows, [*engine_rows.named(), *firsts]
+            read_ranges, engine_rows.equal, engine_rows.different | only_engine, [*engine_rows.named(), *firsts]
         )
 
 
 class LeftoverExtract:
-    """Landing of the records left out by Flink, and proof of Flink's rows."""
+    """Landing by the extract's code of the records left out by Flink, and proof of Flink's rows."""
 
     def __init__(self, config: FlinkConfig, catalog: Catalog, where: str) -> None:
         self._config = config
@@ -159,17 +166,16 @@ class LeftoverExtract:
         return ExtractProof(self._job(), begins, lambda: load_table(self._catalog, self._config.table).schema())
 
     def land(self, ranges: RangeSet | None = None, most: int | None = None) -> LandingReport:
-        """Land these offsets, or everything lacking in the group if None. Raises the errors of a landing.
+        """Land offsets by the extract's code. Raises the errors of a landing.
 
-        With ranges, any share of rejected records is allowed.
-
+        :param ranges: the offsets to land, of which any share may be rejected; None: all that the ledger lacks.
         :param most: greatest number of records; None: no limit.
         """
-        job = self._job(ranges is not None)
+        job = self._job(is_part=ranges is not None)
         job = replace(job, limits=replace(job.limits, max_records=most))
         if ranges is not None:
-            given = ((p, *interval) for topic, p in ranges.partitions for interval in ranges.intervals(topic, p))
-            job = replace(job, mode=RangesMode(tuple(given)), limits=replace(job.limits, max_rejected=_ANY))
+            parts = ((p, *interval) for topic, p in ranges.partitions for interval in ranges.intervals(topic, p))
+            job = replace(job, mode=RangesMode(tuple(parts)), limits=replace(job.limits, max_rejected=_NO_REJECT_LIMIT))
         with storage_errors_named(job.table, self._catalog):
             report = land(replace(job, engine=LandingEngine.FLINK))
         counts = report.counts
@@ -181,11 +187,11 @@ class LeftoverExtract:
         )
         return report
 
-    def _job(self, of_rest: bool = False) -> LandingJob:
+    def _job(self, *, is_part: bool = False) -> LandingJob:
+        """Return the extract's job; for a part of a commit's records, without checks of the number and age of rows."""
         config, run_id = self._config, f"flink/{uuid.uuid4().hex}"
         extract = config.extract
-        if of_rest and config.checks is not None:
-            # Both checks are for a whole commit, and these offsets are a rest.
+        if is_part and config.checks is not None:
             extract = replace(extract, checks=replace(config.checks, row_count=None, freshness=None))
         return build_job(extract, config.kafka, self._catalog, run_id=run_id, where=self._where)
 
@@ -196,15 +202,15 @@ def columns_of(catalog: Catalog, table: str) -> str:
         schema = catalog.load_table(table).schema()
     except NoSuchTableError:
         return ""
-    return schema_text(Schema(*(one for one in schema.fields if not one.name.startswith(METADATA_PREFIX))))
+    return schema_text(Schema(*(field for field in schema.fields if not field.name.startswith(METADATA_PREFIX))))
 
 
 # Number of first records from which the extract makes the columns.
-_FIRST = 10_000
+_FIRST_RECORDS = 10_000
 
 
 class RestartAfterExtract(JobSpoilt):
-    """Error of a job after which the extract lands the records, and a new job begins behind these."""
+    """Error after which the extract lands all records that main lacks, and a new job begins behind these records."""
 
 
 class ExtractStream(FlinkStream):
@@ -213,8 +219,8 @@ class ExtractStream(FlinkStream):
     def __init__(self, config: FlinkConfig, lease: HeldLease) -> None:
         super().__init__(config, lease)
         self._extract = LeftoverExtract(config, self._catalog, WHERE)
-        # The branch has nothing left to land: the extract has landed its records, or will.
-        self._is_behind = False
+        # Whether no row of the branch is to be published: the extract has landed the branch's records, or will.
+        self._is_branch_spent = False
 
     def run(self) -> None:
         """Supervise the stream until an end is requested; see `JobStream.run`.
@@ -266,9 +272,8 @@ class ExtractStream(FlinkStream):
 
     def land_rest(self, publication: PublicationJob) -> bool:
         """Publish the rest of earlier jobs; the extract lands doubtful rows. See `FlinkStream.land_rest`."""
-        if self._is_behind:
-            # The branch has nothing that main lacks.
-            self._is_behind = False
+        if self._is_branch_spent:
+            self._is_branch_spent = False
             return False
         try:
             landed = super().land_rest(publication)
@@ -277,9 +282,9 @@ class ExtractStream(FlinkStream):
             log.warning("The branch begins again at main's head. %s", e)
             return False
         # `land` has found doubtful rows, and the call above has logged the error.
-        if self._is_behind:
+        if self._is_branch_spent:
             self._land_all()
-            self._is_behind = False
+            self._is_branch_spent = False
         return landed
 
     def land(self, publication: PublicationJob) -> None:
@@ -287,17 +292,12 @@ class ExtractStream(FlinkStream):
         try:
             super().land(publication)
         except (RecordDoubted, RowsDiffer) as e:
-            self._is_behind = True
+            self._is_branch_spent = True
             raise RestartAfterExtract(str(e)) from e
         self._fill_holes(published=True)
 
     def _fill_holes(self, *, published: bool = False) -> None:
-        """Let the extract land the offsets left out by Flink, and offsets gone from main again.
-
-        An earlier driver's job may have left out offsets, too.
-
-        :param published: see `left_out_ranges`.
-        """
+        """Let the extract land the offsets that this or an earlier job has left out, see `left_out_ranges`."""
         publication = self.publication()
         identity = publication.source.identity()
         entry = publication.sink.load("holes").ledger.entry(identity)
@@ -313,7 +313,7 @@ class ExtractStream(FlinkStream):
             self.jobs.end(note.job)
         self._land_leftovers()
         # The next job counts its checkpoints from 1.
-        self._checkpoint, self._is_behind = 0, True
+        self._checkpoint, self._is_branch_spent = 0, True
 
     def _land_leftovers(self, ranges: RangeSet | None = None, most: int | None = None) -> LandingReport:
         self.lease.check()
@@ -324,12 +324,12 @@ class ExtractStream(FlinkStream):
         return report
 
     def _find_columns(self) -> bool:
-        """Set the columns from the table, once created by the extract; return False on a request to end.
+        """Set the columns from the table; return False if an end was requested before the table had columns.
 
         The extract lands the first records, again and again until the topic has any. This landing creates the table.
         """
         while not (columns := columns_of(self._catalog, self.config.table)):
-            self._land_leftovers(most=_FIRST)
+            self._land_leftovers(most=_FIRST_RECORDS)
             if self.lease.stop_requested():
                 return False
             time.sleep(self._look_every)  # Kafka reports no first record.

@@ -81,8 +81,10 @@ def find_missing_dependency(causes: Sequence[str]) -> InvalidArgument | None:
 
 
 _NOTE = "flink-job.json"
+# Seconds to wait for a job's end, and between two looks meanwhile.
 _ENDS_WITHIN = 120.0
 _PAUSE = 0.5
+# Flink's error while a job starts.
 _NOT_YET = "Not all required tasks are currently running"
 _ALIVE = (FlinkJobState.RUNNING, FlinkJobState.STARTING)
 
@@ -108,7 +110,7 @@ class JobAtDamage(LakestreamError, Terminal):
 
 
 class JobSpoilt(LakestreamError, Transient):
-    """Error of a job with rows unfit for publication; a new job without the state makes right rows."""
+    """Error of a job whose rows can't be published; a new job reads the records again."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,12 @@ class JobNote:
 
     :param program: fingerprint of the job's work: only a job with the same fingerprint continues from its state.
     :param restored: the checkpoint or savepoint that the job began with; empty without a state.
-    :param savepoint: the savepoint by which the job was stopped; empty if it was not stopped.
-    :param finished: the savepoint again, if the job has ended in order after it: the branch then has all records that
+    :param savepoint: the savepoint by which the job was stopped; empty if the job was not stopped.
+    :param finished: equal to `savepoint` if the job has ended in order after it: the branch then has all records that
         the job read. "yes" for a script whose bounded sources have ended. Otherwise empty.
     :param moved: "yes" once a script's job has completed a checkpoint; always empty for a landing, which has a ledger.
-    :param reads: the way of reading records, if it depends on the registry's schemas at the time of the submit.
-    :param line: the earlier jobs whose state the job continues, see `JobLine`; empty without publications.
+    :param reads: the format of the records, as text of `JobFormat`; empty for a script.
+    :param line: the earlier jobs whose state the job continues, as text of `JobLine`; empty without publications.
     """
 
     job: str
@@ -136,7 +138,7 @@ class JobNote:
 
 
 class JobSeries:
-    """The successive jobs of a stream."""
+    """The successive jobs of a stream; the note about the newest job is in the driver's folder."""
 
     def __init__(self, config: JobConfig) -> None:
         self._config = config
@@ -159,13 +161,14 @@ class JobSeries:
 
     @property
     def reads(self) -> str:
-        """The next job's way of reading records, see `JobNote`."""
+        """The next job's format of records, see `JobNote.reads`."""
         return ""
 
     def line(self, job: str, state: str) -> str:
-        """Return the line of the next job, see `JobNote`.
+        """Return the earlier jobs whose state the next job continues, see `JobNote.line`.
 
-        :param state: the checkpoint or savepoint that the job begins with; empty without one.
+        :param job: id of the next job.
+        :param state: the checkpoint or savepoint that the job begins with; empty without a state.
         """
         return ""
 
@@ -177,8 +180,7 @@ class JobSeries:
     def find_running(self) -> str | None:
         """Return the newest job if it runs the configured program, or None; cancel a job with another program.
 
-        None also if the job has ended, or was stopped with a savepoint. Raises FlinkUnreachable if the canceled job
-        goes on: both jobs would write.
+        Raises FlinkUnreachable if the canceled job goes on: both jobs would write.
         """
         note = self.note()
         if note is None or note.savepoint or self.manager.state(note.job) not in _ALIVE:
@@ -193,11 +195,11 @@ class JobSeries:
         """Cancel a job, and wait until the job has ended. Raises FlinkUnreachable if the job goes on."""
         self.cancel(job)
         if self._state_at_end(job) in _ALIVE:
-            late = TimeoutError(f"job {job} goes on {_ENDS_WITHIN:g} s after it was canceled")
-            raise FlinkUnreachable(self._config.manager_address.url, late)
+            timeout = TimeoutError(f"job {job} goes on {_ENDS_WITHIN:g} s after it was canceled")
+            raise FlinkUnreachable(self._config.manager_address.url, timeout)
 
     def submit_by(self, statements_of: Callable[[SqlSession], None], state: str) -> str:
-        """Submit the single job of statements, run in a session with our settings; return the job's id.
+        """Submit a job by SQL statements, run in a session with our settings; return the job's id.
 
         The note about the job is written before the submit. Raises InvalidArgument if the cluster lacks a dependency.
 
@@ -205,11 +207,11 @@ class JobSeries:
         :param state: the checkpoint or savepoint to begin with; empty to begin without a state.
         """
         note = self._write_note(state)
-        own = {"$internal.pipeline.job-id": note.job, "execution.runtime-mode": "STREAMING"}
+        settings = self._settings() | {"$internal.pipeline.job-id": note.job, "execution.runtime-mode": "STREAMING"}
         if state:
-            own["execution.state-recovery.path"] = state
+            settings["execution.state-recovery.path"] = state
         with _missing_dependencies_named(), SqlSession(self._config.gateway_address) as session:
-            for statement in statements.set_settings({**self._settings(), **own}):
+            for statement in statements.set_settings(settings):
                 session.run(statement)
             statements_of(session)
         return note.job
@@ -233,6 +235,7 @@ class JobSeries:
         return note.job
 
     def _write_note(self, state: str) -> JobNote:
+        """Write and return the note about the next job, with a new job id."""
         job = uuid.uuid4().hex
         note = JobNote(job, self.program, state, reads=self.reads, line=self.line(job, state))
         self.write(note)
@@ -245,8 +248,8 @@ class JobSeries:
     def stop(self, job: str, within: float) -> str:
         """Stop a job with a savepoint, and note the savepoint; return the savepoint's location after the job's end.
 
-        Raises FlinkRefused, and FlinkUnreachable without a savepoint within the limit. Raises JobEnded if the savepoint
-        is complete, but the job did not end in order: the next job begins with the savepoint.
+        Raises FlinkRefused, and FlinkUnreachable if the savepoint is late. Raises JobEnded if the savepoint is
+        complete, but the job did not end in order: the next job begins with the savepoint.
 
         :param within: seconds for the savepoint.
         """
@@ -257,7 +260,7 @@ class JobSeries:
             finished = location if state is FlinkJobState.FINISHED else ""
             self.write(replace(note, savepoint=location, finished=finished))
         if state is not FlinkJobState.FINISHED:
-            # The savepoint is complete; but its files may not be in the branch: a job that restores it commits them.
+            # The savepoint's files may not be in the branch yet: the job that begins with the savepoint commits them.
             raise JobEnded(job, state, self.manager.failure_cause(job))
         return location
 

@@ -21,8 +21,9 @@ class JobConfig(AppSettings):
     """The Flink cluster of a job, and the location of the job's state.
 
     :param kafka: librdkafka settings; may hold secrets.
-    :param gateway: the SQL Gateway, as fields of `FlinkAddress`; may hold secrets.
-    :param manager: the JobManager, likewise.
+    :param gateway: fields of the SQL Gateway's `FlinkAddress`; may hold secrets.
+    :param manager: fields of the JobManager's `FlinkAddress`; may hold secrets.
+    :param checkpoint_interval: in seconds.
 
     Raises InvalidArgument, which names the key, for settings that can't work.
     """
@@ -57,13 +58,13 @@ class JobConfig(AppSettings):
     @property
     @abstractmethod
     def inputs(self) -> dict[str, str]:
-        """The permanent inputs of the checkpoint."""
+        """The inputs that the checkpoint keeps for ever."""
 
     @property
     def fingerprint(self) -> str:
         """A fingerprint, equal for two configurations if a driver may serve both."""
-        settings = {one.name: written(self, one.name) for one in fields(self)}
-        # The addresses are in `places`; logins may change.
+        settings = {setting.name: written(self, setting.name) for setting in fields(self)}
+        # Replaced by `places`, which have the addresses and no logins: a login may change.
         for name in ("kafka", "catalog", "gateway", "manager", "owner", "database", "registry"):
             settings.pop(name, None)
         return fingerprint_of({**settings, **self.places})

@@ -18,8 +18,9 @@ from airflow_lakestream.flink.rest import FlinkJobState, FlinkUnreachable
 
 log = logging.getLogger(__name__)
 
+# Seconds between two looks.
 _LOOK = 2.0
-# A savepoint may take as long as a checkpoint; a driver that takes longer than the lease allows is ended.
+# Seconds for a savepoint, which may take as long as a checkpoint.
 _STOPS_WITHIN = 600.0
 
 
@@ -34,6 +35,7 @@ class JobStream(ABC):
         self.lease = lease
         self.progress = ProgressLog(config.checkpoint_location, config.store_properties)
         self._look_every = look_every
+        # The number of the newest checkpoint that was reported as progress.
         self._checkpoint = 0
 
     @abstractmethod
@@ -106,7 +108,7 @@ class JobStream(ABC):
     def _state(self, job: str) -> FlinkJobState | None:
         """Return the job's state, or None without an answer of the JobManager.
 
-        Without an answer there is also no sign of health, so the stall limit ends the driver after a while.
+        Without an answer no progress is reported either, so the stall limit ends the driver after a while.
         """
         try:
             return self.jobs.manager.state(job)
@@ -115,10 +117,7 @@ class JobStream(ABC):
             return None
 
     def _report_checkpoint(self, job: str) -> None:
-        """Report the job's newest completed checkpoint as progress, if it is a new one and a sign of health.
-
-        A checkpoint that is no sign of health yet may become one by the next look.
-        """
+        """Report the job's newest completed checkpoint as progress, if it is new and a sign of health."""
         try:
             newest = self.jobs.manager.completed(job)
         except LakestreamError as e:

@@ -31,8 +31,8 @@ class JobLine:
 
     :param since: the sequence number of the table's newest snapshot when the first job began.
     :param jobs: the jobs' ids.
-    :param passed: offsets that the jobs had read, by a checkpoint, while Kafka still had the records; as text of
-        `encode_ranges`.
+    :param passed: text of `encode_ranges` with the offsets that were below a checkpoint's offsets while Kafka still had
+        the records: a proof that the jobs have read these records.
     """
 
     since: int = 0
@@ -60,8 +60,9 @@ class JobLine:
     def restored(self, job: str, topic: str, ends: Mapping[int, int]) -> JobLine:
         """Return the line with a further job that continues from a state.
 
-        :param ends: by partition, the next offset in the state. Passed offsets from there on are dropped, since the job
-            reads them again.
+        Passed offsets behind the state's offsets are dropped, since the job reads these again.
+
+        :param ends: by partition, the next offset in the state.
         """
         below_ends = union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
         return replace(self._passed(topic, decode_ranges(self.passed, topic) & below_ends), jobs=(*self.jobs, job))
@@ -72,8 +73,8 @@ class JobLine:
         :param ends: by partition, the checkpoint's next offset.
         :param lows: by partition, the log's start, looked up after the checkpoint was complete.
         """
-        passed = union(RangeSet.of(topic, p, lows[p], end) for p, end in ends.items() if lows.get(p, end) < end)
-        return self._passed(topic, decode_ranges(self.passed, topic) | passed)
+        in_kafka = union(RangeSet.of(topic, p, lows[p], end) for p, end in ends.items() if lows.get(p, end) < end)
+        return self._passed(topic, decode_ranges(self.passed, topic) | in_kafka)
 
     def _passed(self, topic: str, ranges: RangeSet) -> JobLine:
         return replace(self, passed=encode_ranges(ranges, topic))
@@ -81,9 +82,10 @@ class JobLine:
 
 log = logging.getLogger(__name__)
 
-# An idle stream commits only each tenth checkpoint: with fewer kept, that checkpoint would be gone by then.
+# Number of checkpoints that the cluster has to keep. An idle stream commits only each tenth checkpoint: with fewer, the
+# committed checkpoint would be gone before the publication reads it.
 LEAST_KEPT = 20
-_OF_FLINK = ("org.apache.flink.", "org.apache.calcite.")
+_FLINK_PACKAGES = ("org.apache.flink.", "org.apache.calcite.")
 _NOT_BY_ROW = (
     "its plan has {}: such a statement makes several rows of one record (UNNEST, LATERAL, joins), or one row of "
     "several records (windows, aggregates), or holds records back. The ledger needs each row to be of a single record, "
@@ -106,12 +108,12 @@ class LandingJobSeries(JobSeries):
 
     @property
     def program(self) -> str:
-        """The fingerprint of the next job's work and ways of reading. Raises the errors of `ways`."""
+        """The fingerprint of the next job's work and Avro encodings. Raises the errors of `ways`."""
         return f"{super().program}/{fingerprint_of(asdict(self.ways))}" if self.ways else super().program
 
     @property
     def reads(self) -> str:
-        """The way of reading records, see `JobFormat`. Raises the errors of `ways`."""
+        """The format of the records, as text of `JobFormat`. Raises the errors of `ways`."""
         return str(JobFormat(self._landing.read_as, self.ways.places if self.ways else {}, self._begins))
 
     @cached_property
@@ -133,22 +135,22 @@ class LandingJobSeries(JobSeries):
             raise InvalidArgument("columns", f"{e}.", _OTHER_TYPE) from e
 
     def newest_job_format(self) -> JobFormat:
-        """Return the newest job's way of reading records."""
+        """Return the format in which the newest job reads records."""
         note = self.note()
         return JobFormat.parse("" if note is None else note.reads)
 
     def line(self, job: str, state: str) -> str:
-        """Return, as text, the line of jobs that the next job belongs to.
+        """Return the line of the next job, as text of `JobLine`.
 
-        Each later job of a line was restored from the state of the job before. With a state, the job continues the
-        newest line. Without a state, or before the first line, the job begins a new line.
+        With a state, the job continues the newest line; otherwise the job begins a new line.
 
-        :param state: the checkpoint or savepoint to restore; empty for none.
+        :param job: id of the next job.
+        :param state: the checkpoint or savepoint to begin with; empty without a state.
         """
-        topic, known = self._landing.topic, self.newest_line()
-        if not state or known is None:
+        topic, newest = self._landing.topic, self.newest_line()
+        if not state or newest is None:
             return str(replace(self._line, jobs=(job,)))
-        return str(known.restored(job, topic, self.checkpoints.offsets_at(state, topic) or {}))
+        return str(newest.restored(job, topic, self.checkpoints.offsets_at(state, topic) or {}))
 
     def newest_line(self) -> JobLine | None:
         """Return the line of the newest job; None without a job."""
@@ -156,9 +158,7 @@ class LandingJobSeries(JobSeries):
         return None if note is None else JobLine.parse(note.line, note.job)
 
     def begin_line(self, starts: Mapping[int, int], since: int) -> None:
-        """Note the beginning of another line, before its first job exists.
-
-        The note then has an id without a job, which the submit replaces.
+        """Note the beginning of another line, before its first job exists: the note's job id belongs to no job yet.
 
         :param starts: by partition, the job's start.
         :param since: see `JobLine`.
@@ -195,7 +195,7 @@ class LandingJobSeries(JobSeries):
     def state_for(self, holes: Mapping[int, int]) -> str:
         """Return the checkpoint or savepoint for the next job to begin with; empty to begin without a state.
 
-        Never a checkpoint behind the ledger: its job would land again the records landed by another engine meanwhile.
+        A checkpoint behind the ledger is not used: its job would again land records that another engine has landed.
 
         :param holes: by partition, the first offset that the ledger lacks.
         """
@@ -210,9 +210,10 @@ class LandingJobSeries(JobSeries):
         if offsets is None:
             log.info("There is no complete checkpoint: the job begins where the ledger ends.")
             return ""
-        if behind := [
-            f"[{p}] {offsets.get(p, 'nothing')} < {at}" for p, at in holes.items() if offsets.get(p, -1) < at
-        ]:
+        behind = [
+            f"[{p}] {offsets.get(p, 'nothing')} < {hole}" for p, hole in holes.items() if offsets.get(p, -1) < hole
+        ]
+        if behind:
             log.info("%s is behind the ledger (%s): the job begins there.", location, shown(behind, 5, "partitions"))
             return ""
         return location
@@ -237,21 +238,21 @@ class LandingJobSeries(JobSeries):
         self._begins = self.newest_job_format().begins if state else starts
 
         def run(session: SqlSession) -> None:
+            """Run all statements; the last statement submits the job."""
             session.run(statements.create_catalog(config.catalog_name, config.catalog_properties, config.table))
-            for statement in statements.create_source(
-                config.topic, reading, config.kafka, config.consumer_group, starts
-            ):
+            source = statements.create_source(config.topic, reading, config.kafka, config.consumer_group, starts)
+            for statement in source:
                 session.run(statement)
-            rows = self._rows(session)
-            self._check(rows, columns())
-            self._insert(session, rows)
+            row_columns = self._create_rows(session)
+            self._check(row_columns, columns())
+            self._insert(session, row_columns)
 
         job = self.submit_by(run, state)
         log.info("Submitted job %s%s.", job, f", from {state}" if state else f", at {dict(sorted(starts.items()))}")
         return job
 
-    def _rows(self, session: SqlSession) -> list[str]:
-        """Name the rows to land in the session; return the rows' columns.
+    def _create_rows(self, session: SqlSession) -> list[str]:
+        """Create a view with the rows to land in the session; return the view's columns.
 
         Raises InvalidArgument for a statement that Flink refuses, and for a statement that does more than to make or
         leave out a row for each record.
@@ -265,31 +266,33 @@ class LandingJobSeries(JobSeries):
                 raise
             cause = e.causes[-1] if e.causes else str(e)
             raise InvalidArgument("sql", f"Flink refuses it: {cause}", "It is a SELECT from `source`.") from e
-        if strange := statements.find_steps_beyond_rows("\n".join(str(row[0]) for row in plan)):
-            raise InvalidArgument("sql", _NOT_BY_ROW.format(", ".join(strange)), _BY_ROW)
+        if steps := statements.find_steps_beyond_rows("\n".join(str(row[0]) for row in plan)):
+            raise InvalidArgument("sql", _NOT_BY_ROW.format(", ".join(steps)), _BY_ROW)
         return [str(row[0]) for row in described]
 
-    def _insert(self, session: SqlSession, rows: list[str]) -> None:
+    def _insert(self, session: SqlSession, columns: list[str]) -> None:
+        """Submit the job that inserts the rows. Raises InvalidArgument if the rows do not fit the table's types."""
         config = self._landing
         try:
-            session.run(statements.insert_rows(config.catalog_name, config.table, config.on_branch, rows))
+            session.run(statements.insert_rows(config.catalog_name, config.table, config.on_branch, columns))
         except FlinkRefused as e:
             cause = next((cause for cause in e.causes if "ValidationException" in cause), None)
-            # Flink's own error: the rows do not fit the table's types. A store's or a catalog's may be temporary.
-            if cause and e.causes[-1].startswith(_OF_FLINK):
+            # Only for Flink's own error: an error of a store or a catalog may be temporary.
+            if cause and e.causes[-1].startswith(_FLINK_PACKAGES):
                 raise InvalidArgument("sql" if config.sql else "columns", f"Flink refuses the rows: {cause}") from e
             raise
 
-    def _check(self, rows: list[str], table: list[str]) -> None:
-        if missing := [name for name in statements.COLUMNS[:3] if name not in rows]:
+    def _check(self, columns: list[str], table_columns: list[str]) -> None:
+        """Raise InvalidArgument for rows without positions, or with a column that the table lacks."""
+        if missing := [name for name in statements.COLUMNS[:3] if name not in columns]:
             raise InvalidArgument(
                 "sql",
                 f"its rows lack {', '.join(missing)}: the record of a row is unknown, so the rows can't be published.",
                 "Select these columns, too; a row of several records, such as a window's, has none of them.",
             )
-        if strange := [name for name in rows if name not in table]:
+        if unknown := [name for name in columns if name not in table_columns]:
             raise InvalidArgument(
                 "sql" if self._landing.sql else "columns",
-                f"{self._landing.table} has no column {', '.join(strange)}.",
+                f"{self._landing.table} has no column {', '.join(unknown)}.",
                 "Add it to the table, or leave it out.",
             )

@@ -24,10 +24,10 @@ def main() -> int:
     """Read the configuration, and supervise the configured stream; return the exit code."""
     parser = argparse.ArgumentParser(description="Supervise a Flink job, and publish the branch of a landing.")
     parser.add_argument("--config", required=True, help="a JSON file that the operator has written")
-    given = parser.parse_args().config
+    config_path = parser.parse_args().config
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("pyiceberg").setLevel(logging.WARNING)
-    return exit_code_of(lambda: run(given), "The driver")
+    return exit_code_of(lambda: run(config_path), "The driver")
 
 
 def run(path: str) -> None:

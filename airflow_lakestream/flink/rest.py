@@ -12,16 +12,18 @@ from typing import Any
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.stores.http import HttpClient, NoAnswer
 
+# Seconds for an answer.
 _TIMEOUT = 60.0
-# The program's `main` runs in the JobManager, before the JobManager answers.
-_JAR_WITHIN = 300.0
+# Seconds for the submit of a program, whose `main` runs in the JobManager before the JobManager answers.
+_JAR_TIMEOUT = 300.0
+# Seconds between two questions for a result.
 _PAUSE = 0.2
 _JAR_TYPE = "application/x-java-archive"
 # The gateway's API: the newest version in both releases is v3, and v2 has everything needed.
 _API = "v2"
 _NOT_FOUND = 404
 # Characters of a statement in a message.
-_SHOWN = 100
+_MOST_CHARACTERS = 100
 
 
 class FlinkUnreachable(LakestreamError, Transient):
@@ -32,7 +34,7 @@ class FlinkUnreachable(LakestreamError, Transient):
 
 
 class FlinkRefused(LakestreamError, Transient):
-    """Error in an answer of Flink; `causes` are the innermost causes of the stack trace."""
+    """Error in an answer of Flink, with `causes`: the innermost causes of the stack trace, the deepest last."""
 
     def __init__(self, doing: str, status: int, body: str) -> None:
         self.status = status
@@ -73,7 +75,7 @@ def causes_in(trace: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class FlinkAddress:
-    """Address and login of an API; `token` wins over `login` and `password`."""
+    """Address of a REST API of Flink, with a login; `token` wins over `login` and `password`."""
 
     url: str
     login: str = ""
@@ -127,7 +129,8 @@ class SqlSession:
         handle = self._gateway.call("POST", f"{self._path}/statements", {"statement": statement})["operationHandle"]
         path, deadline = f"{self._path}/operations/{handle}", time.monotonic() + within
 
-        def go_on(doing: str) -> None:
+        def check_deadline(doing: str) -> None:
+            """Raise FlinkUnreachable after the deadline; `doing` continues "the statement ..."."""
             if time.monotonic() >= deadline:
                 raise FlinkUnreachable(
                     self._gateway.url,
@@ -135,7 +138,7 @@ class SqlSession:
                 )
 
         while self._gateway.call("GET", f"{path}/status")["status"] in ("PENDING", "RUNNING", "INITIALIZED"):
-            go_on("runs, as if a catalog or store did not answer Flink,")
+            check_deadline("runs, as if a catalog or store did not answer Flink,")
             time.sleep(_PAUSE)  # The API has no call that waits.
         rows: list[list[Any]] = []
         job: str | None = None
@@ -146,7 +149,7 @@ class SqlSession:
             rows += [row["fields"] for row in answer.get("results", {}).get("data", ())]
             if answer["resultType"] == "EOS":
                 return rows, job
-            go_on("has given only some of its rows")
+            check_deadline("has given only some of its rows")
             if answer["resultType"] == "NOT_READY":
                 time.sleep(_PAUSE)  # As above.
             else:
@@ -156,7 +159,7 @@ class SqlSession:
 def _shown(statement: str) -> str:
     """Return the beginning of a statement, up to the first text or parenthesis: options may have secrets."""
     shown = " ".join(re.split(r"['(]", statement, maxsplit=1)[0].split())
-    return f"{shown[:_SHOWN]}..."
+    return f"{shown[:_MOST_CHARACTERS]}..."
 
 
 class JobManager:
@@ -176,16 +179,12 @@ class JobManager:
 
     def completed(self, job: str) -> int:
         """Return the number of a job's newest completed checkpoint; 0 if none was completed."""
-        newest = (self._address.call("GET", f"/jobs/{job}/checkpoints", timeout=10).get("latest") or {}).get(
-            "completed"
-        )
+        answer = self._address.call("GET", f"/jobs/{job}/checkpoints", timeout=10)
+        newest = (answer.get("latest") or {}).get("completed")
         return int(newest["id"]) if newest else 0
 
     def causes(self, job: str) -> tuple[str, ...]:
-        """Return the innermost causes of a job's failure known to the JobManager, the deepest last.
-
-        The result is empty without an answer of the JobManager, too.
-        """
+        """Return the innermost causes of a job's failure, the deepest last; empty if the JobManager knows none."""
         try:
             answer = self._address.call("GET", f"/jobs/{job}/exceptions?maxExceptions=1", timeout=10)
         except LakestreamError:
@@ -200,7 +199,8 @@ class JobManager:
 
     def kept_checkpoints(self) -> int:
         """Return the number of checkpoints kept by the cluster for a job; 1, Flink's default, without a setting."""
-        settings = {one["key"]: one["value"] for one in self._address.call("GET", "/jobmanager/config", timeout=10)}
+        answer = self._address.call("GET", "/jobmanager/config", timeout=10)
+        settings = {setting["key"]: setting["value"] for setting in answer}
         names = ("execution.checkpointing.num-retained", "state.checkpoints.num-retained")
         return next((int(settings[name]) for name in names if name in settings), 1)
 
@@ -209,18 +209,18 @@ class JobManager:
 
         :param request: the body of `/jars/:jarid/run`.
         """
-        uploaded = self._address.upload("/jars/upload", name, content, _JAR_WITHIN)["filename"]
+        uploaded = self._address.upload("/jars/upload", name, content, _JAR_TIMEOUT)["filename"]
         jar = str(uploaded).rsplit("/", 1)[-1]
         try:
-            self._address.call("POST", f"/jars/{jar}/run", request, _JAR_WITHIN)
+            self._address.call("POST", f"/jars/{jar}/run", request, _JAR_TIMEOUT)
         finally:
-            self._forget(jar)
+            self._delete_jar(jar)
 
-    def _forget(self, jar: str) -> None:
+    def _delete_jar(self, jar: str) -> None:
+        """Delete an uploaded jar; a failure is ignored, since the jar then stays only until the JobManager ends."""
         try:
             self._address.call("DELETE", f"/jars/{jar}")
         except LakestreamError:
-            # The jar stays until the JobManager ends.
             return
 
     def cancel(self, job: str) -> None:

@@ -13,11 +13,11 @@ from airflow_lakestream.flink.formats.reading import FormatReading, quoted
 from airflow_lakestream.spark.kafka_settings import NAMES_A_CLASS, kafka_options
 from airflow_lakestream.spark.lake_settings import catalog_options, check_name
 
-# Flink's jar of SQL's connector keeps Kafka's client, and the classes that log in, below this name.
+# Java package of Kafka's client, and of the classes that log in, in the jar of Flink's SQL connector.
 _SHADED = "org.apache.flink.kafka.shaded."
-# The records as a format reads them, the records with their columns, and the rows to land.
+# Names in the session: the records in their format's types, the records with the user's columns, the rows to land.
 RECORDS, SOURCE, LANDED = "records", "source", "landed"
-# Returns the plan of the statement for the rows.
+# The statement that returns the plan of the rows to land.
 PLAN = f"EXPLAIN SELECT * FROM {LANDED}"
 # The columns of a record's position, with their definitions for Kafka's connector.
 _METADATA = {
@@ -28,7 +28,7 @@ _METADATA = {
 }
 METADATA = tuple(_METADATA)
 COLUMNS = tuple(f"_kafka_{name}" for name in METADATA)
-# The steps of Flink's plans that take one record after the other; Union and Reused are of UNION ALL.
+# The steps of Flink's plans that make at most a row of each record; Union and Reused are of UNION ALL.
 _BY_ROW = ("TableSourceScan", "Calc", "PythonCalc", "Union", "Reused")
 _REMEDY = "Take it out of the connection, or give Flink's tasks an iceberg_conn_id without it."
 
@@ -36,7 +36,8 @@ _REMEDY = "Take it out of the connection, or give Flink's tasks an iceberg_conn_
 def create_catalog(name: str, properties: Mapping[str, str], table: str = "") -> str:
     """Return the statement for opening PyIceberg's catalog in Flink, with the same name. Raises InvalidArgument.
 
-    :param table: the landed table. Flink has databases of one level only: the levels above are the catalog's.
+    :param table: the landed table. Flink's databases have a single level: levels above become the catalog's base
+        namespace.
     """
     check_name(name, "Flink")
     options = catalog_options(properties, "Flink", _REMEDY)
@@ -48,7 +49,7 @@ def create_catalog(name: str, properties: Mapping[str, str], table: str = "") ->
     else:
         options["catalog-type"] = kind
     if len(levels := table.split(".")) > 2:
-        # Iceberg creates the default database if it is missing: this database exists.
+        # The table's database exists; Iceberg would create any other default database.
         options |= {"base-namespace": ".".join(levels[:-2]), "default-database": levels[-2]}
     return f"CREATE CATALOG {quoted(name)} WITH ({with_options({'type': 'iceberg', **options})})"
 
@@ -67,7 +68,7 @@ def create_source(
         "topic": topic,
         **client_options(kafka),
         "properties.group.id": consumer_group,
-        # The group's offsets in Kafka are a mirror of the ledger, which the publication writes.
+        # The publication commits the group's offsets in Kafka, which follow the ledger.
         "properties.commit.offsets.on.checkpoint": "false",
         "properties.isolation.level": "read_committed",
         "scan.startup.mode": "specific-offsets",
@@ -101,7 +102,7 @@ def create_view(select: str | None) -> str:
 
 
 def find_steps_beyond_rows(plan: str) -> list[str]:
-    """Return the steps of an EXPLAIN's plan beyond making or leaving out a record's row."""
+    """Return the steps of an EXPLAIN's plan that do more than to make or leave out a row for each record."""
     plan_text = plan.partition("== Optimized Execution Plan ==")[2]
     steps = re.findall(r"^[ :|+-]*([A-Z][A-Za-z]*)\(", plan_text, re.MULTILINE)
     return [name for name in dict.fromkeys(steps) if name not in _BY_ROW]

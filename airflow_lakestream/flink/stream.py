@@ -48,9 +48,9 @@ log = logging.getLogger(__name__)
 
 WHERE = "the Kafka connection"
 _POLL_TIMEOUT = 60.0
-# Number of publications or checkpoints without a landing, though there are records to land, before a search.
+# Number of intervals without a landing, though there are records to land, before a search for a damaged batch.
 _IDLE_INTERVALS = 5
-# A registry that does not answer fails a record, too.
+# "If": a registry that does not answer fails the job in the same way.
 _UNREADABLE = (
     "If the record is bad, each try ends at it. Run KafkaExtractOperator once with the same group: it "
     "lands the good records and rejects this one. Then run this task again."
@@ -66,8 +66,9 @@ class FlinkStream(JobStream):
     def __init__(self, config: FlinkConfig, lease: HeldLease) -> None:
         super().__init__(config, LandingJobSeries(config), lease)
         self.config = config
-        # The times of the last publication, and of the last progress.
+        # The times of the last publication and of the last progress, by the monotonic clock.
         self._published_at = self._moved_at = time.monotonic()
+        # Whether the last publication has succeeded.
         self._is_published = True
         self._catalog: Catalog = load_catalog(config.catalog_name, **config.catalog_properties)
 
@@ -98,12 +99,12 @@ class FlinkStream(JobStream):
     def land_rest(self, publication: PublicationJob) -> bool:
         """Publish the rest of earlier jobs; return False if the branch has rows unfit for main.
 
-        Rows of records that were read in another way are unfit, too. Checks that fail are raised, unless the program
-        was changed. If positions are unknown, nothing is published, and the branch is fit.
+        Rows of records that were read in another format are unfit, too. ChecksFailed is raised, unless the program was
+        changed. If the positions of the rows are unknown, nothing is published, and the result is True.
         """
-        read = self.jobs.newest_job_format().format
-        if read not in (self.config.read_as, ""):
-            log.warning("The branch has records that were read as %s. They are read again.", read)
+        job_format = self.jobs.newest_job_format().format
+        if job_format not in (self.config.read_as, ""):
+            log.warning("The branch has records that were read as %s. They are read again.", job_format)
             return False
         try:
             self.land(publication)
@@ -126,25 +127,24 @@ class FlinkStream(JobStream):
         config = self.config
         if time.monotonic() - self._published_at >= config.publish_interval:
             self._publish()
-        if time.monotonic() - self._moved_at >= _IDLE_INTERVALS * max(
-            config.publish_interval, config.checkpoint_interval
-        ):
+        longest_interval = max(config.publish_interval, config.checkpoint_interval)
+        if time.monotonic() - self._moved_at >= _IDLE_INTERVALS * longest_interval:
             self._moved_at = time.monotonic()
-            # Kafka's client asks again and again for a batch that a broker can't give, and reports it in its log only.
+            # Kafka's client asks again and again for a batch that a broker can't read, and reports it in its log only.
             if (damaged := self._find_damage(None)) is not None:
                 raise self._at_damage(damaged)
 
     def note_checkpoint(self, job: str, checkpoint: int) -> bool:
-        """Return whether the last publication succeeded: otherwise a checkpoint is not a sign of health.
+        """Return whether a checkpoint is a sign of health: whether the last publication has succeeded.
 
-        With a statement, first note the offsets behind the checkpoint that are still in Kafka, see `JobLine`.
+        With a statement, first note the offsets below the checkpoint's that are still in Kafka, see `JobLine`.
         """
         if self.config.sql:
             self._note_passed(job, checkpoint)
         return self._is_published
 
     def _note_passed(self, job: str, checkpoint: int) -> None:
-        """Note the offsets behind a checkpoint that are still in Kafka.
+        """Note the offsets below a checkpoint's that are still in Kafka.
 
         A record that the statement leaves out has no row, and may be gone from Kafka at the publication. The note then
         proves that the job has read the record. No note is written if Kafka does not answer.
@@ -154,7 +154,7 @@ class FlinkStream(JobStream):
         except LakestreamError as e:
             log.warning("The offsets of checkpoint %s are not noted: %s", checkpoint, e)
             return
-        self.jobs.note_passed(job, checkpoint, {p: one.low for p, one in marks.items()})
+        self.jobs.note_passed(job, checkpoint, {p: watermarks.low for p, watermarks in marks.items()})
 
     def handle_end(self, job: str, state: FlinkJobState) -> None:
         """Land the job's committed rows, and raise the error of the ended job.
@@ -176,37 +176,39 @@ class FlinkStream(JobStream):
         return JobAtDamage("" if note is None else note.job, damaged)
 
     def _find_damage(self, damage: JavaDamage | None) -> DamagedBatch | None:
-        """Find a damaged batch in the records lacking on main; None if not found, or if the search fails.
+        """Return a damaged batch of the records that main lacks; None without a damaged batch, or if the search fails.
 
-        :param damage: the damage that Flink reports, whose place bounds the search; None: search the first records of
-            each partition.
+        :param damage: the damage that Flink reports, whose partition bounds the search; None: search the first records
+            of each partition.
         """
         publication = self.publication()
         try:
-            now = publication.source.look()
-            ranges = self._ranges_lacking_on_main(publication, now)
-            return find_damage(self._reader(), now, first_offsets(ranges) if damage is None else damage.within(ranges))
+            state = publication.source.look()
+            lacking = self._ranges_lacking_on_main(publication, state)
+            ranges = first_offsets(lacking) if damage is None else damage.within(lacking)
+            return find_damage(self._reader(), state, ranges)
         except LakestreamError as e:
             log.warning("The search for a damaged batch failed: %s", e)
         return None
 
-    def _ranges_lacking_on_main(self, publication: PublicationJob, now: TopicState) -> RangeSet:
+    def _ranges_lacking_on_main(self, publication: PublicationJob, state: TopicState) -> RangeSet:
+        """Return the offsets from the first that the ledger lacks to the topic's end."""
         topic = self.config.topic
-        return union(RangeSet.of(topic, p, first, now.marks[p].end) for p, first in begin(publication).items())
+        return union(RangeSet.of(topic, p, first, state.marks[p].end) for p, first in begin(publication).items())
 
     def _bad_record(self) -> BadRecord | None:
-        """Return the first undecodable record lacking on main, since Flink itself does not name the record.
+        """Return the first undecodable record that main lacks, since Flink itself does not name the record.
 
-        None if not found, if the search fails, or without a proof.
+        Return None if all records are decodable, if the search fails, or without a proof.
         """
         publication, proof = self.publication(), self._proof(1.0)
         if proof is None:
             return None
         try:
-            table, now = publication.sink.load(publication.run_id), publication.source.look()
-            # Compared with no rows of Flink, the records are decoded only.
-            nothing = EngineOutput(lambda: iter(()), table.schema)
-            proof.check(self._ranges_lacking_on_main(publication, now), nothing, now, publication.stop)
+            table, state = publication.sink.load(publication.run_id), publication.source.look()
+            # Without rows of Flink to compare with, the records are only decoded.
+            no_rows = EngineOutput(lambda: iter(()), table.schema)
+            proof.check(self._ranges_lacking_on_main(publication, state), no_rows, state, publication.stop)
         except BadRecord as bad:
             return bad
         except LakestreamError as e:
@@ -221,11 +223,7 @@ class FlinkStream(JobStream):
         self.land(self.publication(savepoint))
 
     def _publish(self) -> None:
-        """Publish; log errors that a later publication may mend.
-
-        Raises Terminal errors, JobSpoilt, and LeaseLost. `note_checkpoint` returns whether the last publication has
-        succeeded.
-        """
+        """Publish; log an error that a later publication may mend. Raises Terminal errors, JobSpoilt, and LeaseLost."""
         self.lease.check()
         try:
             self.land(self.publication())
@@ -252,12 +250,13 @@ class FlinkStream(JobStream):
         self._report(report, time.monotonic() - started)
 
     def _report(self, report: LandingReport, duration: float) -> None:
+        """Report a landing as a batch, unless nothing was committed; `duration` is in seconds."""
         if not report.snapshot_ids:
             return
         config = self.config
-        done = read_progress(config.checkpoint_location, config.store_properties).batches
+        number = read_progress(config.checkpoint_location, config.store_properties).batches
         batch = BatchProgress.of(
-            *(done, report.counts, report.rows, report.entry.landed, duration),
+            *(number, report.counts, report.rows, report.entry.landed, duration),
             input_rate=report.counts.read / max(config.publish_interval, 1e-3),
             lag=report.remaining_lag,
             snapshot_ids=tuple(map(str, report.snapshot_ids)),
@@ -295,18 +294,17 @@ class FlinkStream(JobStream):
 
     def _positions(self, savepoint: str | None) -> FlinkPositions:
         checkpoints, topic = self.jobs.checkpoints, self.config.topic
-        if (known := self.jobs.newest_line()) is None:
+        if (job_line := self.jobs.newest_line()) is None:
             return FlinkPositions(checkpoints, topic, savepoint)
-        line = known.line(topic, self.jobs.newest_job_format().begins)
-        return FlinkPositions(checkpoints, topic, savepoint, line, known.jobs)
+        line = job_line.line(topic, self.jobs.newest_job_format().begins)
+        return FlinkPositions(checkpoints, topic, savepoint, line, job_line.jobs)
 
     def _proof(self, share: float) -> RowProof | None:
         """Return the proof of the newest job's rows.
 
-        None if the share is 0, if the job reads records in another way than configured, or if no way was noted for the
-        job.
+        Return None if the share is 0, or if the job's format is unknown or not the configured format.
 
-        :param share: the share of the records to check.
+        :param share: the share of the records to check, from 0 to 1.
         """
         config = self.config
         reads = self.jobs.newest_job_format()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import compress
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -35,7 +34,7 @@ from airflow_lakestream.run.publication import DecodingProof
 from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.tables.schema.types import arrow_schema
 
-# Returns a reader with or without keys, and with or without headers.
+# Opens a reader; the arguments are the parts of the records (keys, headers) to read in addition to values.
 MakeReader = Callable[..., RecordReader]
 
 
@@ -52,10 +51,10 @@ class SchemaMoved(JobSpoilt):
 
 @dataclass(frozen=True)
 class JobFormat:
-    """A job's way of reading, as submitted.
+    """The format in which a job reads records, as noted at the submit.
 
     :param format: "" for a job submitted before formats were noted, whose records are not decoded again.
-    :param places: the ways of Avro.
+    :param places: the encoding of each place, for Avro; see `AvroEncodings`.
     :param begins: by partition, the job's start; a job with the state of another job has that job's start.
     """
 
@@ -65,7 +64,7 @@ class JobFormat:
 
     @classmethod
     def parse(cls, text: str) -> JobFormat:
-        """Return the way of reading written by `str`; an empty text is the way of a job without a note of formats."""
+        """Read the result of `str`; an empty text is the format of a job submitted before formats were noted."""
         if not text:
             return cls()
         name, places, begins = json.loads(text)
@@ -87,32 +86,34 @@ def proof_of(
     """Return the proof of the records read by a job.
 
     :param columns: the columns of the records.
-    :param reads: the job's way of reading.
+    :param reads: the format in which the job reads records.
     :param reader: opens a reader of the topic.
     :param registry: the registry, for Avro.
     :param compares: whether the values of rows are compared, see `DecodingProof`; otherwise the records are only
         decoded.
-    :param share: the share of the records that are checked.
+    :param share: the share of the records that are checked, from 0 to 1.
     """
     is_raw = reads.format == "raw"
     if reads.format == "avro":
-        assert registry is not None, "the configuration asks for it"
+        assert registry is not None, "the configuration requires a registry for Avro"
         source = _CheckedRegistry(columns, registry, AvroEncodings(dict(reads.places)))
 
         def make(schema: pa.Schema) -> ColumnDecoder:
             return _FramedDecoder(AvroDecoder(schema, registry=source))
     else:
         make = RawDecoder if is_raw else JsonDecoder
-    wanted = arrow_schema(columns)
+    record_schema = arrow_schema(columns)
 
     def decoder(table: pa.Schema) -> ColumnDecoder:
         """Return a decoder into the table's own types, which may have become wider than the job's types."""
-        known = set(table.names) if compares else set[str]()
-        return make(pa.schema([table.field(one.name) if one.name in known else one for one in wanted]))
+        compared = set(table.names) if compares else set[str]()
+        return make(pa.schema([table.field(col.name) if col.name in compared else col for col in record_schema]))
 
-    has_key = is_raw and "key" in wanted.names
+    parts = [RecordPart.KEY] if is_raw and "key" in record_schema.names else []
+    if reads.format == "avro":
+        parts.append(RecordPart.HEADERS)
     return DecodingProof(
-        reader=reader(*compress((RecordPart.KEY, RecordPart.HEADERS), (has_key, reads.format == "avro"))),
+        reader=reader(*parts),
         decoder=decoder,
         begins=reads.begins,
         tombstones=is_raw,
@@ -132,12 +133,13 @@ class _FramedDecoder:
         return self.decoder.schema
 
     def decode(self, batch: RawBatch) -> DecoderResult:
-        bare = list(bad_rows(batch, (VALUE,), "avro"))
-        return DecoderResult(no_rows(self.schema), bare) if bare else self.decoder.decode(batch)
+        """Decode a batch; a batch with a value without a schema id has no rows, and these values as bad."""
+        without_id = list(bad_rows(batch, (VALUE,), "avro"))
+        return DecoderResult(no_rows(self.schema), without_id) if without_id else self.decoder.decode(batch)
 
 
 class _CheckedRegistry:
-    """A registry limited to schemas whose values a job has read right."""
+    """A registry limited to schemas with the encodings that a job was submitted with."""
 
     def __init__(self, columns: Schema, registry: SchemaSource, ways: AvroEncodings) -> None:
         self._columns = columns
@@ -152,16 +154,14 @@ class _CheckedRegistry:
         return []
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema of an id, if the job has read the values of this schema correctly.
+        """Return the schema of an id. Raises SchemaMoved for other encodings than the job's, and the registry's errors.
 
-        A malformed schema is returned, too: its decoder reports the fault. Raises SchemaMoved, and the registry's
-        errors.
+        A malformed schema is returned, since its decoder reports the fault.
         """
         schema = self._registry.schema(schema_id)
         try:
             difference = self._ways.lacks(ways_of(self._columns, [schema]))
         except SchemaRefused:
-            # The decoder reports the schema's fault.
             return schema
         except WayRefused as refused:
             difference = str(refused)

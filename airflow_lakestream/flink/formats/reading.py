@@ -12,7 +12,7 @@ from pyiceberg.types import IcebergType
 
 from airflow_lakestream.exceptions import InvalidArgument
 
-_PLAIN: Mapping[IcebergType, str] = {
+_TYPE_NAMES: Mapping[IcebergType, str] = {
     iceberg.BooleanType(): "BOOLEAN",
     iceberg.IntegerType(): "INT",
     iceberg.LongType(): "BIGINT",
@@ -37,11 +37,11 @@ def type_of(kind: IcebergType, column: str) -> str:
 
     :param column: the column's name, for errors.
     """
-    if kind not in _PLAIN:
+    if kind not in _TYPE_NAMES:
         raise InvalidArgument(
             "columns", f"{column!r} is of type {kind}, which Flink's landing can't fill.", "Take a string."
         )
-    return _PLAIN[kind]
+    return _TYPE_NAMES[kind]
 
 
 @type_of.register
@@ -72,9 +72,9 @@ _TEXTS = (iceberg.BinaryType(), iceberg.StringType())
 class FormatReading:
     """The reading of a format's records by Flink.
 
-    :param fields: the types that the format fills, by name.
-    :param options: options of the table; secrets included.
-    :param expressions: by column, the expression of its value from the fields; None if the fields are the columns.
+    :param fields: by name, Flink's types of the fields of the records.
+    :param options: options of the source table in Flink, secrets included.
+    :param expressions: by column, the SQL expression of the value from the fields; None if the fields are the columns.
     """
 
     fields: Mapping[str, str]
@@ -85,12 +85,12 @@ class FormatReading:
 def json_reading(columns: Schema, *, skips_bad_records: bool = False) -> FormatReading:
     """Return the reading of JSON.
 
-    :param skips_bad_records: a value unfit for its column is NULL, a record that is not JSON has no row; the extract
-        lands these records. Otherwise they fail the job, and no record is left out.
+    :param skips_bad_records: whether a bad record does not fail the job. A value unfit for its column then becomes
+        NULL, and a record that is not JSON has no row; the extract lands these records.
     """
     ignored = "true" if skips_bad_records else "false"
     return FormatReading(
-        {one.name: type_of(one.field_type, one.name) for one in columns.fields},
+        {column.name: type_of(column.field_type, column.name) for column in columns.fields},
         {"format": "json", "json.ignore-parse-errors": ignored, "json.timestamp-format.standard": "ISO-8601"},
     )
 
@@ -113,14 +113,14 @@ def raw_reading(columns: Schema) -> FormatReading:
 
     Raises InvalidArgument for columns other than `key` and `value`, each binary or string, and without `value`.
     """
-    for one in columns.fields:
-        if one.name not in ("key", "value") or one.field_type not in _TEXTS:
-            problem = f"raw records have no {one.name} of type {one.field_type}."
+    for column in columns.fields:
+        if column.name not in ("key", "value") or column.field_type not in _TEXTS:
+            problem = f"raw records have no {column.name} of type {column.field_type}."
             raise InvalidArgument("columns", problem, "They have key and value, each binary or string.")
-    names = [one.name for one in columns.fields]
+    names = [column.name for column in columns.fields]
     if "value" not in names:
         raise InvalidArgument("columns", "lack value, which Flink reads of raw records in any case.", "Add it.")
     options = {"value.format": "raw"}
     if "key" in names:
         options |= {"key.format": "raw", "key.fields": "key", "value.fields-include": "EXCEPT_KEY"}
-    return FormatReading({one.name: type_of(one.field_type, one.name) for one in columns.fields}, options)
+    return FormatReading({column.name: type_of(column.field_type, column.name) for column in columns.fields}, options)

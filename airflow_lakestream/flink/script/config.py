@@ -20,9 +20,10 @@ KAFKA = "${kafka}"
 DATABASE = "${database}"
 # Texts, quoted names and comments, in which a semicolon does not end a statement. A hint is not a comment.
 _PARTS = re.compile(r"'(?:[^']|'')*'|`(?:[^`]|``)*`|--[^\n]*|/\*(?!\+).*?\*/|;|[^'`;/-]+|.", re.DOTALL)
-_BEFORE = ("SET", "CREATE", "ALTER", "DROP", "USE", "LOAD", "ADD")
-# Settings that the operator is responsible for.
-_OURS = (
+# First words of the statements that may precede the INSERTs.
+_ALLOWED_WORDS = ("SET", "CREATE", "ALTER", "DROP", "USE", "LOAD", "ADD")
+# Beginnings of settings that the operator sets.
+_RESERVED_SETTINGS = (
     "pipeline.name",
     "$internal.",
     "execution.checkpointing.",
@@ -38,7 +39,7 @@ _AS_SELECT = re.compile(r"CREATE\s+(OR\s+REPLACE\s+)?TABLE\b.*\bAS\s+(SELECT|WIT
 
 @dataclass(frozen=True, slots=True)
 class FlinkScript:
-    """The statements before the INSERTs, and the INSERTs, which are one job."""
+    """A script: the statements before the INSERTs, and the INSERTs, which are one job."""
 
     before: tuple[str, ...]
     inserts: tuple[str, ...]
@@ -52,12 +53,12 @@ class FlinkScript:
             word = statement.split(None, 1)[0].upper()
             if word == "INSERT":
                 inserts.append(statement)
-            elif word not in _BEFORE:
-                raise _refused(statement, f"A script has {', '.join(_BEFORE)} and, as the last, INSERT.")
+            elif word not in _ALLOWED_WORDS:
+                raise _refusal(statement, f"A script has {', '.join(_ALLOWED_WORDS)} and, as the last, INSERT.")
             elif _AS_SELECT.match(statement):
-                raise _refused(statement, "It would be a job of its own: create the table, and INSERT into it.")
+                raise _refusal(statement, "It would be a job of its own: create the table, and INSERT into it.")
             elif inserts:
-                raise _refused(statement, "It follows an INSERT. The INSERTs come last: together they are one job.")
+                raise _refusal(statement, "It follows an INSERT. The INSERTs come last: together they are one job.")
             else:
                 _check_setting(statement)
                 before.append(statement)
@@ -68,7 +69,7 @@ class FlinkScript:
         return cls(tuple(before), tuple(inserts))
 
     def statements(self, kafka: Mapping[str, str], database: Mapping[str, str]) -> Iterator[str]:
-        """Yield the statements to run, in order; the last statement submits the job. With secrets.
+        """Yield the statements to run, in order and with secrets; the last statement submits the job.
 
         :param kafka: librdkafka's configuration, for `${kafka}`.
         :param database: options of Flink's CDC connectors, for `${database}`.
@@ -81,7 +82,7 @@ class FlinkScript:
     def _job(self) -> str:
         if len(self.inserts) == 1:
             return self.inserts[0]
-        return f"EXECUTE STATEMENT SET BEGIN {' '.join(f'{one};' for one in self.inserts)} END"
+        return f"EXECUTE STATEMENT SET BEGIN {' '.join(f'{insert};' for insert in self.inserts)} END"
 
 
 def split(text: str) -> Iterator[str]:
@@ -100,11 +101,11 @@ def split(text: str) -> Iterator[str]:
 
 def _check_setting(statement: str) -> None:
     match = _SETTING.match(statement)
-    if match and match[1].strip().startswith(_OURS):
-        raise _refused(statement, "The operator sets that: see checkpoint_interval, checkpoint_location, parallelism.")
+    if match and match[1].strip().startswith(_RESERVED_SETTINGS):
+        raise _refusal(statement, "The operator sets that: see checkpoint_interval, checkpoint_location, parallelism.")
 
 
-def _refused(statement: str, remedy: str) -> InvalidArgument:
+def _refusal(statement: str, remedy: str) -> InvalidArgument:
     shown = " ".join(statement.split())
     return InvalidArgument("script", f"{shown[:60]!r}{'...' if len(shown) > 60 else ''} is refused.", remedy)
 
@@ -116,9 +117,10 @@ APP = "flink_script"
 class ScriptConfig(JobConfig):
     """The script or program of a job, and the Flink cluster. See `FlinkScriptOperator`.
 
-    :param name: name of the stream; the checkpoint belongs to it for good.
+    :param name: name of the stream; the checkpoint belongs to this stream for ever.
     :param database: options of Flink's CDC connectors; may hold secrets.
-    :param jar: a file with a program, in place of a script; `jar_digest` distinguishes it from a file of the same name.
+    :param jar: path of a program, in place of a script.
+    :param jar_digest: digest of the jar's content, by which a replaced jar is noticed.
     """
 
     app: str = APP
@@ -145,7 +147,7 @@ class ScriptConfig(JobConfig):
 
     @cached_property
     def parsed(self) -> FlinkScript:
-        """The statements."""
+        """The statements of the script."""
         return FlinkScript.parse(self.script)
 
     @property
@@ -155,7 +157,7 @@ class ScriptConfig(JobConfig):
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The permanent inputs of the checkpoint."""
+        """The inputs that the checkpoint keeps for ever."""
         return {"app": APP, "name": self.name}
 
     @property
@@ -186,7 +188,7 @@ class ScriptConfig(JobConfig):
         return f"{program}/{fingerprint_of({'jar': self.jar_digest, 'arguments': list(self.program_arguments)})}"
 
 
-# The name becomes part of a form's header.
+# A jar's name is sent in a header of HTTP, in which other characters would need quoting.
 _NAME = re.compile(r"[\w.+ -]+\.jar")
 
 

@@ -89,12 +89,12 @@ class ScriptStream(JobStream):
     def error_of(self, job: str, state: FlinkJobState) -> LakestreamError:
         """Return the error of an ended job; at a damaged batch a terminal error."""
         damage = JavaDamage.of("\n".join(self.jobs.manager.causes(job)))
-        # Without a place the damage may be a record that a broker has refused.
+        # Without a topic the error may be of a record that a broker has refused.
         return ScriptAtDamage(job, damage) if damage is not None and damage.topic else super().error_of(job, state)
 
     def _check_script(self) -> None:
         note = self.jobs.note()
-        # The text before the first slash: a job may continue from its state if the settings behind it change.
+        # Only the text before the first slash: the settings after it may change without loss of the state.
         if note is None or note.program.split("/")[0] == self._script.state_of:
             return
         if self._script.jar:
@@ -110,7 +110,7 @@ class ScriptStream(JobStream):
         )
 
     def _state_to_begin_with(self) -> str:
-        """Return the savepoint or checkpoint for the next job, or an empty text for the first job."""
+        """Return the savepoint or checkpoint for the next job; empty for the first job. Raises as `start` does."""
         note = self.jobs.note()
         if note is None:
             return ""
@@ -141,6 +141,7 @@ class ScriptStream(JobStream):
         return self.jobs.submit_program(Path(config.jar).name, content, request, state)
 
     def _run(self, session: SqlSession) -> None:
+        """Run the script's statements. Raises InvalidArgument for a statement that Flink refuses."""
         config = self._script
         if config.catalog_properties:
             session.run(statements.create_catalog(config.catalog_name, config.catalog_properties))
@@ -148,9 +149,8 @@ class ScriptStream(JobStream):
             try:
                 session.run(statement)
             except FlinkRefused as e:
-                # The cause alone, not the statement, which may hold the connection's secrets.
-                if cause := next(
-                    (cause for cause in e.causes if "ValidationException" in cause or "Parse" in cause), ""
-                ):
-                    raise InvalidArgument("script", f"Flink refuses statement {number}: {cause}") from None
-                raise
+                causes = [cause for cause in e.causes if "ValidationException" in cause or "Parse" in cause]
+                if not causes:
+                    raise
+                # Without the statement, which may hold the connection's secrets.
+                raise InvalidArgument("script", f"Flink refuses statement {number}: {causes[0]}") from None

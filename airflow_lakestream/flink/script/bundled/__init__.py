@@ -11,13 +11,13 @@ from airflow_lakestream.core.names import check_group, check_table_name, check_t
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 _FOLDER = Path(__file__).parent
-_OF_A_TOPIC = ("clicks_by_minute",)
-_CAPTURES = "postgres_cdc"
+_TOPIC_SCRIPTS = ("clicks_by_minute",)
+_CDC_SCRIPT = "postgres_cdc"
 
 
 def flink_scripts() -> list[str]:
     """Return the names of the bundled scripts for a topic."""
-    return sorted(_OF_A_TOPIC)
+    return sorted(_TOPIC_SCRIPTS)
 
 
 def flink_script(name: str, *, topic: str, table: str, group: str, catalog: str = "iceberg_default") -> str:
@@ -60,7 +60,7 @@ def flink_cdc_script(
 
     Raises InvalidArgument.
     """
-    # Airflow parses DAG files every half minute: a DAG file with a topic's script does not need PyIceberg for that.
+    # Imported here: Airflow parses DAG files every half minute, and a topic's script needs no PyIceberg.
     from airflow_lakestream.config import arguments
     from airflow_lakestream.flink.formats.reading import type_of
     from airflow_lakestream.tables.schema.ddl import parse_schema
@@ -75,17 +75,17 @@ def flink_cdc_script(
     fields = parse_schema(columns, "columns").fields
     keys = arguments.items("key", key)
     names = [field.name for field in fields]
-    if not keys or (strange := [one for one in keys if one not in names]):
-        problem = f"{', '.join(strange)} is not one of the columns." if keys else "is missing."
+    if not keys or (unknown := [name for name in keys if name not in names]):
+        problem = f"{', '.join(unknown)} is not one of the columns." if keys else "is missing."
         raise InvalidArgument("key", problem, "Name the columns of the table's primary key.")
     return _filled(
-        _CAPTURES,
+        _CDC_SCRIPT,
         table,
         catalog,
         schema=schema,
         source=name,
         slot=slot,
-        columns=",\n  ".join(f"{_quoted(one.name)} {type_of(one.field_type, one.name)}" for one in fields),
+        columns=",\n  ".join(f"{_quoted(field.name)} {type_of(field.field_type, field.name)}" for field in fields),
         key=", ".join(map(_quoted, keys)),
         names=", ".join(map(_quoted, names)),
     )
@@ -95,7 +95,7 @@ def _filled(name: str, table: str, catalog: str, **values: str) -> str:
     """Return a script with names filled in; `${kafka}` and `${database}` stay for the driver.
 
     :param name: the script's file name without .sql.
-    :param values: values of the script's further names.
+    :param values: values of the other names in the script.
 
     Raises InvalidArgument for a malformed name of a table.
     """
