@@ -54,12 +54,12 @@ class ConnectorStatus:
         """Read Connect's answer to a request for a status. Raises KeyError, TypeError, AttributeError or ValueError."""
         tasks = tuple(
             TaskStatus(
-                int(one["id"]),
-                ConnectorState.of(one["state"]),
-                str(one.get("worker_id", "")),
-                str(one.get("trace", "")),
+                int(task["id"]),
+                ConnectorState.of(task["state"]),
+                str(task.get("worker_id", "")),
+                str(task.get("trace", "")),
             )
-            for one in value["tasks"]
+            for task in value["tasks"]
         )
         connector = value["connector"]
         return cls(ConnectorState.of(connector["state"]), tasks, str(connector.get("trace", "")))
@@ -71,11 +71,11 @@ class ConnectorStatus:
 
     @property
     def all_run(self) -> bool:
-        """Whether the connector and all tasks run, with at least a single task."""
+        """Whether the connector has tasks, and runs with all of them."""
         return (
             self.state is ConnectorState.RUNNING
             and bool(self.tasks)
-            and all(one.state is ConnectorState.RUNNING for one in self.tasks)
+            and all(task.state is ConnectorState.RUNNING for task in self.tasks)
         )
 
     def __str__(self) -> str:
@@ -84,12 +84,13 @@ class ConnectorStatus:
         return f"{self.state.lower()}, tasks: {tasks or 'none'}"
 
 
-# While the workers rebalance they answer 409 for some seconds.
-_BUSY_FOR_S = 60.0
+# Seconds for which a request is repeated while the workers rebalance, and seconds between two requests.
+_BUSY_TIMEOUT_S = 60.0
 _PAUSE_S = 0.5
+# A worker answers 409 during a rebalance.
 _CONFLICT, _NOT_FOUND = 409, 404
-# Answers of a gateway for a missing worker, and of a busy worker.
-_PASSING = (408, 429, 500, 502, 503, 504)
+# Status codes of a gateway for a missing worker, and of a busy worker.
+_TEMPORARY = (408, 429, 500, 502, 503, 504)
 
 
 class ConnectUnknown(LakestreamError, Transient):
@@ -108,7 +109,7 @@ class NoSuchConnector(ConnectRefused):
 class ConnectWorkers:
     """Addresses and login of the workers of a Connect cluster; any worker can answer.
 
-    :param urls: asked in order until a worker answers.
+    :param urls: addresses, tried in order until a worker answers.
     :param ca_file: path of the certificates to trust; empty for the system's certificates.
     :param timeout: seconds to wait for the answer of a worker.
 
@@ -149,7 +150,7 @@ class ConnectClient:
 
         Raises NoSuchConnector, also for a new connector that has no status yet.
         """
-        answer = self._ask("GET", _path(name, "status"))
+        answer = self._request("GET", _path(name, "status"))
         try:
             return ConnectorStatus.parse(answer)
         except (KeyError, TypeError, AttributeError, ValueError) as e:
@@ -161,7 +162,7 @@ class ConnectClient:
         Connect adds the key `name` to the configuration that it was given.
         """
         try:
-            answer = self._ask("GET", _path(name, "config"))
+            answer = self._request("GET", _path(name, "config"))
         except NoSuchConnector:
             return None
         if not isinstance(answer, Mapping):
@@ -170,85 +171,88 @@ class ConnectClient:
 
     def plugins(self) -> set[str]:
         """Return the workers' connector classes."""
-        answer = self._ask("GET", "/connector-plugins")
+        answer = self._request("GET", "/connector-plugins")
         if not isinstance(answer, list):
             raise ConnectUnknown(f"Kafka Connect at {self.where} did not list its plugins.")
-        return {str(one.get("class")) for one in answer if isinstance(one, Mapping)}
+        return {str(plugin.get("class")) for plugin in answer if isinstance(plugin, Mapping)}
 
     def validate(self, config: Mapping[str, str]) -> tuple[set[str], dict[str, list[str]]]:
         """Return the names of all settings of the connector's class, and the errors by setting.
 
-        :param config: has to have `connector.class`.
+        :param config: the configuration, which must contain `connector.class`.
         """
         plugin = quote(config["connector.class"], safe="")
-        answer = self._ask("PUT", f"/connector-plugins/{plugin}/config/validate", dict(config))
+        answer = self._request("PUT", f"/connector-plugins/{plugin}/config/validate", dict(config))
         try:
-            known = {str(one["definition"]["name"]) for one in answer["configs"]}
-            values = [one["value"] for one in answer["configs"]]
-            return known, {str(one["name"]): [str(e) for e in one["errors"]] for one in values if one["errors"]}
+            names = {str(setting["definition"]["name"]) for setting in answer["configs"]}
+            values = [setting["value"] for setting in answer["configs"]]
+            errors = {str(value["name"]): [str(e) for e in value["errors"]] for value in values if value["errors"]}
+            return names, errors
         except (KeyError, TypeError) as e:
             raise ConnectUnknown(f"Kafka Connect at {self.where} did not validate a configuration.") from e
 
     def create_stopped(self, name: str, config: Mapping[str, str]) -> None:
         """Create a stopped connector."""
-        self._ask("POST", "/connectors", {"name": name, "config": dict(config), "initial_state": "STOPPED"})
+        self._request("POST", "/connectors", {"name": name, "config": dict(config), "initial_state": "STOPPED"})
 
     def configure(self, name: str, config: Mapping[str, str]) -> None:
         """Create a connector, or change a connector's configuration with a restart of its tasks."""
-        self._ask("PUT", _path(name, "config"), dict(config))
+        self._request("PUT", _path(name, "config"), dict(config))
 
     def restart(self, name: str, only_failed: bool) -> None:
-        """Restart the connector with all tasks, or with failed tasks only."""
-        self._ask("POST", _path(name, f"restart?includeTasks=true&onlyFailed={str(only_failed).lower()}"))
+        """Restart the connector with all tasks, or with `only_failed` only a failed connector and failed tasks."""
+        self._request("POST", _path(name, f"restart?includeTasks=true&onlyFailed={str(only_failed).lower()}"))
 
     def stop(self, name: str) -> None:
         """End all tasks; the connector and the offsets stay."""
-        self._ask("PUT", _path(name, "stop"))
+        self._request("PUT", _path(name, "stop"))
 
     def pause(self, name: str) -> None:
         """Pause the tasks."""
-        self._ask("PUT", _path(name, "pause"))
+        self._request("PUT", _path(name, "pause"))
 
     def resume(self, name: str) -> None:
         """Resume a stopped or paused connector."""
-        self._ask("PUT", _path(name, "resume"))
+        self._request("PUT", _path(name, "resume"))
 
     def set_offsets(self, name: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the next offsets of a sink, by partition; Connect refuses the request unless the sink is stopped."""
-        moved = [
+        entries = [
             {"partition": {"kafka_topic": topic, "kafka_partition": p}, "offset": {"kafka_offset": offset}}
             for p, offset in sorted(offsets.items())
         ]
-        self._ask("PATCH", _path(name, "offsets"), {"offsets": moved})
+        self._request("PATCH", _path(name, "offsets"), {"offsets": entries})
 
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        until = time.monotonic() + _BUSY_FOR_S
+    def _request(self, method: str, path: str, body: Any = None) -> Any:
+        """Return the answer's JSON, with repeated requests during a rebalance."""
+        deadline = time.monotonic() + _BUSY_TIMEOUT_S
         while True:
             try:
-                return self._ask_any(method, path, body)
+                return self._request_any_worker(method, path, body)
             except _Busy as e:
-                if time.monotonic() > until:
-                    raise ConnectUnknown(f"{e} It went on for {_BUSY_FOR_S:.0f} s.") from None
+                if time.monotonic() > deadline:
+                    raise ConnectUnknown(f"{e} It went on for {_BUSY_TIMEOUT_S:.0f} s.") from None
                 time.sleep(_PAUSE_S)  # The API has no call that waits for the end of a rebalance.
 
-    def _ask_any(self, method: str, path: str, body: Any) -> Any:
-        unknown: ConnectUnknown | None = None
+    def _request_any_worker(self, method: str, path: str, body: Any) -> Any:
+        """Return the answer's JSON of the first worker that answers. Raises the last worker's ConnectUnknown."""
+        last_error: ConnectUnknown | None = None
         for url in self._workers.urls:
             try:
-                return self._ask_one(method, url.rstrip("/"), path, body)
+                return self._request_worker(method, url.rstrip("/"), path, body)
             except ConnectUnknown as e:
-                unknown = e
-        assert unknown is not None, "there is at least one worker"
-        raise unknown
+                last_error = e
+        assert last_error is not None, "there is at least one worker"
+        raise last_error
 
-    def _ask_one(self, method: str, url: str, path: str, body: Any) -> Any:
+    def _request_worker(self, method: str, url: str, path: str, body: Any) -> Any:
         where = f"Kafka Connect at {url}"
         try:
             answer = self._http.send(method, url + path, body, timeout=self._workers.timeout)
         except NoAnswer as e:
             raise ConnectUnknown(f"{where} gives no answer: {e}. Does a worker run there?") from e
         if answer.is_error:
-            raise _explained(where, path, answer)
+            raise _error_of(where, path, answer)
         try:
             return answer.json() if answer.body else None
         except ValueError:
@@ -270,14 +274,14 @@ class _Busy(LakestreamError, Transient):
     """Error of a rebalance of the workers: the same request works in a moment."""
 
 
-def _path(name: str, what: str) -> str:
-    return f"/connectors/{quote(name, safe='')}/{what}"
+def _path(name: str, resource: str) -> str:
+    return f"/connectors/{quote(name, safe='')}/{resource}"
 
 
-def _explained(where: str, path: str, answer: HttpAnswer) -> LakestreamError:
-    """Return the error for an HTTP error; only Connect's own JSON is trusted as a worker's answer.
+def _error_of(where: str, path: str, answer: HttpAnswer) -> LakestreamError:
+    """Return the error for an answer with an HTTP error.
 
-    An answer of another program, such as a gateway, or of a busy worker leaves the state unknown: ConnectUnknown.
+    An answer without Connect's own JSON, such as a gateway's, and an answer of a busy worker become ConnectUnknown.
     """
     try:
         error = answer.json()
@@ -285,10 +289,10 @@ def _explained(where: str, path: str, answer: HttpAnswer) -> LakestreamError:
     except (ValueError, KeyError, TypeError):
         message = None
     resource, status = path.partition("?")[0], answer.status
-    # A worker of 4.1 answers a reading request during a rebalance with 500.
+    # A worker of Kafka 4.1 answers a GET during a rebalance with 500.
     if message is not None and status in (_CONFLICT, 500) and "rebalanc" in message.lower():
         return _Busy(f"{where} answers {resource} with {status}: {message}.")
-    if message is None or status in _PASSING:
+    if message is None or status in _TEMPORARY:
         return ConnectUnknown(f"{where} answers {resource} with {status}{': ' + message if message else ''}.")
     if status == _NOT_FOUND and resource.startswith("/connectors/"):
         return NoSuchConnector(f"{where}: {message}")

@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 ICEBERG_SINK = "org.apache.iceberg.connect.IcebergSinkConnector"
 _REFERENCE = re.compile(r"\$\{[^}]*\}")
-# Settings of clients and converters, which Connect passes through unread.
-_HANDED_ON = (
+# Prefixes of settings that Connect passes unread to clients and converters.
+_PASSED_THROUGH = (
     *(f"{client}.override." for client in ("consumer", "producer", "admin")),
-    *(f"{what}.converter." for what in ("key", "value", "header")),
+    *(f"{part}.converter." for part in ("key", "value", "header")),
 )
-# Least similarity of an unknown key to a known key that counts as misspelt.
-_ALIKE = 0.86
+# Least similarity, from 0 to 1, of an unknown key to a known key from which on the key counts as misspelt.
+_LEAST_SIMILARITY = 0.86
 
 
 class ConfigRefused(InvalidArgument, Terminal):
@@ -57,6 +57,7 @@ def refuse_literal_secrets(config: Mapping[str, Any]) -> None:
 
 
 def _literal_secrets(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of settings with literal secrets."""
     for key, value in config.items():
         # A reference to a config provider is not literal; the text around it may still hold a secret.
         text = _REFERENCE.sub("", value) if isinstance(value, str) else value
@@ -68,7 +69,7 @@ def _literal_secrets(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def changed_settings(wanted: Mapping[str, str], existing: Mapping[str, str]) -> list[str]:
-    """Return the names of the settings with different values, or with a value on a single side.
+    """Return the sorted names of the settings that differ, or that only one configuration has.
 
     The key `name`, which Connect adds, is left out.
     """
@@ -85,11 +86,11 @@ def check_keys(config: Mapping[str, str], known: Collection[str], handed_on: Col
     :param known: the names that Connect returns from its validation.
     :param handed_on: prefixes of further settings that the connector passes on, and that are not checked.
     """
-    prefixes = (*_HANDED_ON, *handed_on)
+    prefixes = (*_PASSED_THROUGH, *handed_on)
     for key in sorted(set(config) - set(known) - {"name"}):
         if key.startswith(prefixes):
             continue
-        similar = difflib.get_close_matches(key, known, n=1, cutoff=_ALIKE)
+        similar = difflib.get_close_matches(key, known, n=1, cutoff=_LEAST_SIMILARITY)
         if similar:
             raise ConfigRefused(f"{key} is not a setting of the connector.", f"Is {similar[0]} meant?")
         if key.startswith(("transforms.", "predicates.")):
@@ -104,17 +105,15 @@ def check_errors(errors: Mapping[str, Collection[str]], config: Mapping[str, str
     Connect resolves config providers before the validation, and its message may contain the value, a secret. So the
     message is left out for a setting with a reference to a provider.
     """
-    problems = "; ".join(
-        f"{name}: the value of {config[name]}, which is not shown"
-        if _REFERENCE.search(config.get(name, ""))
-        else f"{name}: {' '.join(errors[name])}"
-        for name in errors
-    )
+    problems = []
+    for name, messages in errors.items():
+        has_reference = _REFERENCE.search(config.get(name, ""))
+        problem = f"the value of {config[name]}, which is not shown" if has_reference else " ".join(messages)
+        problems.append(f"{name}: {problem}")
     if problems:
-        raise ConfigRefused(f"Connect refuses {problems[:1000]}")
+        raise ConfigRefused(f"Connect refuses {'; '.join(problems)[:1000]}")
 
 
-_PREFIX = "iceberg."
 # Prefixes of settings that the sink passes to the catalog, to Hadoop, to its Kafka clients, and to tables.
 HANDED_ON = (
     "iceberg.catalog.",
@@ -123,7 +122,8 @@ HANDED_ON = (
     "iceberg.tables.auto-create-props.",
     "iceberg.tables.write-props.",
 )
-_OF_A_TABLE = ("id-columns", "partition-by")
+_TABLE_SETTINGS = ("id-columns", "partition-by")
+# The name of the added transformation.
 POSITION_TRANSFORM = "lakestreamPosition"
 _INSERT_FIELD = "org.apache.kafka.connect.transforms.InsertField$Value"
 _COLUMNS = {
@@ -132,13 +132,13 @@ _COLUMNS = {
     "offset.field": "_kafka_offset",
     "timestamp.field": "_kafka_timestamp",
 }
-# The columns without which a row has no place in the ledger.
+# The columns that identify a row's record for the ledger.
 POSITIONS = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
 _COMMIT_INTERVAL = "iceberg.control.commit.interval-ms"
 _COMMIT_TIMEOUT = "iceberg.control.commit.timeout-ms"
 SESSION = "iceberg.kafka.session.timeout.ms"
-_USUAL_SESSION_MS = 45_000
-# Brokers take no lower value; a coordinator polls its control topic once in each of the worker's flush intervals.
+_DEFAULT_SESSION_MS = 45_000
+# Brokers accept no lower value.
 _LEAST_SESSION_MS = 6_000
 _REFUSED = {
     "topics.regex": "A ledger belongs to one topic: give topics, and one connector to each.",
@@ -150,12 +150,12 @@ _REFUSED = {
     "errors.tolerance": 'Skipped records would be lost: leave it at "none".',
     "transforms.lakestreamPosition.type": "That name is taken.",
 }
-# The first keeps records of a partition that is added later, the second leaves out records of aborted transactions.
-_CONSUMER = {
+# The first reads a partition that is added later from its beginning, the second leaves out aborted transactions.
+_CONSUMER_SETTINGS = {
     "consumer.override.auto.offset.reset": "earliest",
     "consumer.override.isolation.level": "read_committed",
 }
-_OFF = ("", "false", "none")
+_OFF_VALUES = ("", "false", "none")
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,7 @@ class IcebergConnector:
 
     @property
     def group(self) -> str:
-        """The consumer group of the sink's tasks.
-
-        The sink commits these offsets before the table, so the table may have less.
-        """
+        """The consumer group of the sink's tasks, whose offsets the sink commits before the table."""
         return f"connect-{self.connector}"
 
     @property
@@ -184,32 +181,31 @@ class IcebergConnector:
 
     @property
     def commit_bound(self) -> float:
-        """Seconds for two rounds of commits: a sink with records to take makes progress within this time."""
+        """Seconds for two rounds of commits: a sink with records to land makes progress within this time."""
         interval, timeout = (int(self.config[name]) / 1000 for name in (_COMMIT_INTERVAL, _COMMIT_TIMEOUT))
         return 2 * (interval + timeout)
 
 
 def session_of(config: Mapping[str, str]) -> float:
     """Return the session time-out of a sink's coordinator, in seconds; without a setting Kafka's default."""
-    return int(config.get(SESSION, _USUAL_SESSION_MS)) / 1000
+    return int(config.get(SESSION, _DEFAULT_SESSION_MS)) / 1000
 
 
 def complete_config(
-    connector: str, given: Mapping[str, str], catalog: str, publish_interval: float
+    connector: str, user_config: Mapping[str, str], catalog: str, publish_interval: float
 ) -> IcebergConnector:
-    """Return Iceberg's sink with its complete configuration. Raises ConfigRefused.
+    """Return Iceberg's sink with its complete configuration. Raises ConfigRefused for settings unfit for a ledger.
 
     The sink gets a branch and a control topic of its own, named after the connector. A transformation, added as the
     last, puts each record's topic, partition, offset and timestamp into its row: the ledger needs the record of a row.
-    Raises ConfigRefused for settings that do not go with a ledger.
 
     :param connector: the connector's name.
-    :param given: the user's configuration, which wins over the defaults, also for branch and control topic.
+    :param user_config: the user's configuration, which wins over the defaults, also for branch and control topic.
     :param catalog: the id of Airflow's connection, as the catalog's name. A SQL catalog keeps its name with each table,
         so that the sink finds our tables only under the same name.
     :param publish_interval: seconds between two publications; the sink commits at the same interval by default.
     """
-    _refuse(given)
+    _refuse_settings(user_config)
     branch = f"lakestream-{re.sub('[^A-Za-z0-9_-]', '-', connector)}"
     control = f"lakestream-control-{re.sub('[^A-Za-z0-9._-]', '-', connector)}"
     config = {
@@ -219,10 +215,10 @@ def complete_config(
         "iceberg.control.topic": control,
         _COMMIT_INTERVAL: str(int(publish_interval * 1000)),
         _COMMIT_TIMEOUT: "30000",
-        **_CONSUMER,
-        **given,
+        **_CONSUMER_SETTINGS,
+        **user_config,
     }
-    config |= _with_positions(given)
+    config |= _position_settings(user_config)
     _check(config, catalog)
     return IcebergConnector(
         connector,
@@ -234,25 +230,26 @@ def complete_config(
     )
 
 
-def _with_positions(given: Mapping[str, str]) -> dict[str, str]:
-    names = [name.strip() for name in given.get("transforms", "").split(",") if name.strip()]
-    # Last: other transformations may replace the value by a part of it.
-    added = {f"transforms.{POSITION_TRANSFORM}.{field}": column for field, column in _COLUMNS.items()}
+def _position_settings(config: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of the transformations, with the added transformation for positions."""
+    names = [name.strip() for name in config.get("transforms", "").split(",") if name.strip()]
     return {
+        # The last: other transformations may replace the value by a part of the value.
         "transforms": ",".join([*names, POSITION_TRANSFORM]),
         f"transforms.{POSITION_TRANSFORM}.type": _INSERT_FIELD,
-        **added,
+        **{f"transforms.{POSITION_TRANSFORM}.{field}": column for field, column in _COLUMNS.items()},
     }
 
 
-def _refuse(given: Mapping[str, str]) -> None:
+def _refuse_settings(config: Mapping[str, str]) -> None:
+    """Raise ConfigRefused for a setting of the user that does not go with a ledger."""
     for name, reason in _REFUSED.items():
-        if given.get(name, "").strip().lower() not in _OFF:
+        if config.get(name, "").strip().lower() not in _OFF_VALUES:
             raise ConfigRefused(f"{name} does not go with a ledger.", reason)
-    for name, value in given.items():
+    for name, value in config.items():
         if name.startswith("transforms.") and name.endswith(".type"):
             _check_transform(name, value)
-        if name.startswith("iceberg.table.") and not name.endswith(_OF_A_TABLE):
+        if name.startswith("iceberg.table.") and not name.endswith(_TABLE_SETTINGS):
             raise ConfigRefused(f"{name} does not go with a ledger.", "All of a connector's records go to one branch.")
 
 
@@ -270,6 +267,7 @@ def _check_transform(name: str, value: str) -> None:
 
 
 def _check(config: Mapping[str, str], catalog: str) -> None:
+    """Raise ConfigRefused for a complete configuration with a value that does not go with a ledger."""
     if config["connector.class"] != ICEBERG_SINK:
         remedy = 'Give kind="sink" to a connector of another class; it is supervised without a ledger.'
         raise ConfigRefused(f"connector.class is {config['connector.class']}, not {ICEBERG_SINK}.", remedy)
@@ -282,7 +280,7 @@ def _check(config: Mapping[str, str], catalog: str) -> None:
     if not is_own_branch(branch := config["iceberg.tables.default-commit-branch"]):
         problem = f"iceberg.tables.default-commit-branch is {branch!r}."
         raise ConfigRefused(problem, "The sink has a branch of its own, which is published: leave it out.")
-    for name, needed in _CONSUMER.items():
+    for name, needed in _CONSUMER_SETTINGS.items():
         if config[name] != needed:
             raise ConfigRefused(f"{name} is {config[name]}, not {needed}.", "A ledger needs it so: leave it out.")
     for name, least in ((_COMMIT_INTERVAL, 1), (_COMMIT_TIMEOUT, 1), (SESSION, _LEAST_SESSION_MS)):
@@ -296,7 +294,8 @@ def _check_number(config: Mapping[str, str], name: str, least: int) -> None:
 
 
 def _single_value(config: Mapping[str, str], name: str, remedy: str) -> str:
-    names = [one.strip() for one in config.get(name, "").split(",") if one.strip()]
-    if len(names) != 1:
-        raise ConfigRefused(f"{name} is missing." if not names else f"{name} has {len(names)}.", remedy)
-    return names[0]
+    """Return the only value of a setting that may be a list. Raises ConfigRefused for several values or none."""
+    values = [value.strip() for value in config.get(name, "").split(",") if value.strip()]
+    if len(values) != 1:
+        raise ConfigRefused(f"{name} is missing." if not values else f"{name} has {len(values)}.", remedy)
+    return values[0]

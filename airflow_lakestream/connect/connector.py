@@ -37,7 +37,8 @@ class OnKillConnector(StrEnum):
 class ConnectorSpec:
     """A connector's configuration, before any request to Connect. Times are in seconds.
 
-    `sink` is the sink with a ledger, if any. `coordinator_group`: see `IcebergConnector`; the triggerer needs no more.
+    :param sink: the sink with a ledger; None for another connector, and in the triggerer.
+    :param coordinator_group: see `IcebergConnector`; empty for a connector without a ledger.
     """
 
     name: str
@@ -59,7 +60,8 @@ class ConnectorSpec:
         """The topics of a sink; empty for a source, and for a sink without a list of topics."""
         if self.kind is ConnectorKind.SOURCE:
             return ()
-        return tuple(name for one in self.config.get("topics", "").split(",") if (name := one.strip()))
+        names = (name.strip() for name in self.config.get("topics", "").split(","))
+        return tuple(name for name in names if name)
 
     @property
     def group(self) -> str:
@@ -68,11 +70,11 @@ class ConnectorSpec:
 
 
 class HeadUnknown(LakestreamError, Transient):
-    """Error of a catalog without an answer about the head of the sink's branch."""
+    """Error of a catalog that did not answer a request for the head of the sink's branch."""
 
 
 class SinkPublisher(Protocol):
-    """Publishes a sink's commits from branch to main."""
+    """Publications of a sink's commits from branch to main."""
 
     def begin(self) -> Mapping[int, int]:
         """Prepare table and branch; return, by partition, the first offset lacking in the ledger.
@@ -95,7 +97,7 @@ class SinkPublisher(Protocol):
         """
 
     def head(self) -> str:
-        """Return a text that changes with each commit of the sink; empty without a branch. Raises HeadUnknown."""
+        """Return the id of the branch's head; empty without a branch. Raises HeadUnknown."""
 
 
 _LEFT = "Its commits are published by this run or the next."

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 # Settings that a connector keeps for its whole life: its ledger, branch and offsets depend on them.
-_KEPT = (
+_FIXED_SETTINGS = (
     "connector.class",
     "topics",
     "iceberg.tables",
@@ -46,20 +46,20 @@ _KEPT = (
     "iceberg.catalog",
 )
 # Seconds to wait for a change in Connect, and seconds between two looks meanwhile.
-_WITHIN_S = 60.0
-_EVERY_S = 0.2
+_CHANGE_TIMEOUT_S = 60.0
+_LOOK_INTERVAL_S = 0.2
 
 
 class DoesNotChange(LakestreamError, Transient):
-    """Error of a connector without the awaited state after a minute."""
+    """Error of a connector that is not in the awaited state after a minute."""
 
 
 class ConnectorSetup:
-    """Applies the configuration of a connector.
+    """The steps by which a connector is created, changed, started and restarted.
 
-    :param groups: Kafka's consumer groups, for setting offsets; for a sink with a ledger.
-    :param publisher: the publisher of the branch; for a sink with a ledger.
-    :param publish: publishes the sink's commits, given whether the sink is stopped; for a sink with a ledger.
+    :param groups: Kafka's consumer groups, for setting offsets; None without a ledger.
+    :param publisher: the publisher of the branch; None without a ledger.
+    :param publish: publishes the sink's commits; the argument is whether the sink is stopped.
     :param wait: waits the given seconds; raises when the task is to end.
     """
 
@@ -83,8 +83,8 @@ class ConnectorSetup:
         """Make the connector run as configured; return the change in words.
 
         An equal configuration is not sent again: that would restart all tasks. A sink with a ledger is published in any
-        case. The sink begins again at the ledger's end if it is new or stopped, if its tasks failed while the ledger
-        was ahead of them, or if its branch has rows unfit for main. Raises ConfigRefused, and the errors of a
+        case. The sink begins again at the ledger's end if the sink is new or stopped, if its tasks failed while the
+        ledger was ahead of them, or if its branch has rows unfit for main. Raises ConfigRefused, and the errors of a
         publication.
         """
         existing = self._client.config(self._spec.name)
@@ -92,7 +92,7 @@ class ConnectorSetup:
             self._check()
             return self._create()
         changed = changed_settings(self._spec.config, existing)
-        self._refuse_kept_settings(changed)
+        self._refuse_fixed_settings(changed)
         if changed:
             self._check()
             log.info("The connector %s differs in %s.", self._spec.name, ", ".join(changed))
@@ -105,7 +105,7 @@ class ConnectorSetup:
             or (status.failed and self._is_ahead(sink))
             or self._has_unfit_rows(is_stopped=False)
         ):
-            # Also if it seems stopped: a request to resume it a moment ago may not show in its state yet.
+            # Also in the state STOPPED: a request to resume a moment ago may not show in the state yet.
             self._client.stop(self._spec.name)
             if changed:
                 self._client.configure(self._spec.name, self._spec.config)
@@ -118,42 +118,42 @@ class ConnectorSetup:
         return f"it was corrected: {', '.join(changed)}" if changed else "it is configured as required"
 
     def restart(self, only_failed: bool) -> None:
-        """Restart tasks, and wait at most 10 s until no task shows an old failure.
-
-        No error is raised if a failure still shows then: the next look judges that failure.
+        """Restart tasks, and wait at most 10 s until no task shows an old failure; the next look judges a later one.
 
         :param only_failed: whether tasks that run are left alone.
         """
         self._client.restart(self._spec.name, only_failed)
-        deadline = time.monotonic() + _WITHIN_S / 6
+        deadline = time.monotonic() + _CHANGE_TIMEOUT_S / 6
         while self.status().failed and time.monotonic() < deadline:
-            self._wait(_EVERY_S)
+            self._wait(_LOOK_INTERVAL_S)
 
     def status(self) -> ConnectorStatus:
         """Return the connector's status; wait up to a minute for the status of a new connector.
 
         Raises NoSuchConnector if the connector does not exist, or has no status after a minute.
         """
-        deadline = time.monotonic() + _WITHIN_S
+        deadline = time.monotonic() + _CHANGE_TIMEOUT_S
         while True:
             try:
                 return self._client.status(self._spec.name)
             except NoSuchConnector:
                 if time.monotonic() > deadline or self._client.config(self._spec.name) is None:
                     raise
-                self._wait(_EVERY_S)
+                self._wait(_LOOK_INTERVAL_S)
 
     def await_state(self, *states: ConnectorState) -> None:
         """Wait until the connector is in any of these states. Raises DoesNotChange after a minute.
 
         For STOPPED, wait also until no task is left.
         """
-        deadline = time.monotonic() + _WITHIN_S
+        deadline = time.monotonic() + _CHANGE_TIMEOUT_S
         while (status := self.status()).state not in states or (ConnectorState.STOPPED in states and status.tasks):
             if time.monotonic() > deadline:
                 wanted = " or ".join(states).lower()
-                raise DoesNotChange(f"Connector {self._spec.name} is not {wanted} after {_WITHIN_S:.0f} s: {status}.")
-            self._wait(_EVERY_S)
+                raise DoesNotChange(
+                    f"Connector {self._spec.name} is not {wanted} after {_CHANGE_TIMEOUT_S:.0f} s: {status}."
+                )
+            self._wait(_LOOK_INTERVAL_S)
 
     def _check(self) -> None:
         """Check the configuration as far as possible without creating the connector. Raises ConfigRefused.
@@ -161,30 +161,32 @@ class ConnectorSetup:
         The check covers the connector's class, the settings by Connect's own validation, and misspelt keys.
         """
         config = {"name": self._spec.name, **self._spec.config}
-        if (kind := config.get("connector.class", "")) not in (plugins := self._client.plugins()):
-            known = ", ".join(sorted(one.rpartition(".")[2] for one in plugins))
-            raise ConfigRefused(f"connector.class {kind!r} is not installed on the workers.", f"They have {known}.")
+        connector_class, plugins = config.get("connector.class", ""), self._client.plugins()
+        if connector_class not in plugins:
+            names = ", ".join(sorted(plugin.rpartition(".")[2] for plugin in plugins))
+            problem = f"connector.class {connector_class!r} is not installed on the workers."
+            raise ConfigRefused(problem, f"They have {names}.")
         known_keys, errors = self._client.validate(config)
         check_errors(errors, config)
         check_keys(config, known_keys, HANDED_ON if self._spec.sink else ())
 
     def _is_ahead(self, sink: IcebergConnector) -> bool:
-        """Return whether the ledger goes further than the offsets committed by the tasks.
+        """Return whether the ledger is ahead of the offsets that the tasks have committed.
 
         A receipt for lost offsets, or an extract of the same group, may have put the ledger ahead. A partition without
         a committed offset does not count. As a side effect, table and branch are prepared.
         """
-        assert self._groups is not None, "a sink with a ledger has them"
-        assert self._publisher is not None, "likewise"
+        assert self._groups is not None, "a sink with a ledger has consumer groups"
+        assert self._publisher is not None, "a sink with a ledger has a publisher"
         begins, committed = self._publisher.begin(), self._groups.committed(sink.group, sink.topic)
         return any(begin > committed.get(p, begin) for p, begin in begins.items())
 
     def _has_unfit_rows(self, *, is_stopped: bool) -> bool:
-        """Publish the branch. Return True if the publication was refused because the branch has rows unfit for main.
+        """Publish the branch; return whether the branch has rows unfit for main, so that nothing was published.
 
         Unfit are rows with wrong values, rows that main already has, and rows of a record that our decoder rejects (the
-        sink may have decoded this and later records wrongly). After True the caller makes the sink read again from the
-        ledger's end. Other errors are raised.
+        sink may have decoded this and later records wrongly): the sink has to read again from the ledger's end. Other
+        errors are raised.
         """
         try:
             self._publish(is_stopped)
@@ -193,19 +195,21 @@ class ConnectorSetup:
             return True
         return False
 
-    def _refuse_kept_settings(self, changed: list[str]) -> None:
-        if self._spec.sink is not None and (kept := [name for name in _KEPT if name in changed]):
+    def _refuse_fixed_settings(self, changed: list[str]) -> None:
+        """Raise ConfigRefused if a setting has changed that a sink with a ledger keeps for its whole life."""
+        if self._spec.sink is not None and (fixed := [name for name in _FIXED_SETTINGS if name in changed]):
             raise ConfigRefused(
-                f"there is a connector {self._spec.name} with another {' and '.join(kept)}.",
+                f"there is a connector {self._spec.name} with another {' and '.join(fixed)}.",
                 "Give this connector another name; or stop the existing one, publish its commits, and delete it.",
             )
 
     def _create(self) -> str:
+        """Create the connector; return the change in words."""
         name, sink = self._spec.name, self._spec.sink
         if sink is None:
             self._client.configure(name, self._spec.config)
             return "it was created"
-        assert self._publisher is not None, "a sink with a ledger has it"
+        assert self._publisher is not None, "a sink with a ledger has a publisher"
         # Faults of the table are reported before the connector is created.
         self._publisher.begin()
         # Stopped: a task that runs before its offsets are set would read records that the ledger has.
@@ -213,7 +217,7 @@ class ConnectorSetup:
         return f"it was created; {self._start(sink)}"
 
     def _start(self, sink: IcebergConnector) -> str:
-        """Start a stopped sink at the ledger's end; return the beginning in words.
+        """Start a stopped sink at the ledger's end; return the sink's first offsets in words.
 
         1. Make the control topic, and publish the commits on the branch. Then set the branch back to main's head: rows
            unfit for main are dropped, and their records are read again.
@@ -224,8 +228,8 @@ class ConnectorSetup:
         Raises LandedAhead if the ledger has offsets above its first missing offset: the tasks would land these twice.
         The sink then stays stopped.
         """
-        assert self._groups is not None, "a sink with a ledger has them"
-        assert self._publisher is not None, "likewise"
+        assert self._groups is not None, "a sink with a ledger has consumer groups"
+        assert self._publisher is not None, "a sink with a ledger has a publisher"
         self.await_state(ConnectorState.STOPPED)
         self._groups.make_topic(sink.control_topic)
         self._has_unfit_rows(is_stopped=True)
@@ -235,24 +239,23 @@ class ConnectorSetup:
         self._groups.await_empty(sink.group)
         self._client.set_offsets(self._spec.name, sink.topic, begins)
         self._resume()
-        where = ", ".join(f"{sink.topic}[{p}] {offset}" for p, offset in sorted(begins.items()))
-        return f"it begins at {where}"
+        starts = ", ".join(f"{sink.topic}[{p}] {offset}" for p, offset in sorted(begins.items()))
+        return f"it begins at {starts}"
 
     def _resume(self) -> None:
+        """Resume the connector, and wait until it works or has failed: the watch judges a failure."""
         self._client.resume(self._spec.name)
-        # FAILED is among these states: the watch judges failures.
-        self.await_state(
-            *(state for state in ConnectorState if state not in (ConnectorState.STOPPED, ConnectorState.PAUSED))
-        )
+        idle = (ConnectorState.STOPPED, ConnectorState.PAUSED)
+        self.await_state(*(state for state in ConnectorState if state not in idle))
 
 
-_NOTHING: dict[str, Any] = {}
+_NO_MEMORY: dict[str, Any] = {}
 
 
 class ConnectorSupervision:
-    """Supervision of a task's connector in a process; a `driver.drives.StreamSupervisor`.
+    """Supervision of a task's connector in a process; a `driver.supervisor.StreamSupervisor`.
 
-    Connect itself keeps one connector of a name: two tasks with the same name supervise the same connector.
+    Two tasks with the same name supervise the same connector: Connect has one connector of a name.
 
     :param groups: Kafka's consumer groups, for lag and offsets; None for a source, or without a Kafka connection.
     :param publisher: the publisher of the branch; None for a connector without a ledger.
@@ -270,7 +273,7 @@ class ConnectorSupervision:
         groups: KafkaGroups | None,
         publisher: SinkPublisher | None,
         wait: Callable[[float], None],
-        memory: Mapping[str, Any] = _NOTHING,
+        memory: Mapping[str, Any] = _NO_MEMORY,
     ) -> None:
         self.spec = spec
         self._client = client
@@ -278,7 +281,7 @@ class ConnectorSupervision:
         self._wait = wait
         head = publisher.head if publisher else None
         self._observer = ConnectorObserver(spec, client, groups, head)
-        self._applying = ConnectorSetup(spec, client, groups, publisher, self._publish, wait)
+        self._setup = ConnectorSetup(spec, client, groups, publisher, self._publish, wait)
         self._progress = DriverProgress.of_sums(memory.get("sums", {}))
         self._watch = ConnectorWatch(
             self._observer.look,
@@ -302,35 +305,35 @@ class ConnectorSupervision:
         return self._progress
 
     def reported_sums(self) -> dict[str, Any]:
-        """Return the sums already reported by earlier tries: zero, because each try counts afresh."""
+        """Return the sums already reported by earlier tries: zero, because each try counts from zero."""
         return self.before()
 
     def mark_reported(self, sums: Mapping[str, Any]) -> None:
         """Ignore the sums: the next try counts from zero."""
 
     def begin(self, history: SupervisionHistory | None = None) -> None:
-        """Create, adopt or correct the connector; with a history of failures or a stall, restart the tasks.
+        """Create, adopt or correct the connector; restart tasks after a failure or stall.
 
-        Without a history the tasks are restarted only if a task is found failed. Raises ConnectorAtDamage if the tasks
-        fail or stall at a damaged batch.
+        Raises ConnectorAtDamage if the tasks fail or stall at a damaged batch.
 
-        :param history: the history of a failed or stalled connector; None at the start of a supervision.
+        :param history: the history of a failed or stalled connector, whose tasks are restarted; None at the start of a
+            supervision: then only failed tasks are restarted.
         """
         failing = self._observer.look() if history is not None else ConnectorLook()
         if history is not None and (at_damage := self.at_damage(failing)) is not None:
             raise at_damage
-        log.info("Connector %s: %s.", self.spec.name, self._applying.apply())
+        log.info("Connector %s: %s.", self.spec.name, self._setup.apply())
         memory = self._watch.memory
         if history is not None:
             memory = memory.restarted(failing)
-            is_failing = failing.status is not None and (
-                failing.status.failed or failing.status.state is ConnectorState.FAILED
-            )
-            self._applying.restart(only_failed=bool(is_failing))
-        elif self._applying.status().failed:
-            # Found failed, perhaps for days, for a reason that may have passed.
+            status = failing.status
+            has_failed = status is not None and (bool(status.failed) or status.state is ConnectorState.FAILED)
+            # Without a failure the connector stalls: then all tasks are restarted.
+            self._setup.restart(only_failed=has_failed)
+        elif self._setup.status().failed:
+            # The tasks may have failed days ago, for a reason that is gone by now.
             memory = memory.restarted(self._observer.look())
-            self._applying.restart(only_failed=True)
+            self._setup.restart(only_failed=True)
         # Until all tasks run again, the connector counts as starting, and `start_timeout` applies.
         memory = replace(memory, has_run=False)
         self._watch = ConnectorWatch(
@@ -342,7 +345,7 @@ class ConnectorSupervision:
         )
 
     def at_damage(self, look: ConnectorLook | None = None) -> ConnectorAtDamage | None:
-        """Return the error of tasks failing or stalled at a damaged batch; None if not at damage.
+        """Return the error if tasks fail or stall at a damaged batch; None without a damaged batch.
 
         :param look: the look with the failure; None: look now.
         """
@@ -356,12 +359,13 @@ class ConnectorSupervision:
         self._watch.history = history
 
     def follow(self, report: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
-        """Look, report and publish until an action is due or, with `until_started`, until the connector works.
+        """Look and publish regularly until an action is due; return the decision of the last look.
 
-        Each look waits `poll_interval` after the look before. The branch is published once `publish_interval` is over,
-        and when the connector was stopped. Raises the errors of a publication.
+        The branch is published once `publish_interval` is over, and after the connector was stopped. Raises the errors
+        of a publication.
 
         :param report: called with each look.
+        :param until_started: whether to return already when the connector works.
         """
         while True:
             look = self._watch.look()
@@ -387,7 +391,7 @@ class ConnectorSupervision:
         """Do nothing: failed tasks stay until `begin` restarts them in place."""
 
     def finish(self) -> DriverProgress:
-        """Return the sums of this run; nothing else has to be ended."""
+        """Return the sums of this run."""
         return self.progress()
 
     def stop(self, action: Any) -> str:
@@ -395,26 +399,24 @@ class ConnectorSupervision:
         return stop_connector(self._client, self.spec.name, action)
 
     def log_tail(self) -> list[str]:
-        """Return the traces of the failed tasks."""
+        """Return the first lines of the traces of the failed tasks."""
         status = self._watch.last_look.status
         return [line for task in (status.failed if status else ()) for line in task.trace.splitlines()[:20]]
 
     def _publish(self, is_stopped: bool) -> None:
+        """Publish the sink's commits, and keep the batch for the next report; do nothing without a ledger."""
         if self._publisher is None:
             return
         head = self._publisher.head()
-        done = self._publisher.publish(self._progress, is_stopped)
+        batch = self._publisher.publish(self._progress, is_stopped)
         self._watch.memory = replace(self._watch.memory, published=head, published_at=time.time())
-        if done is not None:
-            self._progress = self._progress.plus(done)
-            self._batches.append(done)
+        if batch is not None:
+            self._progress = self._progress.plus(batch)
+            self._batches.append(batch)
 
 
 def stop_connector(client: ConnectClient, name: str, action: OnKillConnector) -> str:
-    """Stop or pause a connector as `action` demands; return the result in words.
-
-    No error is raised if the connector does not exist; with LEAVE nothing is done.
-    """
+    """Carry out `action` on a connector; return the result in words, also if the connector does not exist."""
     try:
         if action is OnKillConnector.STOP:
             client.stop(name)

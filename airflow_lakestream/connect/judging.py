@@ -28,8 +28,8 @@ from airflow_lakestream.kafka.damage import JavaDamage
 log = logging.getLogger(__name__)
 
 
-# The forms of Iceberg's sink, of Connect's own messages, and of most other sinks.
-_PLACES = (
+# The forms in which traces name a record: of Iceberg's sink, of Connect's own messages, and of most other sinks.
+_POSITION_PATTERNS = (
     re.compile(
         r"topic:? '?(?P<topic>[\w.-]+)'?, partition:?,? '?(?P<partition>\d+)'?,?"
         r"(?: and| at)? offset:? '?(?P<offset>\d+)"
@@ -41,16 +41,16 @@ _PLACES = (
 )
 _NESTED = re.compile(r"^Caused by: ", re.MULTILINE)
 # Connect's message if a converter or a transformation failed at a record.
-_OF_A_RECORD = "Tolerance exceeded in error handler"
+_RECORD_FAILED = "Tolerance exceeded in error handler"
 # A converter that can't reach its schema registry fails at any record.
-_PASSING = re.compile(
+_TEMPORARY = re.compile(
     r"RestClientException|IOException|ConnectException: Connection|Socket|Timeout|Retriable|UnknownHost"
 )
 
 
 @dataclass(frozen=True, order=True)
 class TraceRecord:
-    """A record at which a task failed: with the place, or with the error if the trace has no place."""
+    """A record at which a task failed: its position, or the error if the trace does not contain the position."""
 
     topic: str = ""
     partition: int = -1
@@ -59,7 +59,7 @@ class TraceRecord:
 
     @property
     def is_placed(self) -> bool:
-        """Whether the record's place is known."""
+        """Whether the record's position is known."""
         return self.offset >= 0
 
     def __str__(self) -> str:
@@ -67,17 +67,16 @@ class TraceRecord:
 
 
 def culprit_of(trace: str) -> TraceRecord | None:
-    """Return the record at which a task failed; None if the trace blames no record.
+    """Return the record at which a task failed; None if the failure is not about a record.
 
-    A damaged batch, and an error that may pass, such as a registry without an answer, blame no record. If the trace has
-    no place, the result has the error alone.
+    A damaged batch is not, and neither is an error that may pass, such as a registry without an answer.
     """
     if (damage := JavaDamage.of(trace)) is not None and damage.topic:
         return None
-    for place in _PLACES:
-        if match := place.search(trace):
+    for pattern in _POSITION_PATTERNS:
+        if match := pattern.search(trace):
             return TraceRecord(match["topic"], int(match["partition"]), int(match["offset"]))
-    if _OF_A_RECORD in trace and not _PASSING.search(trace):
+    if _RECORD_FAILED in trace and not _TEMPORARY.search(trace):
         return TraceRecord(error=cause_of(trace))
     return None
 
@@ -88,9 +87,9 @@ def cause_of(trace: str) -> str:
     return innermost.splitlines()[0].strip()[:300] if innermost else ""
 
 
-# Tasks that name the same record this often, each time after a restart, fail at the record for good.
-_TRACES = 2
-# By whether the connector is a sink with a ledger.
+# Number of failures at the same record, each after a restart, after which a further restart would not help.
+_FINAL_FAILURES = 2
+# Remedies by whether the connector is a sink with a ledger.
 _REMEDIES = {
     True: BY_THE_EXTRACT.removesuffix("."),
     False: (
@@ -102,14 +101,15 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class ConnectorLook:
-    """A look at a connector. `status` is None if no worker answered, and `problem` then has the reason.
+    """The facts about a connector from a look.
 
+    :param status: None if no worker answered; `problem` is the reason.
     :param is_gone: whether the connector does not exist any more.
     :param committed: offsets of the tasks' consumer group, by topic and partition, such as `orders[0]`.
     :param lag: number of offsets left to read; None if unknown.
-    :param commits: a text that changes with each commit of the sink to its branch.
+    :param commits: id of the head of the sink's branch, which changes with each commit.
     :param coordinators: number of the sink's coordinators at work.
-    :param unreadable: the record that a converter can't read, found by a look into the topic; empty if not found.
+    :param unreadable: position of a record that a converter can't read, from a look into the topic; empty if unknown.
     :param has_ledger: whether the connector is Iceberg's sink, which begins at the ledger's end.
     """
 
@@ -126,12 +126,16 @@ class ConnectorLook:
 
 @dataclass(frozen=True)
 class ConnectorMemory:
-    """State for the next look, as plain values.
+    """State for the next look, as plain values. Times are seconds since 1970.
 
-    `has_run`: all tasks have run since the last start. `moves` counts the signs of life, and `mark` is the text of
-    offsets and commits at the last sign. `blamed` counts the records that failed tasks named before their restarts.
-    `published` is the `commits` of a look at the last publication, `published_at` its time. `crowded_since` is the time
-    since which there is more than one coordinator; 0 for one coordinator, negative once the warning was logged.
+    :param has_run: whether all tasks have run since the last start.
+    :param moves: number of signs of life.
+    :param mark: text of offsets and commits at the last sign of life.
+    :param blamed: by record at which tasks failed, the number of restarts after such failures.
+    :param published_at: time of the last publication.
+    :param published: `ConnectorLook.commits` at the last publication.
+    :param crowded_since: time since which there is more than one coordinator; 0 for one coordinator, negative once the
+        warning was logged.
     """
 
     has_run: bool = False
@@ -152,10 +156,7 @@ class ConnectorMemory:
         return asdict(self)
 
     def restarted(self, look: ConnectorLook) -> ConnectorMemory:
-        """Return the memory after a restart of the failed tasks.
-
-        :param look: the look before the restart, whose failed tasks name records.
-        """
+        """Return the memory after a restart of failed tasks; `look` is the look before the restart."""
         counts = dict(self.blamed)
         for name in culprit_names(look):
             counts[name] = counts.get(name, 0) + 1
@@ -163,11 +164,10 @@ class ConnectorMemory:
 
 
 def judge(look: ConnectorLook, memory: ConnectorMemory) -> tuple[DriverSight, ConnectorMemory]:
-    """Return the judgement of a look, and the memory for the next look.
+    """Return the connector's state by a look, and the memory for the next look.
 
     A stopped connector is done, and a paused connector runs. Once all tasks have run, the connector counts as running,
-    even if a task is unassigned for a while. A connector that is gone, unknown, stopped or failed leaves the memory as
-    it was.
+    even if a task is unassigned for a while. Only a connector that runs or starts changes the memory.
     """
     if look.is_gone:
         return DriverSight(DriverState.FAILED, memory.moves, "it is gone: somebody has deleted it"), memory
@@ -179,22 +179,19 @@ def judge(look: ConnectorLook, memory: ConnectorMemory) -> tuple[DriverSight, Co
     if look.status.state is ConnectorState.FAILED or look.status.failed:
         return _failed(look, look.status, memory, doing), memory
     memory = _moved(look, memory)
-    works = look.status.all_run or look.status.state is ConnectorState.PAUSED or memory.has_run
-    memory = replace(memory, has_run=works)
-    return DriverSight(DriverState.RUNNING if works else DriverState.STARTING, memory.moves, doing=doing), memory
+    has_run = look.status.all_run or look.status.state is ConnectorState.PAUSED or memory.has_run
+    memory = replace(memory, has_run=has_run)
+    return DriverSight(DriverState.RUNNING if has_run else DriverState.STARTING, memory.moves, doing=doing), memory
 
 
 def culprit_names(look: ConnectorLook) -> set[str]:
-    """Return a text for each record at which a task failed; empty if no trace blames a record.
+    """Return a text for each record at which a task failed; empty if no task failed at a record.
 
-    The text is the record's place in the trace; or else the unreadable record that the look found; or else the error
-    with the offsets of the tasks' group.
+    The text is the record's position by the trace, or else by the look into the topic, or else the error with the
+    offsets of the tasks' group.
     """
-    found = set()
-    for task in look.status.failed if look.status else ():
-        if (culprit := culprit_of(task.trace)) is not None:
-            found.add(_name(culprit, look))
-    return found
+    culprits = (culprit_of(task.trace) for task in (look.status.failed if look.status else ()))
+    return {_name(culprit, look) for culprit in culprits if culprit is not None}
 
 
 def _name(culprit: TraceRecord, look: ConnectorLook) -> str:
@@ -202,16 +199,17 @@ def _name(culprit: TraceRecord, look: ConnectorLook) -> str:
         return str(culprit)
     if look.unreadable:
         return look.unreadable
-    # The group has committed no offset at or behind the record: a record without a known move counts as the same.
-    at = ", ".join(f"{where} {offset}" for where, offset in sorted(look.committed.items()))
-    return f"a record at or behind {at or 'the beginning'} ({culprit.error})"
+    # The record is at or behind the group's offsets: while these do not change, it counts as the same record.
+    offsets = ", ".join(f"{partition} {offset}" for partition, offset in sorted(look.committed.items()))
+    return f"a record at or behind {offsets or 'the beginning'} ({culprit.error})"
 
 
 def _failed(look: ConnectorLook, status: ConnectorStatus, memory: ConnectorMemory, doing: str) -> DriverSight:
+    """Return the state of a failed connector; a terminal failure if its tasks failed at the same record before."""
     # Plus one: the memory has the failures before earlier restarts, and this failure is new.
-    poison = sorted(name for name in culprit_names(look) if memory.blamed.get(name, 0) + 1 >= _TRACES)
-    if poison:
-        error = f"its tasks fail at the same record again and again: {poison[0]}. {_REMEDIES[look.has_ledger]}"
+    repeated = sorted(name for name in culprit_names(look) if memory.blamed.get(name, 0) + 1 >= _FINAL_FAILURES)
+    if repeated:
+        error = f"its tasks fail at the same record again and again: {repeated[0]}. {_REMEDIES[look.has_ledger]}"
         return DriverSight(DriverState.FAILED, memory.moves, error, terminal=True, doing=doing)
     traces = {task.task: task.trace for task in status.failed}
     causes = dict.fromkeys(cause_of(trace) for trace in (*traces.values(), status.trace) if trace)
@@ -221,10 +219,10 @@ def _failed(look: ConnectorLook, status: ConnectorStatus, memory: ConnectorMemor
 
 
 def _moved(look: ConnectorLook, memory: ConnectorMemory) -> ConnectorMemory:
-    """Return the memory, with a sign of life if the connector has made progress or is idle.
+    """Return the memory, with a further sign of life if the connector has made progress or is idle.
 
-    Progress is a changed offset of the group, or a commit to the branch. A connector is idle if it is paused, or if it
-    has no lag. An unknown lag counts as no lag, so a source never stalls.
+    Progress is a changed offset of the group, or a commit to the branch. A paused connector is idle, and so is a
+    connector without lag. An unknown lag counts as no lag, so a source never stalls.
     """
     mark = f"{sorted(look.committed.items())} {look.commits}"
     is_idle = not look.lag or (look.status is not None and look.status.state is ConnectorState.PAUSED)
@@ -233,6 +231,7 @@ def _moved(look: ConnectorLook, memory: ConnectorMemory) -> ConnectorMemory:
     return memory
 
 
+# `ConnectorMemory.crowded_since` once the warning was logged.
 _WARNED = -1.0
 
 
@@ -240,7 +239,8 @@ class ConnectorWatch:
     """The watch over a connector.
 
     :param observe: see `ConnectorObserver.look`.
-    :param history: history of earlier looks, perhaps of another process; likewise `memory`.
+    :param history: history of earlier looks, perhaps of another process.
+    :param memory: memory of earlier looks, perhaps of another process.
     :param session: seconds for which an ended coordinator stays in its group.
     """
 
@@ -260,9 +260,9 @@ class ConnectorWatch:
         self.last_look = ConnectorLook()
 
     def look(self) -> DriverLook:
-        """Look at the connector, judge the look, and return the decision.
+        """Look at the connector, update history and memory, and return the look with its decision.
 
-        History and memory are updated. More than one coordinator, for longer than two sessions, is logged once.
+        More than one coordinator, for longer than two sessions, is logged once.
         """
         now = time.time()
         self.last_look = self._observe()

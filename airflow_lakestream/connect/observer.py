@@ -35,7 +35,7 @@ _WITHOUT_ID = "magic byte"
 class ConnectorObserver:
     """Looks at a connector, without decisions.
 
-    :param kafka: None for a source, or without a Kafka connection: then no lag is known.
+    :param kafka: Kafka's consumer groups; None for a source, or without a Kafka connection: then no lag is known.
     :param head: see `SinkPublisher.head`; None for a connector without a ledger.
     """
 
@@ -63,23 +63,25 @@ class ConnectorObserver:
             return ConnectorLook(problem=str(e))
 
     def _status(self) -> ConnectorStatus | None:
+        """Return the connector's status; None if the connector does not exist."""
         try:
             return self._client.status(self._spec.name)
         except NoSuchConnector:
             # A new connector has no status yet.
-            existing = self._client.config(self._spec.name) is not None
-            return ConnectorStatus(ConnectorState.UNASSIGNED) if existing else None
+            exists = self._client.config(self._spec.name) is not None
+            return ConnectorStatus(ConnectorState.UNASSIGNED) if exists else None
 
     def _with_offsets(self, status: ConnectorStatus, groups: KafkaGroups) -> ConnectorLook:
+        """Return a look with offsets and lag of a sink. Raises KafkaUnavailable, HeadUnknown."""
         kafka = groups.watch
         group = kafka.group(self._spec.group)
         lag, committed = 0, dict[str, int]()
         for topic in self._spec.topics:
-            at = group.offsets.get(topic, {})
-            committed |= {f"{topic}[{p}]": offset for p, offset in at.items()}
-            lag += self._lag(kafka, topic, at)
-        coordinating = self._spec.coordinator_group
-        coordinators = kafka.group(coordinating).members if coordinating else 0
+            offsets = group.offsets.get(topic, {})
+            committed |= {f"{topic}[{p}]": offset for p, offset in offsets.items()}
+            lag += self._lag(kafka, topic, offsets)
+        coordinator_group = self._spec.coordinator_group
+        coordinators = kafka.group(coordinator_group).members if coordinator_group else 0
         return ConnectorLook(
             status,
             committed=committed,
@@ -87,36 +89,38 @@ class ConnectorObserver:
             commits=self._head() if self._head else "",
             coordinators=coordinators,
             unreadable=self._unreadable(status, groups, group.offsets),
-            has_ledger=bool(coordinating),
+            has_ledger=bool(coordinator_group),
         )
 
     def _unreadable(
         self, status: ConnectorStatus, groups: KafkaGroups, offsets: Mapping[str, Mapping[int, int]]
     ) -> str:
-        """Return the record unreadable for a converter, if unnamed in the trace; empty if not found.
+        """Return the position of the record that a converter can't read, if the trace does not contain the position.
 
-        The first records after the group's offsets are searched. JSON's converter fails at a value that is not JSON. A
-        converter that misses the schema id in a value fails at a record with the id in a header.
+        Return an empty text for other failures, and if no such record is found. The first records after the group's
+        offsets are searched. JSON's converter fails at a value that is not JSON. A converter that misses the schema id
+        in a value fails at a record with the id in a header.
         """
         culprits = {culprit_of(task.trace) for task in status.failed}
-        errors = " ".join(one.error for one in culprits if one is not None and not one.is_placed)
+        errors = " ".join(culprit.error for culprit in culprits if culprit is not None and not culprit.is_placed)
         is_json = self._spec.config.get("value.converter", "").endswith(".JsonConverter")
         if not errors or not (is_json or _WITHOUT_ID in errors):
             return ""
         for topic in self._spec.topics:
             with closing(groups.records(topic, offsets.get(topic, {}))) as records:
                 for message in islice(records, MOST_LOOKED_AT):
-                    named = dict(message.headers() or ()).get(f"__{VALUE}_schema_id") is not None
-                    if not _is_json(message.value()) if is_json else named and message.value() is not None:
-                        header_note = f" ({named_by_header(VALUE)})" if named else ""
+                    has_id_header = dict(message.headers() or ()).get(f"__{VALUE}_schema_id") is not None
+                    if is_json:
+                        is_unreadable = not _is_json(message.value())
+                    else:
+                        is_unreadable = has_id_header and message.value() is not None
+                    if is_unreadable:
+                        header_note = f" ({named_by_header(VALUE)})" if has_id_header else ""
                         return f"{topic}[{message.partition()}] offset {message.offset()}{header_note}"
         return ""
 
     def damaged_batch(self, look: ConnectorLook) -> DamagedBatch | None:
-        """Return the damaged batch of failing or stalled tasks; None if not at damage.
-
-        None also without Kafka or a status, if the tasks failed for another reason, or if the search fails.
-        """
+        """Return the damaged batch at which tasks fail or stall; None for another reason, or if the search fails."""
         failed = look.status.failed if look.status is not None else ()
         damage = JavaDamage.of("\n".join(task.trace for task in failed))
         if self._kafka is None or look.status is None or (failed and damage is None):
@@ -130,7 +134,7 @@ class ConnectorObserver:
     def _find_damage(self, damage: JavaDamage | None, groups: KafkaGroups) -> DamagedBatch | None:
         """Search the records that the tasks' group has not read yet; return the first damaged batch, or None.
 
-        :param damage: the damage in a trace, whose place bounds the search; None: search the first records of each
+        :param damage: the damage in a trace, whose partition bounds the search; None: search the first records of each
             partition.
         """
         offsets = groups.watch.group(self._spec.group).offsets
@@ -145,13 +149,16 @@ class ConnectorObserver:
         return None
 
     @staticmethod
-    def _lag(kafka: KafkaWatch, topic: str, at: Mapping[int, int]) -> int:
+    def _lag(kafka: KafkaWatch, topic: str, offsets: Mapping[int, int]) -> int:
+        """Return the number of offsets that a group has not read yet; `offsets` are the group's next offsets."""
         state = kafka.topic(topic)
-        behind = {p: max(at.get(p, 0), marks.low) for p, marks in state.marks.items()}
-        behind = {p: offset for p, offset in behind.items() if offset < state.marks[p].end}
+        starts = {p: max(offsets.get(p, 0), marks.low) for p, marks in state.marks.items()}
+        behind = {p: start for p, start in starts.items() if start < state.marks[p].end}
+        if not behind:
+            return 0
         # The ends of transactions are not records: a group that has read all records before them is not behind.
-        readable = {p for p, first in kafka.firsts(state, behind).items() if first is not None} if behind else set()
-        return sum(state.marks[p].end - offset for p, offset in behind.items() if p in readable)
+        first_records = kafka.firsts(state, behind)
+        return sum(state.marks[p].end - start for p, start in behind.items() if first_records.get(p) is not None)
 
 
 def _is_json(value: bytes | None) -> bool:

@@ -53,7 +53,7 @@ _MAGIC = b"\xc2\x01"
 
 
 class EventType(IntEnum):
-    """The kinds of events."""
+    """The kinds of events; `int` values of the sink's own protocol."""
 
     START_COMMIT = 0
     DATA_WRITTEN = 1
@@ -70,8 +70,10 @@ class NotAnEvent(ValueError):
 class ControlEvent:
     """An event of a sink, with its position in the control topic.
 
-    `group` is the consumer group of the sink. `ends` are empty except for DATA_COMPLETE: by source topic and partition,
-    the end of the records that a task has written into files, which earlier events have reported.
+    :param kind: an `EventType`, or a number of a later version.
+    :param group: the consumer group of the sink.
+    :param ends: for DATA_COMPLETE, by source topic and partition, the offset after the last record that a task has
+        written into files; empty for other events.
     """
 
     partition: int
@@ -96,10 +98,7 @@ def parse_event(partition: int, offset: int, value: bytes) -> ControlEvent:
 
 
 def events_of(records: Iterable[Message]) -> list[ControlEvent]:
-    """Read the records of a control topic.
-
-    Other records are left out: they are another program's, or of a later version, and prove nothing.
-    """
+    """Read the records of a control topic, without records of other programs or later versions."""
     events = []
     for record in records:
         try:
@@ -110,14 +109,14 @@ def events_of(records: Iterable[Message]) -> list[ControlEvent]:
 
 
 def ends_below(events: Iterable[ControlEvent], group: str, topic: str, until: Mapping[int, int]) -> dict[int, int]:
-    """Return, by partition, the end of a topic's records in files reported below `until`.
+    """Return, by partition of a source topic, the offset after the last record in files that events have reported.
+
+    The highest end of any task counts: a commit takes all events that it has read, also events of an earlier round.
 
     :param group: the consumer group of the sink; events of other sinks are ignored.
     :param topic: the source topic.
-    :param until: by partition of the control topic, the offset below which events count; no event of a partition that
-        is left out counts.
-
-    The highest end of any task counts: a commit takes all events that it has read, also events of an earlier round.
+    :param until: by partition of the control topic, the offset below which events count; events of other partitions do
+        not count.
     """
     ends: dict[int, int] = {}
     for event in events:
@@ -130,40 +129,40 @@ def ends_below(events: Iterable[ControlEvent], group: str, topic: str, until: Ma
 
 
 def _ends(payload: Mapping[str, Any]) -> dict[tuple[str, int], int]:
-    assignments = payload["assignments"] or ()
     return {
-        (str(one["topic"]), int(one["partition"])): int(one["offset"])
-        for one in assignments
-        if one["offset"] is not None
+        (str(assignment["topic"]), int(assignment["partition"])): int(assignment["offset"])
+        for assignment in payload["assignments"] or ()
+        if assignment["offset"] is not None
     }
 
 
 @lru_cache(maxsize=256)
 def _schema(text: bytes) -> Node:
-    # Java writes names without their namespace within a namespace, but refers to them with it: all are removed.
+    # Java defines a name without its namespace and refers to it with the namespace: without namespaces both are equal.
     return parse(json.dumps(_without_namespaces(json.loads(text))))
 
 
 def _without_namespaces(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_without_namespaces(one) for one in schema]
+        return [_without_namespaces(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     return {key: _without_namespaces(value) for key, value in schema.items() if key != "namespace"}
 
 
+# Key of the sink's commits in a snapshot's summary.
 _COMMIT = "kafka.connect.commit-id"
 
 
 class ConnectPositions:
-    """Positions of a sink's snapshots, by the events in the control topic.
+    """Offsets that the sink had read at each snapshot of the branch; see `core.publishing.branch.EnginePositions`.
 
     A snapshot's summary has the coordinator's offsets in the control topic; the events below these have the offsets of
-    the tasks. The group's committed offsets prove nothing: they come before the table's commit.
+    the tasks. The group's committed offsets prove nothing: they are committed before the table.
 
     :param events: reads the control topic.
-    :param committed: reads the offsets that the coordinator of a stopped sink has committed: all below is in the
-        table. None while it works: a commit may come at any moment.
+    :param committed: reads the offsets that the coordinator of a stopped sink has committed: the table has everything
+        that events below these report. None for a sink that works, which may commit at any moment.
     """
 
     def __init__(
@@ -190,10 +189,10 @@ class ConnectPositions:
         return self.is_own(summary)
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
-        """Return, by partition, the offset after the last record in the branch at a snapshot; None if unprovable.
+        """Return, by partition, the offset after the last record in the branch at a snapshot; None if unknown.
 
-        The offset is unprovable if the snapshot's summary lacks the coordinator's offsets, or if the coordinator's
-        events are gone from the control topic. Also remembers the newest offsets, for `beyond`.
+        The offset is unknown if the snapshot's summary lacks the coordinator's offsets, or if the coordinator's events
+        are gone from the control topic.
         """
         try:
             until = {int(p): int(o) for p, o in json.loads(snapshot.summary[self._key]).items()}
@@ -204,13 +203,14 @@ class ConnectPositions:
         return self._ends(until) or None
 
     def beyond(self) -> Mapping[int, int] | None:
-        """Return, by partition, the end of the records up to the coordinator's last commit, with or without rows.
+        """Return, by partition, the end of the records up to the coordinator's last commit; None if unknown.
 
-        A commit without rows makes no snapshot. None while the sink works, and if nothing is proven.
+        A commit without rows makes no snapshot, so this end may be beyond the newest snapshot. Unknown while the sink
+        works.
         """
         if self._committed is None:
             return None
-        # The coordinator commits its own offsets after the table's commit: it may have been stopped in between.
+        # The newest snapshot counts, too: a coordinator stopped after the table's commit has not committed its offsets.
         until = self._committed()
         until = {p: max(until.get(p, 0), self._newest.get(p, 0)) for p in {*until, *self._newest}}
         return self._ends(until) or None
@@ -222,7 +222,7 @@ class ConnectPositions:
         return ends_below(self._events, self._sink.group, self._sink.topic, until)
 
     def _read_until(self, partition: int) -> int:
-        return max((one.offset + 1 for one in self._events or () if one.partition == partition), default=0)
+        return max((event.offset + 1 for event in self._events or () if event.partition == partition), default=0)
 
     @property
     def _key(self) -> str:
@@ -237,7 +237,7 @@ def proof_of(config: Mapping[str, str], reader: Callable[[], RecordReader], shar
 
     :param config: the sink's complete configuration.
     :param reader: opens a reader of the topic.
-    :param share: the share of the records that are compared.
+    :param share: the share of the records that are compared, from 0 to 1.
     """
     if not share:
         return None
@@ -245,18 +245,16 @@ def proof_of(config: Mapping[str, str], reader: Callable[[], RecordReader], shar
         log.warning("The values of the rows are not compared with the extract's values: %s", reason)
         return None
     # Connect's own default is to expect a schema in each value.
-    wrapped = config.get("value.converter.schemas.enable", "true").strip().lower() != "false"
-    payload = PayloadFormats(format=ValueFormat.JSON, envelope=ValueEnvelope.CONNECT if wrapped else None)
-    # A record that a sink has left out has no row: it does not spoil other rows, and the ledger calls it missing.
+    has_schemas = config.get("value.converter.schemas.enable", "true").strip().lower() != "false"
+    payload = PayloadFormats(format=ValueFormat.JSON, envelope=ValueEnvelope.CONNECT if has_schemas else None)
+    # Records without a row need no proof: the publication counts them as missing.
     return DecodingProof(reader=reader(), decoder=payload.decoder, beyond_rows=False, share=share)
 
 
 def find_proof_obstacle(config: Mapping[str, str]) -> str:
     """Return the reason against a proof of a sink's rows; empty if we can make the same rows ourselves."""
-    transforms = [
-        name.strip() for name in config.get("transforms", "").split(",") if name.strip() != POSITION_TRANSFORM
-    ]
-    if transforms:
+    names = [name.strip() for name in config.get("transforms", "").split(",")]
+    if transforms := [name for name in names if name != POSITION_TRANSFORM]:
         return f"transforms ({', '.join(transforms)}) change them."
     if (converter := config.get("value.converter", "")) != _JSON:
         return f"value.converter is {converter or 'that of the workers'}, and only JsonConverter's rows are compared."
@@ -273,20 +271,20 @@ def head_of(catalog: Catalog, table: str, branch: str) -> str:
     except NoSuchTableError:
         return ""
     except Exception as e:
-        # Any error of a catalog's client: a failed look is not a reason to end the task.
+        # Any error of a catalog's client becomes HeadUnknown, which does not end the task.
         raise HeadUnknown(f"{table}: the catalog gives no answer ({type(e).__name__}).") from e
     return str(refs[branch].snapshot_id) if branch in refs else ""
 
 
 class BranchPublisher:
-    """Publications of a task run; see `connector.SinkPublisher`.
+    """The `connector.SinkPublisher` of a task run.
 
     :param kafka: librdkafka's configuration of the connection.
     :param where: the connection's name, for errors.
     :param group: the consumer group of the ledger entry.
     :param run_id: the same in every try of one task run.
     :param auditor: checks the rows before publication; None for no checks.
-    :param share: the share of records whose rows are compared with the extract's before publication.
+    :param share: the share of records, from 0 to 1, whose rows are compared with the extract's before publication.
     """
 
     def __init__(
@@ -323,12 +321,12 @@ class BranchPublisher:
             raise ConfigRefused(f"the table {table} has no {' and '.join(missing)}.", remedy)
 
     def begin(self) -> Mapping[int, int]:
-        """Prepare table and branch; return, by partition, the first offset lacking in the ledger.
+        """Prepare table and branch; return, by partition, the first offset that the ledger lacks.
 
         Raises ConfigRefused, see `check_table`, and SinkLacksRecords.
         """
         self.check_table()
-        with self._losses():
+        with self._losses_named():
             return begin(self._publication(is_stopped=False))
 
     def begin_again(self) -> Mapping[int, int]:
@@ -337,11 +335,11 @@ class BranchPublisher:
         Raises LandedAhead if the ledger has offsets above the first offset that it lacks: the sink would land these
         twice. Raises SinkLacksRecords, too.
         """
-        with self._losses():
+        with self._losses_named():
             return begin_again(self._publication(is_stopped=True))
 
     def head(self) -> str:
-        """Return a text that changes with each commit of the sink; empty without a branch. Raises HeadUnknown."""
+        """Return the id of the branch's head; empty without a branch. Raises HeadUnknown."""
         return head_of(self._catalog, self._sink.table, self._sink.branch)
 
     def publish(self, published: DriverProgress, is_stopped: bool) -> BatchProgress | None:
@@ -351,12 +349,13 @@ class BranchPublisher:
         :param is_stopped: whether the sink is stopped: then its coordinator's committed offsets are final.
         """
         started = time.monotonic()
-        with self._losses():
+        with self._losses_named():
             report = publish(self._publication(is_stopped))
         return _unreported_batch(report, published, time.monotonic() - started)
 
     @contextmanager
-    def _losses(self) -> Iterator[None]:
+    def _losses_named(self) -> Iterator[None]:
+        """Turn DataLoss into SinkLacksRecords, which names the sink's remedy."""
         try:
             yield
         except DataLoss as e:
@@ -389,9 +388,9 @@ class BranchPublisher:
 
 
 def _unreported_batch(report: LandingReport, published: DriverProgress, seconds: float) -> BatchProgress | None:
-    """Return the batch of landings that `published` lacks; None if nothing is lacking.
+    """Return the landings of a report that `published` lacks, as a batch; None if `published` has all of them.
 
-    This is the publication of the report, and landings of an earlier try that ended before its report.
+    An earlier try may have ended between its landing and its report: the batch includes that landing.
     """
     before = Counts(
         published.rows_in,
@@ -401,7 +400,7 @@ def _unreported_batch(report: LandingReport, published: DriverProgress, seconds:
         filtered=published.filtered,
     )
     new = report.counts - before
-    landed = report.entry.landed - RangeSet(OffsetRange(*one) for one in published.landed)
+    landed = report.entry.landed - RangeSet(OffsetRange(*landed_range) for landed_range in published.landed)
     if not landed:
         return None
     return BatchProgress.of(
