@@ -54,25 +54,27 @@ class ReceiptWriter:
     poll_timeout: float = 30.0
 
     def forget(self, topics: Sequence[str] = ()) -> list[DamageReceipt]:
-        """Record damaged batches of the group's missing offsets as lost, in a receipt for each topic.
+        """Record the group's missing offsets in damaged batches as lost, in a receipt for each topic.
 
         Raises InvalidArgument without damage to record or without a table, errors of planning and reading, and Conflict
         if another run came first. Receipts written before an error stay.
 
         :param topics: default: all topics of the group's ledger.
         """
-        topics = topics or sorted({identity.topic for identity in self._load("a look")[1].ledger.topics})
+        if not topics:
+            _, table_state = self._load("a look")
+            topics = sorted({identity.topic for identity in table_state.ledger.topics})
         if not topics:
             raise InvalidArgument("--topic", f"is needed: {self.group!r} has no ledger on {self.table}.")
-        if not (receipts := [one for topic in topics if (one := self._forget(topic)) is not None]):
+        receipts = [receipt for receipt in map(self._forget, topics) if receipt is not None]
+        if not receipts:
             raise InvalidArgument("--damaged", f"all that {self.group!r} lacks of {', '.join(topics)} can be read.")
         return receipts
 
     def _forget(self, topic: str) -> DamageReceipt | None:
         source = KafkaSource(self.kafka, topic, self.group, StartAt(), self.where)
-        return self.write_receipt(
-            source, KafkaReader(self.kafka, self.group, poll_timeout=self.poll_timeout, where=self.where)
-        )
+        reader = KafkaReader(self.kafka, self.group, poll_timeout=self.poll_timeout, where=self.where)
+        return self.write_receipt(source, reader)
 
     def write_receipt(self, source: TopicSource, reader: RecordReader) -> DamageReceipt | None:
         """Record the group's missing and unreadable offsets of a topic as lost; return None without damage.
@@ -102,20 +104,20 @@ class ReceiptWriter:
 
 
 def find_damaged(plan: Plan, reader: RecordReader) -> RangeSet:
-    """Return the offsets of a plan in damaged batches: reads all of the plan, and goes on behind each damage.
+    """Read all of a plan, behind damaged batches, too; return the plan's offsets in damaged batches.
 
-    Raises the errors of reading, and DamagedBatch for a batch without an offset still to be read.
+    Raises the errors of reading, and DamagedBatch for a batch without an offset of the plan to skip.
     """
-    left, damaged = plan.ranges, RangeSet()
-    while left:
+    unread, damaged = plan.ranges, RangeSet()
+    while unread:
         try:
-            with closing(reader.read(replace(plan, ranges=left), threading.Event())) as chunks:
+            with closing(reader.read(replace(plan, ranges=unread), threading.Event())) as chunks:
                 for chunk in chunks:
-                    left -= RangeSet([chunk.covers])
-        except DamagedBatch as damage:
-            if not (mine := damage.ranges & left):
-                # Without an offset to skip the next read would meet the same damage again.
+                    unread -= RangeSet([chunk.covers])
+        except DamagedBatch as batch:
+            if not (skipped := batch.ranges & unread):
+                # Without an offset to skip, the next read would meet the same damage again.
                 raise
-            damaged |= mine
-            left -= mine
+            damaged |= skipped
+            unread -= skipped
     return damaged

@@ -1,4 +1,6 @@
-"""Audit of all tables of a fan-out by its home: each record is once in the table that its value names, or rejected.
+"""Audit of all tables of a fan-out by its home, the table with the ledger of all.
+
+Each record has to be once in the table that its value names, or to be rejected.
 
 The rows of all tables together are compared with the home's ledger as the rows of a single table are. If the template
 of the tables is known, each record is decoded and routed again, and compared with the table that has its row.
@@ -44,12 +46,12 @@ from airflow_lakestream.run.mirror_audit import MirrorAudit
 from airflow_lakestream.run.source_audit import SourceAudit
 from airflow_lakestream.tables.schema.columns import payload_schema
 
-_SHOWN = 10
+_MOST_SHOWN = 10
 Tallies = dict[PartitionKey, OffsetTally]
 
 
 def takes_landing(lake: Lake, table: str) -> bool:
-    """Return whether the audit of a table decodes: of a mirror, a table by key, or the home of a fan-out."""
+    """Return whether the audit of a table decodes records: for a mirror, a table by key, or the home of a fan-out."""
     return not {MIRROR, BOOKS}.isdisjoint(_properties(lake, table))
 
 
@@ -61,12 +63,10 @@ def is_mirror(lake: Lake, table: str) -> bool:
 def audit_of(
     audit: Audit, lake: Lake, landing: Mapping[str, Any], address: DatabaseAddress | None = None
 ) -> Audit | MirrorAudit | SourceAudit:
-    """Return the audit of a table's kind.
+    """Return the audit for the table's kind. Raises InvalidArgument for a wrong argument.
 
-    :param landing: the arguments of the landing that decide rows; of a fan-out, `table` is the template of its tables.
-    :param address: the database to compare a mirror with; None for its topic.
-
-    Raises InvalidArgument for a wrong argument.
+    :param landing: the arguments of the landing that decide rows; for a fan-out, `table` is the template of its tables.
+    :param address: the database to compare a mirror with; None to compare the mirror with its topic.
     """
     properties = _properties(lake, audit.table)
     if address is not None:
@@ -82,8 +82,7 @@ def audit_of(
     config = ExtractConfig(**{**landing, **common}) if "table" in landing else None
     if config is not None and config.fan_out is None:
         raise InvalidArgument("table", f"{config.table!r} has no placeholder, and {audit.table} is a fan-out's home.")
-    given = {one.name: getattr(audit, one.name) for one in fields(Audit)}
-    return FanOutAudit(**given, config=config)
+    return FanOutAudit(**{field_.name: getattr(audit, field_.name) for field_ in fields(Audit)}, config=config)
 
 
 def _properties(lake: Lake, table: str) -> Mapping[str, str]:
@@ -92,10 +91,11 @@ def _properties(lake: Lake, table: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class FanOutAudit(Audit):
-    """Audit of a fan-out; `table` is its home.
+    """Audit of a fan-out; `table` is the fan-out's home.
 
-    :param config: the landing's configuration, with the template of the tables; None: records are not routed.
-    :param routing: the reader of records that are routed, made by `run`.
+    :param config: the landing's configuration, with the template of the tables; None: rows are not compared with the
+        tables that their records name.
+    :param routing: the reader of records that notes these tables, made by `run`.
     """
 
     config: ExtractConfig | None = None
@@ -108,7 +108,7 @@ class FanOutAudit(Audit):
         """
         home, rejects = load_both(catalog, self.table)
         notes = HomeNotes.of(home.metadata.properties)
-        assert notes is not None, "it is a home"
+        assert notes is not None, "the table is a fan-out's home"
         ledgers = TableLedgers.of(home, self.consumer_group, self.topic)
         head = ledger_store.facts_of(home.metadata).head_id
         result = AuditResult(self.table, self.consumer_group, head, self.full)
@@ -116,13 +116,14 @@ class FanOutAudit(Audit):
         targets = list(self._targets(catalog, result, ledgers, notes))
         reject_files = TableFiles() if rejects is None else table_files(rejects, ledger_store.head_of(rejects.metadata))
         lost_rejects = [] if rejects is None else _find_lost(rejects, reject_files, ledgers)
-        if not result.take_lost([one for target in targets for one in target.lost], lost_rejects):
+        if not result.take_lost([lost for target in targets for lost in target.lost], lost_rejects):
             return result
         for target in targets:
             result.wrong_bounds += target.wrong_bounds()
         if not self.full:
-            every = [target.files for target in targets]
-            files = TableFiles([f for of in every for f in of.data], [f for of in every for f in of.deletes])
+            data_files = [file for target in targets for file in target.files.data]
+            delete_files = [file for target in targets for file in target.files.deletes]
+            files = TableFiles(data_files, delete_files)
             look_at_files(result, ledgers, files, topics)
             look_at_rejects(result, ledgers, None if rejects is None else reject_files)
             return result
@@ -130,14 +131,14 @@ class FanOutAudit(Audit):
         rejected = RowPositions() if rejects is None else count_rejected(rejects, home, ledgers.ledgers, self.topic)
         routing = None if self.config is None else RecordRouting.of(self, self.config, home)
         look = replace(self, routing=routing)
-        look.judge(result, ledgers, _together(rows.values()), rejected, topics, AdoptedRows())
+        look.judge(result, ledgers, _joined_rows(rows.values()), rejected, topics, AdoptedRows())
         if routing is None:
             result.notes.append(
                 "rows were not compared with the tables that their values name: give the template of the tables, such "
                 'as --table "lake.{event}", with the arguments of the landing.'
             )
         else:
-            result.findings += routing.misplaced({name: one.tallies for name, one in rows.items()})
+            result.findings += routing.misplaced({name: positions.tallies for name, positions in rows.items()})
         return result
 
     def reader(self) -> RecordReader:
@@ -154,16 +155,19 @@ class FanOutAudit(Audit):
             except TableMissing as e:
                 result.findings.append(str(e))
                 continue
-            held = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
-            own = [held.pop(self.consumer_group)] if self.consumer_group in held else []
-            topics = {one.topic for one in ledgers.own.topics}
-            if others := sorted(g for g, ledger in held.items() if topics & {one.topic for one in ledger.topics}):
+            by_group = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
+            own = by_group.pop(self.consumer_group, None)
+            topics = {identity.topic for identity in ledgers.own.topics}
+            others = sorted(
+                group for group, ledger in by_group.items() if topics & {identity.topic for identity in ledger.topics}
+            )
+            if others:
                 result.blind.append(
                     f"{name} has rows of {', '.join(topics)} by the consumer group {', '.join(others)}, too: they "
                     "can't be distinguished from those of the fan-out."
                 )
-            # A run commits the home last: what only the table has is not landed yet.
-            pending = union(entry.landed for ledger in own for entry in ledger.topics.values())
+            # A run commits the home last: offsets that only the table has are not landed yet.
+            pending = union(entry.landed for entry in own.topics.values()) if own is not None else RangeSet()
             pending -= union(ledgers.landed_by_anyone(topic) for topic in topics)
             files = table_files(table, ledger_store.facts_of(table.metadata).head_id)
             yield AuditedTarget(name, table, files, _find_lost(table, files, ledgers), pending)
@@ -175,7 +179,11 @@ def _find_lost(table: Table, files: TableFiles, ledgers: TableLedgers) -> list[L
 
 @dataclass(frozen=True)
 class AuditedTarget:
-    """One table of a fan-out: its files, without the lost ones, and offsets that the home does not have yet."""
+    """A table of a fan-out.
+
+    :param files: the table's files without lost files.
+    :param pending: landed offsets that the home does not have yet.
+    """
 
     name: str
     table: Table
@@ -190,42 +198,45 @@ class AuditedTarget:
     def wrong_bounds(self) -> list[Any]:
         """Return the files with wrong bounds. Raises UnreadableRows."""
         try:
-            return list(wrong_bounds(self.table, self._head, [one.path for one in self.lost]))
+            return list(wrong_bounds(self.table, self._head, [file.path for file in self.lost]))
         except OSError as e:
             raise UnreadableRows(self.name, e) from e
 
     def rows(self, topic: str | None) -> RowPositions:
         """Return the rows by position, without pending offsets. Raises NoPositions and UnreadableRows."""
-        found = count_rows(self.table, self._head, topic, [one.path for one in self.lost])
-        for key, tally in found.tallies.items():
-            found.tallies[key] = _without(tally, self.pending.intervals(*key))
-        return found
+        positions = count_rows(self.table, self._head, topic, [file.path for file in self.lost])
+        for key, tally in positions.tallies.items():
+            positions.tallies[key] = _without_intervals(tally, self.pending.intervals(*key))
+        return positions
 
 
-def _without(tally: OffsetTally, intervals: Sequence[Interval]) -> OffsetTally:
+def _without_intervals(tally: OffsetTally, intervals: Sequence[Interval]) -> OffsetTally:
     """Return a tally without the offsets of the intervals."""
+    if not intervals:
+        return tally
+    # The windows between the intervals; None: no bound.
     start: int | None = None
-    found = OffsetTally()
+    remaining = OffsetTally()
     for begin, end in intervals:
-        found, start = found + tally.window(start, begin), end
-    return found + tally.window(start, None) if intervals else tally
+        remaining, start = remaining + tally.window(start, begin), end
+    return remaining + tally.window(start, None)
 
 
-def _together(parts: Iterable[RowPositions]) -> RowPositions:
-    """Return the rows of several tables as those of one."""
-    found = RowPositions()
-    for one in parts:
-        found.without_position += one.without_position
-        for key, tally in one.tallies.items():
-            found.tallies[key] = found.tallies[key] + tally if key in found.tallies else tally
-        for impossible in one.impossible:
-            found.add_impossible(impossible)
-    return found
+def _joined_rows(parts: Iterable[RowPositions]) -> RowPositions:
+    """Return the rows of several tables together, as of a single table."""
+    joined = RowPositions()
+    for part in parts:
+        joined.without_position += part.without_position
+        for key, tally in part.tallies.items():
+            joined.tallies[key] = joined.tallies[key] + tally if key in joined.tallies else tally
+        for impossible in part.impossible:
+            joined.add_impossible(impossible)
+    return joined
 
 
 @dataclass
 class RecordRouting:
-    """`core.ports.RecordReader` that notes for each table the offsets of records whose values name it."""
+    """`core.ports.RecordReader` that notes, for each table, the offsets of the records that name the table."""
 
     inner: RecordReader
     decoder: Any
@@ -234,12 +245,12 @@ class RecordRouting:
 
     @classmethod
     def of(cls, audit: Audit, config: ExtractConfig, home: Table) -> RecordRouting:
-        """Return the routing of a landing's configuration; rows are decoded into the columns of the home.
+        """Return the reader for a landing's configuration; rows are decoded into the columns of the home.
 
         Raises InvalidArgument for columns that do not fit the configuration.
         """
-        assert config.fan_out is not None, "its template has placeholders"
-        # Each value names its table here, also if the run that landed it was refused the table.
+        assert config.fan_out is not None, "the template of the tables has placeholders"
+        # Without refusals of tables: a record names its table even if the run that landed it was refused the table.
         router = RecordRouter(config.fan_out.template, lambda routes, rows: {})
         sql = None if config.statement is None else config.statement.transform
         metadata, tombstones = tuple(config.metadata_columns), config.tombstone_policy
@@ -260,17 +271,16 @@ class RecordRouting:
                 rows = self.decoder.decode(chunk.batch).rows
                 for route, part in by_route(rows) if len(rows) else ():
                     name = self.router.template.table(route.split(SEPARATOR))
-                    self.tables.setdefault(name, {}).setdefault(key, OffsetTally()).add_offsets(
-                        part[ROUTE_OFFSET].combine_chunks()
-                    )
+                    tally = self.tables.setdefault(name, {}).setdefault(key, OffsetTally())
+                    tally.add_offsets(part[ROUTE_OFFSET].combine_chunks())
                 yield chunk
 
     def misplaced(self, rows: Mapping[str, Tallies]) -> list[str]:
-        """Return the rows that are in another table than their records name, as sentences.
+        """Return sentences about rows that are in another table than their records name.
 
-        :param rows: the rows by position, by table.
+        :param rows: by table, the tallies of the rows' offsets.
         """
-        found = []
+        sentences = []
         for name, tallies in rows.items():
             for key, tally in sorted(tallies.items()):
                 for other, expected in sorted(self.tables.items()):
@@ -278,12 +288,13 @@ class RecordRouting:
                         continue
                     own = self.tables.get(name, {}).get(key, OffsetTally())
                     segments = TallySegments({"rows": tally, "other": expected[key], "own": own})
-                    n = segments.counts
-                    wrong = pc.and_(pc.and_(pc.greater(n["rows"], 0), pc.greater(n["other"], 0)), pc.equal(n["own"], 0))
-                    if ranges := segments.where(wrong):
-                        texts = [f"[{start},{end})" for start, end in ranges]
-                        found.append(
-                            f"misplaced: {name} has rows of {key[0]}[{key[1]}] {shown(texts, _SHOWN)}, whose values "
-                            f"name {other}"
+                    counts = segments.counts
+                    has_row, names_other = pc.greater(counts["rows"], 0), pc.greater(counts["other"], 0)
+                    is_wrong = pc.and_(pc.and_(has_row, names_other), pc.equal(counts["own"], 0))
+                    if ranges := segments.where(is_wrong):
+                        texts = shown([f"[{start},{end})" for start, end in ranges], _MOST_SHOWN)
+                        topic, partition = key
+                        sentences.append(
+                            f"misplaced: {name} has rows of {topic}[{partition}] {texts}, whose values name {other}"
                         )
-        return found
+        return sentences

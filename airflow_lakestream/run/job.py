@@ -1,7 +1,4 @@
-"""Assembly of the extract path: a job from a configuration.
-
-No Airflow in here: the operator, the command line and the tests all use `build_job`.
-"""
+"""The job of a landing in this process, from a configuration: `build_job`. Without Airflow."""
 
 from __future__ import annotations
 
@@ -49,15 +46,15 @@ def build_job(
     :param catalog: opens the tables; for Delta tables, their store.
     :param run_id: the same for every try of one task run, and different for each run.
     :param where: name of the Kafka connection for errors.
-    :param stop: set it to stop the run between two batches.
+    :param stop: event that stops the run between two batches.
     :param parts: the number of processes, each with such a job, that share the memory for rows.
-    :param dry: only for a look: nothing is written, not even a note in the group.
+    :param dry: whether nothing is written, not even a note in the consumer group.
     """
     fan_out = config.fan_out
     table = config.table if fan_out is None else fan_out.home
     sink = _sink(config, catalog, fan_out, parts)
     router = None if fan_out is None else _router(fan_out, sink)
-    # A mirror's payload has the statement itself.
+    # A mirror's payload runs the statement itself.
     is_mirror = isinstance(config, MirrorConfig)
     sql = config.statement.transform if config.statement is not None and not is_mirror else None
     policies = config.on_error, config.tombstone_policy
@@ -85,18 +82,19 @@ def build_job(
         mode=config.coverage,
         replaces=config.replace,
         stop=stop or threading.Event(),
-        # The events create a mirror's table.
+        # A mirror's columns are known only from its events.
         foresee=None if is_mirror else decoders.foreseen,
     )
 
 
 def _router(fan_out: FanOut, sink: Sink) -> RecordRouter:
-    assert isinstance(sink, RejectingSink), "the only sink for Iceberg"
-    assert isinstance(sink.inner, FanOutSink), "the only sink for tables that records choose"
+    assert isinstance(sink, RejectingSink), "_sink makes a RejectingSink"
+    assert isinstance(sink.inner, FanOutSink), "_sink makes a FanOutSink for a fan-out"
     return RecordRouter(fan_out.template, sink.inner.refusals)
 
 
 def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None, parts: int) -> Sink:
+    """Return the sink of a configuration's tables, with their reject tables."""
     lake, group, overlap = config.lake, config.consumer_group, config.allow_group_overlap
     table = config.table
     if fan_out is not None:

@@ -1,7 +1,7 @@
-"""Audit of a table by key: its topic is folded once more, by the mirror's own merge, into a table of a local folder.
+"""Audit of a table by key: its records are merged again, by the mirror's own merge, into a table of a local folder.
 
-The fold reads the offsets of the table's ledgers that Kafka still has, decodes and merges them as the mirror does, and
-is compared with the table row by row. Neither Kafka nor the table is changed.
+That table is the *fold*. It has the records at the offsets of the table's ledgers that Kafka still has, and is compared
+with the table row by row. Neither Kafka nor the table is changed.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 
 _FOLDED_TABLE = "audit.rows"
 _TRIES = 10
-# Python's numbers take ten times the memory of Arrow's.
-_PART = 50_000
+# Number of positions after which Python's numbers become Arrow's, which take a tenth of the memory.
+_PART_SIZE = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +85,10 @@ class MirrorAudit:
     def run(self, lake: Lake, then: Callable[[ComparedRows], object] | None = None) -> AuditResult:
         """Audit the table, and return the result.
 
-        :param then: called after the comparison of the rows, while both sides are there.
-
         Raises the errors of the audit, of Kafka and of decoding, and InvalidArgument for arguments that contradict the
         table.
+
+        :param then: called with the compared rows, while both sides still exist.
         """
         # DuckDB is loaded for this audit alone.
         from airflow_lakestream.audit.key_comparison import KeyComparison, opened
@@ -131,16 +131,19 @@ class MirrorAudit:
         return result
 
     def config(self, topic: str, note: Mapping[str, Any], table: str = _FOLDED_TABLE) -> MirrorConfig:
-        """Return the configuration of a table: the given arguments, and those that the note knows."""
-        given = {name: value for name, value in self.landing.items() if value is not None}
-        held: dict[str, Any] = {"envelope": ValueEnvelope.DEBEZIUM, "soft_delete": bool(note["soft_delete"])}
+        """Return the configuration for the fold: the arguments of the user, and the arguments in the mirror's note.
+
+        :param table: the table to land in.
+        """
+        user_arguments = {name: value for name, value in self.landing.items() if value is not None}
+        noted: dict[str, Any] = {"envelope": ValueEnvelope.DEBEZIUM, "soft_delete": bool(note["soft_delete"])}
         if is_of_records(note):
             envelope = RecordEnvelope.FLATTENED if note.get("flattened") else None
-            held |= {"envelope": envelope, "key": note["key"], "insert_only": bool(note.get("insert_only"))}
-            held |= {} if envelope else {"sequence_by": sequence_noted(note) or None}
+            noted |= {"envelope": envelope, "key": note["key"], "insert_only": bool(note.get("insert_only"))}
+            noted |= {} if envelope else {"sequence_by": sequence_noted(note) or None}
         if strategy_noted(note).keeps_versions:
-            held |= {"history": True, "history_columns": note.get("history_columns")}
-        # One commit for each batch of bytes, small for bounded memory: how long it took does not matter.
+            noted |= {"history": True, "history_columns": note.get("history_columns")}
+        # Batches are bounded by bytes, for bounded memory, and in effect not by time.
         return MirrorConfig(
             topic=topic,
             table=table,
@@ -149,7 +152,7 @@ class MirrorAudit:
             checkpoint_interval=86_400,
             max_batch_bytes=64 * 2**20,
             poll_timeout=self.audit.poll_timeout,
-            **held | given,
+            **noted | user_arguments,
         )
 
     def note(self, lake: Lake) -> Mapping[str, Any]:
@@ -171,7 +174,7 @@ class MirrorAudit:
             keeps_absent=fold.config.mirror.keeps_absent,
             by_sequence=bool(sequence_noted(note)),
             by_kafka_key=is_by_kafka_key,
-            has_other_logs=_eras(note) != _eras(fold.note()),
+            has_other_logs=_log_count(note) != _log_count(fold.note()),
             borrowed=fold.borrowed.parts(),
             columns=tuple(note.get("history_columns") or ()),
             repeats=not is_of_records(note) or bool(note.get("flattened")),
@@ -197,20 +200,20 @@ def _has_record_key(note: Mapping[str, Any]) -> bool:
     return not is_of_records(note) and sorted(note.get("record_key") or ()) == sorted(note["key"])
 
 
-def _eras(note: Mapping[str, Any]) -> int:
+def _log_count(note: Mapping[str, Any]) -> int:
     """Return the number of binary logs that a mirror has followed, one after the other."""
     return len(BinaryLogs.of_note(note.get("logs")).starts)
 
 
 def single_topic(result: AuditResult, ledgers: TableLedgers) -> TopicIdentity | None:
-    """Return the topic of all rows, or None, with the reason in the result, if rows do not show their topic."""
-    found = sorted({identity for _, identity, _ in ledgers.entries()})
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(dict.fromkeys(one.topic for one in found))
+    """Return the topic of all rows; or None, with the reason in the result, if the table has rows of several topics."""
+    identities = sorted({identity for _, identity, _ in ledgers.entries()})
+    if len(identities) == 1:
+        return identities[0]
+    names = ", ".join(dict.fromkeys(identity.topic for identity in identities))
     result.blind.append(
-        f"the table has records of {len(found)} topics, or of a topic that was created again ({names}), and its rows "
-        "do not show of which: they can't be compared with records."
+        f"the table has records of {len(identities)} topics, or of a topic that was created again ({names}), and its "
+        "rows do not show of which: they can't be compared with records."
     )
     return None
 
@@ -218,37 +221,35 @@ def single_topic(result: AuditResult, ledgers: TableLedgers) -> TopicIdentity | 
 def _report(
     result: AuditResult, topic: str, verdict: KeyedVerdict, rules: KeyedRules, ledgers: TableLedgers, fold: TopicFold
 ) -> None:
-    """Add the wrong rows, and everything that could not be seen, to the result."""
+    """Add wrong rows, and rows and offsets that could not be compared, to the result."""
     own, result.wrong = ledgers.own_entry(topic), verdict.wrong
-    partitions = {*(p for _, p in rules.landed.partitions), *verdict.rows, *(one.partition for one in verdict.wrong)}
+    partitions = {*(p for _, p in rules.landed.partitions), *verdict.rows, *(row.partition for row in verdict.wrong)}
     for partition in sorted(partitions):
-        wrong = [one for one in verdict.wrong if one.partition == partition]
+        wrong = [row for row in verdict.wrong if row.partition == partition]
+        doubled = [row for row in wrong if row.fault is RowFault.DOUBLED]
         landed = rules.landed.of_partition(topic, partition)
-        seen = fold.seen_in(topic, partition)
-        shown = fold.read_offsets.of_partition(topic, partition)
-        at = {fault: _ranges(topic, wrong, fault) for fault in RowFault}
+        records = fold.record_count(topic, partition)
+        read = fold.read_offsets.of_partition(topic, partition)
+        ranges = {fault: _ranges(topic, wrong, fault) for fault in RowFault}
+        uncompared = verdict.unseen.get(partition, 0)
         result.partitions.append(
             PartitionAudit(
                 topic,
                 partition,
-                missing=at[RowFault.MISSING],
-                different=at[RowFault.DIFFERENT],
-                unexpected=at[RowFault.EXTRA],
-                doubled=tuple(
-                    DoubledRange(one.offset, one.offset + 1, one.times)
-                    for one in wrong
-                    if one.fault is RowFault.DOUBLED
-                ),
+                missing=ranges[RowFault.MISSING],
+                different=ranges[RowFault.DIFFERENT],
+                unexpected=ranges[RowFault.EXTRA],
+                doubled=tuple(DoubledRange(row.offset, row.offset + 1, row.times) for row in doubled),
                 lost=own.lost.of_partition(topic, partition),
-                not_verifiable=landed - shown,
+                not_verifiable=landed - read,
                 rows=verdict.rows.get(partition, 0),
-                rows_unseen=verdict.unseen.get(partition, 0),
-                rows_missing=sum(one.fault is RowFault.MISSING for one in wrong),
-                readable=seen,
+                rows_unseen=uncompared,
+                rows_missing=sum(row.fault is RowFault.MISSING for row in wrong),
+                readable=records,
             )
         )
-        if seen < landed.width:
-            result.made.append(_unseen(f"{topic}[{partition}]", landed, shown, seen, verdict.unseen.get(partition, 0)))
+        if records < landed.width:
+            result.made.append(_uncompared_text(f"{topic}[{partition}]", landed, read, records, uncompared))
     if verdict.unseen_gone:
         result.made.append(
             f"{verdict.unseen_gone} rows that Kafka shows are deleted, by records that Kafka has no more."
@@ -259,30 +260,34 @@ def _report(
         result.findings.append(f"{verdict.left_out} more rows are wrong: the first {len(verdict.wrong)} are named.")
 
 
-def _unseen(place: str, landed: RangeSet, shown: RangeSet, seen: int, rows: int) -> str:
-    """Return the landed offsets of a partition without a record in Kafka, and the number of their rows, as text."""
+def _uncompared_text(partition: str, landed: RangeSet, read: RangeSet, records: int, rows: int) -> str:
+    """Return a sentence about landed offsets of a partition that have no record in Kafka any more.
+
+    :param read: the landed offsets that Kafka still has.
+    :param records: the number of these offsets with a record.
+    :param rows: the number of rows of the other offsets.
+    """
     return (
-        f"{place}: {landed.width - seen} of {landed.width} landed offsets have no record in Kafka any more: "
-        f"{(landed - shown).width} expired, {shown.width - seen} were compacted, or are markers of transactions. "
+        f"{partition}: {landed.width - records} of {landed.width} landed offsets have no record in Kafka any more: "
+        f"{(landed - read).width} expired, {read.width - records} were compacted, or are markers of transactions. "
         f"{rows} rows are of such records, and were not compared."
     )
 
 
 def _ranges(topic: str, wrong: list[WrongRow], fault: RowFault) -> RangeSet:
-    return RangeSet(
-        OffsetRange(topic, one.partition, one.offset, one.offset + 1) for one in wrong if one.fault is fault
-    )
+    rows = (row for row in wrong if row.fault is fault)
+    return RangeSet(OffsetRange(topic, row.partition, row.offset, row.offset + 1) for row in rows)
 
 
 class TopicFold:
-    """The records of a topic folded by key, in a mirror of a local folder.
+    """The records of a topic merged by key into a mirror in a local folder.
 
     `record_tallies` counts, by partition, the offsets with a record in Kafka. `read_offsets` are the offsets that were
-    read, `damaged` the offsets of damaged batches. `borrowed` are the values that a record left out. `on_events`, if
-    set, is called with all events, `on_records` with the records of a partition.
+    read, `damaged` the offsets of damaged batches. `borrowed` are the values that records left out and that the merge
+    took from earlier records. `on_events`, if set, is called with all events, `on_records` with a partition's records.
 
     :param table: the table to compare with, whose columns the fold gets.
-    :param note: the note of that table.
+    :param note: the note of the mirror in that table's properties.
     """
 
     def __init__(
@@ -300,30 +305,30 @@ class TopicFold:
         properties = {MIRROR: json.dumps({name: value for name, value in note.items() if name != "logs"})}
         self._catalog.create_table(_FOLDED_TABLE, to_schema(table.columns), properties=properties)
 
-    def seen_in(self, topic: str, partition: int) -> int:
+    def record_count(self, topic: str, partition: int) -> int:
         """Return the number of offsets of a partition with a record in Kafka."""
-        segments = TallySegments({"seen": self.record_tallies.get((topic, partition), OffsetTally())})
-        return segments.width(pc.greater(segments.counts["seen"], 0))
+        segments = TallySegments({"records": self.record_tallies.get((topic, partition), OffsetTally())})
+        return segments.width(pc.greater(segments.counts["records"], 0))
 
     def note(self) -> Mapping[str, Any]:
-        """Return the note of the fold."""
+        """Return the note of the mirror in the fold's properties."""
         note: Mapping[str, Any] = json.loads(self._catalog.load_table(_FOLDED_TABLE).properties[MIRROR])
         return note
 
     def table(self) -> KeyedTable:
-        """Return the folded rows."""
+        """Return the rows of the fold."""
         return keyed_iceberg(self._catalog, self._catalog.load_table(_FOLDED_TABLE))
 
     def read(self, identity: TopicIdentity, landed: RangeSet) -> None:
-        """Fold the landed offsets that Kafka still has.
+        """Read and merge the landed offsets that Kafka still has.
 
-        If retention removes offsets meanwhile, the rest is read; after ten tries OffsetsGone is raised. Raises the
-        errors of Kafka, of decoding and of the merge.
+        If Kafka deletes offsets meanwhile, the remaining offsets are read; after ten tries OffsetsGone is raised.
+        Raises the errors of Kafka, of decoding and of the merge.
         """
         kafka, where = self._audit.kafka, self._audit.where
         job = build_job(self.config, kafka, self._catalog, run_id="audit", where=where, stop=self._audit.stop, dry=True)
         inner = mirror_of(job)
-        assert isinstance(inner.table, IcebergMirror), "its catalog has no other"
+        assert isinstance(inner.table, IcebergMirror), "the fold is an Iceberg table"
         inner.table.borrowed, inner.noted = self.borrowed.add, self.on_events
         if (current := job.source.identity()) != identity:
             raise TopicReplaced(identity, current, self._audit.consumer_group, self._audit.table)
@@ -345,39 +350,39 @@ class TopicFold:
 def mirror_of(job: LandingJob) -> Mirror:
     """Return the mirror of a job."""
     inner = getattr(job.sink, "inner", None)
-    assert isinstance(inner, Mirror), "a mirror's configuration makes no other"
+    assert isinstance(inner, Mirror), "the job is of a mirror's configuration"
     return inner
 
 
 class BorrowedValues:
-    """Values that records left out, by column, as the partitions and offsets of the records."""
+    """The positions (partition, offset) of records that left out a column's value, by column."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[str, pa.Table]] = []
-        self._open: dict[str, list[tuple[int, int]]] = {}
+        self._unfinished: dict[str, list[tuple[int, int]]] = {}
 
     def add(self, column: str, partition: int, offset: int) -> None:
-        """Note a value."""
-        places = self._open.setdefault(column, [])
-        places.append((partition, offset))
-        if len(places) == _PART:
-            self._close(column)
+        """Add the position of a record without a value of a column."""
+        positions = self._unfinished.setdefault(column, [])
+        positions.append((partition, offset))
+        if len(positions) == _PART_SIZE:
+            self._finish_part(column)
 
     def parts(self) -> list[tuple[str, pa.Table]]:
-        """Return the columns `part` and `off` by column, in parts."""
-        for column in list(self._open):
-            self._close(column)
+        """Return columns with tables of positions (`part`, `off`); a column may have several tables."""
+        for column in list(self._unfinished):
+            self._finish_part(column)
         return self._parts
 
-    def _close(self, column: str) -> None:
-        partitions, offsets = zip(*self._open.pop(column), strict=True)
-        places = {"part": pa.array(partitions, pa.int32()), "off": pa.array(offsets, pa.int64())}
-        self._parts.append((column, pa.table(places)))
+    def _finish_part(self, column: str) -> None:
+        partitions, offsets = zip(*self._unfinished.pop(column), strict=True)
+        positions = {"part": pa.array(partitions, pa.int32()), "off": pa.array(offsets, pa.int64())}
+        self._parts.append((column, pa.table(positions)))
 
 
 @dataclass(frozen=True)
 class _FoldMode:
-    """`core.landing.modes.RunMode` of the offsets of a fold that Kafka still has."""
+    """`core.landing.modes.RunMode` of the landed offsets that Kafka still has."""
 
     landed: RangeSet
     interval: Interval | None = None
@@ -388,9 +393,9 @@ class _FoldMode:
 
     def plan(self, look: PlanningLook) -> Plan:
         """Return the plan of the offsets that are not folded yet."""
-        marks = look.state.marks.items()
-        there = union(RangeSet.of(look.state.identity.topic, p, one.low, one.end) for p, one in marks)
-        return reading_plan(look, (self.landed & there) - look.entry.landed)
+        topic = look.state.identity.topic
+        in_kafka = union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in look.state.marks.items())
+        return reading_plan(look, (self.landed & in_kafka) - look.entry.landed)
 
     def own(self, look: PlanningLook) -> RangeSet:
         """Return an empty set: a fold replaces nothing."""
@@ -399,18 +404,18 @@ class _FoldMode:
 
 @dataclass(frozen=True)
 class _NotingReader:
-    """`core.ports.RecordReader` that notes the offsets with a record."""
+    """`core.ports.RecordReader` that counts the offsets with a record, by partition, in `tallies`."""
 
     inner: RecordReader
-    seen: dict[PartitionKey, OffsetTally]
-    noted: Callable[[int, RawBatch], None] | None = None
+    tallies: dict[PartitionKey, OffsetTally]
+    on_records: Callable[[int, RawBatch], None] | None = None
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         """Yield the plan's records; see `core.ports.RecordReader`."""
         with closing(self.inner.read(plan, cancelled)) as chunks:
             for chunk in chunks:
                 key = plan.state.identity.topic, chunk.covers.partition
-                self.seen.setdefault(key, OffsetTally()).add_offsets(chunk.batch.offsets)
-                if self.noted is not None:
-                    self.noted(chunk.covers.partition, chunk.batch)
+                self.tallies.setdefault(key, OffsetTally()).add_offsets(chunk.batch.offsets)
+                if self.on_records is not None:
+                    self.on_records(chunk.covers.partition, chunk.batch)
                 yield chunk

@@ -1,4 +1,4 @@
-"""Repair of a mirror, or of a table by key, in a single commit: wrong rows out, the rows of the folded topic in.
+"""Repair of a mirror, or of a table by key, in a single commit: rows of the audit's fold replace wrong rows.
 
 The commit is made for exactly the snapshot, and so for the ledger, that the audit compared with Kafka.
 """
@@ -29,7 +29,7 @@ from airflow_lakestream.run.repair import TableRepair
 
 
 class MirrorFilesLost(LakestreamError, Terminal):
-    """Lost data files of a mirror may have had rows that Kafka no longer shows."""
+    """Error of lost data files of a mirror, which may have had rows whose records are gone from Kafka."""
 
     def __init__(self, table: str, path: str, files: int) -> None:
         more = f" and {files - 1} more files" if files > 1 else ""
@@ -42,7 +42,7 @@ class MirrorFilesLost(LakestreamError, Terminal):
 
 
 def check_repair(lake: Lake, table: str, argument: str) -> None:
-    """Refuse a table of a format whose tables are repaired only if they are mirrors. Raises InvalidArgument.
+    """Raise InvalidArgument for a table that can't be repaired: no mirror, and of a format without repair.
 
     :param argument: the name of the argument that asks for a repair.
     """
@@ -53,10 +53,10 @@ def check_repair(lake: Lake, table: str, argument: str) -> None:
 def repair_of(
     audit: Audit, lake: Lake, options: Mapping[str, Any], landing: Mapping[str, Any] | None
 ) -> TableRepair | MirrorRepair:
-    """Return the repair of a table's kind. Raises InvalidArgument for a wrong argument.
+    """Return the repair for the table's kind. Raises InvalidArgument for a wrong argument.
 
     :param options: arguments of decoding, `tombstones` and `on_data_loss`.
-    :param landing: further arguments of a mirror's landing; a mirror needs them, since other ones make other rows.
+    :param landing: other arguments of a mirror's landing, which the rows depend on; None is refused for a mirror.
     """
     if is_mirror(lake, audit.table):
         if landing is None:
@@ -65,9 +65,9 @@ def repair_of(
                 "Name a DAG or a pipeline, or give delete_when, merge and so on as JSON: {} if it has none of them."
             )
             raise InvalidArgument("landing", problem, remedy)
-        loss = {name: value for name, value in options.items() if name == "on_data_loss"}
-        decoding = {name: value for name, value in options.items() if name not in loss}
-        return MirrorRepair(audit=MirrorAudit(audit=audit, landing={**decoding, **landing}), **loss)
+        decoding = dict(options)
+        on_loss = {"on_data_loss": decoding.pop("on_data_loss")} if "on_data_loss" in decoding else {}
+        return MirrorRepair(audit=MirrorAudit(audit=audit, landing={**decoding, **landing}), **on_loss)
     return TableRepair(audit=audit, **options)
 
 
@@ -75,11 +75,11 @@ def can_repair(lake: Lake, table: str) -> bool:
     """Return whether a table can be repaired."""
     if not is_mirror(lake, table):
         return LakeCapability.REPAIR in lake_of(table).can
-    return _problem(MirrorAudit(audit=Audit(table=table, consumer_group="")).note(lake)) is None
+    return _repair_obstacle(MirrorAudit(audit=Audit(table=table, consumer_group="")).note(lake)) is None
 
 
-def _problem(note: Mapping[str, Any]) -> str | None:
-    """Return the reason why a mirror can't be repaired, or None."""
+def _repair_obstacle(note: Mapping[str, Any]) -> str | None:
+    """Return the reason against a repair of a mirror, as a text that continues "the table ..."; or None."""
     if strategy_noted(note).keeps_versions:
         return "is a history: a version depends on all records of its key."
     if note.get("insert_only"):
@@ -89,9 +89,10 @@ def _problem(note: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorRepair:
-    """Repair of the wrong rows that an audit of a mirror has found.
+    """Repair of the wrong rows in an audit of a mirror.
 
-    :param on_data_loss: for lost files whose rows Kafka may no longer show: `"fail"`, or `"record"` to give them up.
+    :param on_data_loss: treatment of lost files with rows whose records may be gone from Kafka: `"fail"`, or `"record"`
+        to give these rows up.
     """
 
     audit: MirrorAudit
@@ -104,45 +105,47 @@ class MirrorRepair:
         before the commit leaves the table unchanged.
         """
         table, full = self.audit.audit.table, replace(self.audit.audit, full=True)
-        if (problem := _problem(self.audit.note(lake))) is not None:
+        if (problem := _repair_obstacle(self.audit.note(lake))) is not None:
             raise InvalidArgument("repair", f"{table} {problem}", "Land the topic into a new table.")
-        done = [RepairResult()]
+        # The audit calls the repair while the compared rows exist; without a comparison nothing is repaired.
+        repairs = [RepairResult()]
         audit = replace(self.audit, audit=full)
-        result = audit.run(lake, lambda found: done.append(self._set_right(found, lake)))
-        if done[-1].snapshot_id is not None:
+        result = audit.run(lake, lambda compared: repairs.append(self._repair(compared, lake)))
+        if repairs[-1].snapshot_id is not None:
             result = audit.run(lake)
-        result.repaired = done[-1]
+        result.repaired = repairs[-1]
         return result
 
-    def _set_right(self, found: ComparedRows, lake: Lake) -> RepairResult:
-        """Commit the repair of compared rows, if any is possible; return its result."""
-        # DuckDB is loaded for this repair alone.
+    def _repair(self, compared: ComparedRows, lake: Lake) -> RepairResult:
+        """Commit the repair of compared rows, if any row can be repaired; return the result."""
+        # DuckDB is loaded only for a repair.
         from airflow_lakestream.audit.key_repair import KeyRepairPlan
 
-        plan = KeyRepairPlan(found.comparison)
-        held = found.comparison.sides["held"]
-        lost = tuple(one.path for one in held.lost)
-        if lost and self.on_data_loss is OnDataLoss.FAIL and (not plan.is_whole or plan.left()):
-            raise MirrorFilesLost(self.audit.audit.table, lost[0], len(lost))
-        if (change := plan.change(found.head, lost)) is None:
+        plan = KeyRepairPlan(compared.comparison)
+        lost_files = compared.comparison.sides["held"].lost
+        paths = tuple(file.path for file in lost_files)
+        if paths and self.on_data_loss is OnDataLoss.FAIL and (not plan.is_whole or plan.left()):
+            raise MirrorFilesLost(self.audit.audit.table, paths[0], len(paths))
+        if (change := plan.change(compared.head, paths)) is None:
             return RepairResult(left=tuple(plan.left()))
-        snapshot_id = self._commit(change, found, lake)
-        at = {fault: plan.ranges(found.topic, fault) for fault in RowFault}
-        extra = [f"{ranges}: extra" for ranges in [at[RowFault.EXTRA]] if ranges]
+        snapshot_id = self._commit(change, compared, lake)
+        ranges = {fault: plan.ranges(compared.topic, fault) for fault in RowFault}
+        extra = [f"{ranges[RowFault.EXTRA]}: extra"] if ranges[RowFault.EXTRA] else []
         return RepairResult(
             snapshot_id=snapshot_id,
             rows_out=change.rows_out,
             rows_in=change.rows_in,
-            landed=at[RowFault.MISSING],
-            undoubled=at[RowFault.DOUBLED],
-            corrected=at[RowFault.DIFFERENT],
+            landed=ranges[RowFault.MISSING],
+            undoubled=ranges[RowFault.DOUBLED],
+            corrected=ranges[RowFault.DIFFERENT],
             left=tuple(plan.left()),
-            removed=(*extra, *(one.text for one in held.lost)),
+            removed=(*extra, *(file.text for file in lost_files)),
         )
 
-    def _commit(self, change: RowRepair, found: ComparedRows, lake: Lake) -> int:
+    def _commit(self, change: RowRepair, compared: ComparedRows, lake: Lake) -> int:
+        """Commit a repair; return the snapshot's id."""
         audit, landing_id = self.audit.audit, f"repair {uuid.uuid4().hex}"
-        config = replace(found.config, table=audit.table, table_format=lake_of(audit.table).format)
+        config = replace(compared.config, table=audit.table, table_format=lake_of(audit.table).format)
         job = build_job(config, audit.kafka, lake, run_id=landing_id, where=audit.where, stop=audit.stop, dry=True)
         mirror = mirror_of(job)
         mirror.load(landing_id)

@@ -26,7 +26,7 @@ from airflow_lakestream.runtime.processes import (
 
 # Kilobytes that librdkafka may read ahead, in all processes together.
 QUEUED_KBYTES = 16 * 1024
-# More processes than this would wait for the same broker or disk.
+# Greatest number of processes by default: more would wait for the same broker or disk.
 DEFAULT_MOST = 4
 
 
@@ -44,11 +44,11 @@ def reader_processes(
 
     :param where: name of the Kafka connection for errors.
     """
-    # One process that reads, decodes and writes in threads waits for the interpreter a third of the time. On two
-    # processors, two processes landed 706,000 JSON records/s and held 680 MiB; one landed 575,000 and held 560.
+    # A single process that reads, decodes and writes in threads waits for the interpreter a third of the time. On two
+    # processors, two processes landed 706,000 JSON records/s with 680 MiB; a single one 575,000 with 560 MiB.
     count = config.processes or min(DEFAULT_MOST, processors())
     _bound_allocation()
-    # One process writes a replacement, tables that records choose, and a table whose schema grows with its records.
+    # Replacements, fan-outs, and tables whose columns grow with their records are written by a single process.
     if count < 2 or config.replace or config.fan_out is not None or config.design.grows or not can_fork(idle_threads):
         yield None
         return
@@ -61,11 +61,11 @@ def reader_processes(
         ReaderProcess(child, make_job).serve()
 
     def make_job(order: ReadOrder, stop: threading.Event) -> LandingJob:
-        # The described table already has the schema that the landing will give it: nothing is left to change.
-        one = replace(config.of_topic(order.share.identity.topic), schema_evolution=SchemaEvolution.NONE)
-        # Two processes that took the memory of one each had a peak PSS of 1,011 MiB with their parent, one alone 659.
+        # The outline of the table already has the schema that the landing will give the table.
+        topic_config = replace(config.of_topic(order.share.identity.topic), schema_evolution=SchemaEvolution.NONE)
+        # `parts`: with the whole memory for rows each, two processes and their parent took 1,011 MiB instead of 659.
         target, run_id = order.target, order.run_id
-        return extract.build_job(one, connection, target, run_id=run_id, where=where, stop=stop, parts=count)
+        return extract.build_job(topic_config, connection, target, run_id=run_id, where=where, stop=stop, parts=count)
 
     with ChildProcesses(count, main) as children:
         yield children

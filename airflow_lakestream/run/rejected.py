@@ -16,24 +16,25 @@ from airflow_lakestream.lakes import lake_of
 
 
 class CountingRows(Protocol):
-    """Reader of a group's rejected records that count: the ledger has the landing that wrote each."""
+    """Reader of a group's rejected records that count: records of landings in the ledger, not of failed runs."""
 
     def __call__(
         self, group: str, /, *, topic: str | None = None, ranges: RangeSet | None = None, columns: Sequence[str] = ()
     ) -> Iterator[pa.Table]:
         """Yield the records, file by file; none without a reject table.
 
-        :param topic: only of this topic.
-        :param ranges: only at these offsets.
-        :param columns: the columns to read, in addition to a record's place; default: all.
+        :param topic: the only topic to read; None for all.
+        :param ranges: the only offsets to read; None for all.
+        :param columns: the columns to read, in addition to a record's position; empty for all.
         """
 
 
 @dataclass(frozen=True)
 class RejectView:
-    """A table and the reject table at matching heads.
+    """A table and the reject table, with heads of the same landing.
 
-    :param properties: the table's properties, and `columns` the names of its columns.
+    :param properties: the table's properties.
+    :param columns: the names of the table's columns.
     :param groups: the consumer groups with landings in the table.
     :param note: a sentence on the table's part in a fan-out, or None.
     :param ledger: returns a group's ledger.
@@ -55,7 +56,7 @@ def open_rejected(lake: Any, table: str, group: str | None = None) -> RejectView
     """Open a table and the reject table. Raises the table format's error for a missing table.
 
     :param lake: opens the table: a catalog, or a Delta table's store.
-    :param group: a group that must have landed in the table; else NoLedger is raised, with the groups that have.
+    :param group: a group that must have landed in the table; otherwise NoLedger is raised. None: any.
     """
     opened: RejectView = lake_of(table).part("rejects")(lake, table)
     if group is not None and group not in opened.groups:

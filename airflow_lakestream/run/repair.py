@@ -1,7 +1,4 @@
-"""Repair in a single snapshot: missing rows found by a full audit are landed again, doubled rows kept once.
-
-The parts are from the audit and from the extract path. No Airflow in here.
-"""
+"""Repair of a table in a single snapshot, after a full audit: missing rows are landed again, doubled rows kept once."""
 
 from __future__ import annotations
 
@@ -66,7 +63,7 @@ TRIES = 5
 
 
 class RowsLost(LakestreamError, Terminal):
-    """Rows are missing and the records have left Kafka; `ranges` are the offsets."""
+    """Error of missing rows whose records are gone from Kafka; `ranges` are their offsets."""
 
     def __init__(self, ranges: RangeSet, rows: int, table: str) -> None:
         self.ranges, self.rows = ranges, rows
@@ -78,7 +75,7 @@ class RowsLost(LakestreamError, Terminal):
 
 
 class FilesLost(LakestreamError, Terminal):
-    """Lost data files had, or may have had, rows without a Kafka offset; `files` are the paths."""
+    """Error of lost data files that may have had rows without a Kafka offset; `files` are the paths."""
 
     def __init__(self, table: str, files: Sequence[str]) -> None:
         self.files = tuple(files)
@@ -91,7 +88,7 @@ class FilesLost(LakestreamError, Terminal):
 
 
 class NotRepaired(LakestreamError, Transient):
-    """The table kept changing during the repair."""
+    """Error of a table that other writers have changed during each try of the repair."""
 
     def __init__(self, table: str, last: Exception) -> None:
         super().__init__(
@@ -101,7 +98,7 @@ class NotRepaired(LakestreamError, Transient):
 
 
 class RecordsWithoutRow(LakestreamError, Terminal):
-    """Records of damaged ranges had a row, and have no row at the new read."""
+    """Error of records that had a row, and of which the repair makes no row."""
 
     def __init__(self, counts: Counts, covers: OffsetRange, table: str) -> None:
         super().__init__(
@@ -112,7 +109,7 @@ class RecordsWithoutRow(LakestreamError, Terminal):
 
 
 class RowsNowBad(LakestreamError, Terminal):
-    """Most records to be landed again had a row, and are bad at the new read."""
+    """Error of records to be landed again, most of which had a row and are bad now."""
 
     def __init__(self, table: str, read: int, bad: BadRecords, before: int) -> None:
         self.read, self.bad, self.before = read, bad, before
@@ -126,7 +123,7 @@ class RowsNowBad(LakestreamError, Terminal):
 
 
 class MissingNoMore(Conflict):
-    """Records seen by the audit have left Kafka; `ranges` are the offsets."""
+    """Error of records that Kafka has deleted between the audit and the repair; `ranges` are their offsets."""
 
     def __init__(self, ranges: RangeSet) -> None:
         self.ranges = ranges
@@ -135,14 +132,15 @@ class MissingNoMore(Conflict):
 
 @dataclass(frozen=True, kw_only=True)
 class TableRepair(DecodingSettings):
-    """Repair of all damage found by a full `audit` in a table, group and topic.
+    """Repair of all damage in the full audit of a table, group and topic.
 
-    Values and keys are decoded as in the extract path. `schema` goes with `sql_input="decoded"`, with formats whose
-    fields have no names, and if it specifies the sources of times. Rows that a statement made need the same statement
+    The arguments of decoding are those of `KafkaExtractOperator`. `schema` is only for `sql_input="decoded"`, for
+    formats whose fields have no names, and for the sources of times. Rows that a statement made need the same statement
     for the repair.
 
-    :param tombstones: the treatment of records whose value is null, as in the extract path.
-    :param on_data_loss: if rows are missing that Kafka no longer has: `"fail"`, or `"record"` to write a receipt.
+    :param tombstones: the treatment of records whose value is null, as in `KafkaExtractOperator`.
+    :param on_data_loss: if rows are missing whose records are gone from Kafka: `"fail"`, or `"record"` to write a
+        receipt.
     """
 
     audit: Audit
@@ -155,38 +153,40 @@ class TableRepair(DecodingSettings):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """The extract path's arguments for decoding keys and values.
+        """The arguments for decoding keys and values.
 
-        Raises InvalidArgument for values that the extract path refuses, for columns to be added, and for a schema that
-        the decoding does not need.
+        Raises InvalidArgument for values that a landing refuses, for columns to be added, and for a schema that the
+        decoding does not need.
         """
         if self.unknown_fields == UnknownFields.EVOLVE:
             raise InvalidArgument(
                 "unknown_fields", '"evolve" adds columns, and a repair adds none.', 'Use "ignore", "rescue" or "fail".'
             )
         payload = self.payload
-        needs_it = self.sql_input == SqlInput.DECODED or payload.format_row.positional or payload.times
-        if is_given(self.schema) and not needs_it:
+        needs_schema = self.sql_input == SqlInput.DECODED or payload.format_row.positional or payload.times
+        if is_given(self.schema) and not needs_schema:
             raise InvalidArgument(
                 "schema",
                 'goes with sql_input="decoded" and format="csv", or with sources of times in it: otherwise the columns '
                 "are those of the table.",
             )
-        given = {name: getattr(self, name) for name in DECODING}
-        ExtractConfig(topic="any", table="any.any", consumer_group="any", **given)
-        return given
+        decoding = {name: getattr(self, name) for name in DECODING}
+        # For its errors only.
+        ExtractConfig(topic="any", table="any.any", consumer_group="any", **decoding)
+        return decoding
 
     def run(self, catalog: Catalog) -> AuditResult:
-        """Audit, repair the damage in a snapshot, mend wrong bounds in another, and return a new audit with the repair.
+        """Audit, repair the damage in a snapshot, and return a new audit with the repair.
 
-        If another writer changes the table between audit and repair, both begin again, TRIES times at most.
+        Wrong bounds of files are corrected afterwards, in another snapshot. If another writer changes the table between
+        audit and repair, both begin again, TRIES times at most.
 
         Raises the errors of the audit and of Kafka, RowsLost, FilesLost, CannotReplace, BadRecord and NotRepaired. An
         error before the repair's commit leaves the table unchanged; after the commit the repaired rows stay.
         """
         audit = replace(self.audit, full=True)
         conflicts = ConflictCount(partial(NotRepaired, audit.table), TRIES)
-        result, repaired = conflicts.run(lambda: _RepairTry(self, audit, catalog).run())
+        result, repaired = conflicts.run(lambda: _RepairAttempt(self, audit, catalog).run())
         if repaired.snapshot_id is not None:
             result = audit.run(catalog)
         if result.narrow:
@@ -200,11 +200,12 @@ class TableRepair(DecodingSettings):
 
 @dataclass(frozen=True, slots=True)
 class _EntryChange:
-    """Change of a topic's ledger entry, and ranges that need no new row.
+    """Change of a topic's ledger entry, and offsets that get no new row.
 
-    :param kept: doubled rows whose records have left Kafka: one row of each is kept from the table.
-    :param left: offsets with a row and a rejected record whose records have left Kafka: these stay as they are.
-    :param impossible: rows to take out, since the log has no such offsets; `removed` describes these rows.
+    :param kept: offsets of doubled rows whose records are gone from Kafka: one of the rows is kept.
+    :param left: offsets with a row and a rejected record whose records are gone from Kafka: both stay.
+    :param impossible: filter for rows to remove, since the log has no such offsets.
+    :param removed: descriptions of these rows.
     """
 
     entry: TopicEntry
@@ -215,7 +216,9 @@ class _EntryChange:
 
 
 @dataclass
-class _RepairTry:
+class _RepairAttempt:
+    """One try of a repair; `names` are the metadata columns of the table."""
+
     repair: TableRepair
     audit: Audit
     catalog: Catalog
@@ -226,27 +229,28 @@ class _RepairTry:
         """Audit, and repair the damage; return both results. Raises Conflict if the repair has to begin again."""
         sink, table = self._open()
         result = self.audit.run(self.catalog)
-        books = TableLedgers.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
-        damage = damage_of(result, books)
+        ledgers = TableLedgers.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
+        damage = damage_of(result, ledgers)
         self._refuse_losses(damage)
         with or_discard(sink):
-            return result, self._set_right(damage, sink, table)
+            return result, self._repair(damage, sink, table)
 
     def _open(self) -> tuple[RejectingSink, TableState]:
-        """Load the table for the repair's sink, and refuse a table whose rows the repair can't make.
+        """Return the repair's sink, and the table as loaded by the sink.
 
         The table is loaded before the audit: then the sink notices all later replaces by another writer. Raises
         InvalidArgument without the statement that the rows need.
         """
         table = load(self.catalog, self.audit.table)
         refuse_without_spark(self.audit.table, table.properties, self.audit.consumer_group, "a repair")
-        columns, read = table.schema().column_names, landed_through(table.properties, self.audit.consumer_group)
-        if read is not None and not is_given(self.repair.sql):
+        columns, sql_input = table.schema().column_names, landed_through(table.properties, self.audit.consumer_group)
+        if sql_input is not None and not is_given(self.repair.sql):
+            schema = " and its schema" if sql_input == SqlInput.DECODED else ""
             raise InvalidArgument(
                 "sql",
                 f"consumer group {self.audit.consumer_group!r} landed in {self.audit.table} through SQL that reads "
-                f"{read} records, so only the same statement makes the missing rows.",
-                f"Give it: sql, with sql_input={read!r}" + (" and its schema." if read == SqlInput.DECODED else "."),
+                f"{sql_input} records, so only the same statement makes the missing rows.",
+                f"Give it: sql, with sql_input={sql_input!r}{schema}.",
             )
         names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
         self.names = names
@@ -257,67 +261,73 @@ class _RepairTry:
         return sink, sink.load(self.id)
 
     def _refuse_losses(self, damage: TableDamage) -> None:
-        if self.repair.on_data_loss is OnDataLoss.FAIL:
-            rows = sum(one.rows_vanished for one in damage.topics)
-            if rows:
-                raise RowsLost(
-                    union(one.vanished for one in damage.topics if one.rows_vanished), rows, self.audit.table
-                )
-            if files := [one.path for one in damage.lost if one.nulls != 0]:
-                raise FilesLost(self.audit.table, files)
+        """Raise RowsLost or FilesLost for rows that can't be landed again, unless losses are recorded."""
+        if self.repair.on_data_loss is not OnDataLoss.FAIL:
+            return
+        with_loss = [topic for topic in damage.topics if topic.rows_vanished]
+        if with_loss:
+            rows = sum(topic.rows_vanished for topic in with_loss)
+            raise RowsLost(union(topic.vanished for topic in with_loss), rows, self.audit.table)
+        if files := [file.path for file in damage.lost if file.nulls != 0]:
+            raise FilesLost(self.audit.table, files)
 
-    def _set_right(self, damage: TableDamage, sink: RejectingSink, table: TableState) -> RepairResult:
-        changes = {one.identity: self._read_again(one, sink, table) for one in damage.topics}
+    def _repair(self, damage: TableDamage, sink: RejectingSink, table: TableState) -> RepairResult:
+        """Commit the repair of the damage; return the result, without a snapshot if nothing can be repaired."""
+        changes = {topic.identity: self._read_again(topic, sink, table) for topic in damage.topics}
         left = [*damage.left]
         left += [
             f"{shortly(change.left)}: a row and a rejected record, or several; Kafka no longer has the record."
             for change in changes.values()
             if change.left
         ]
-        done = {identity: change for identity, change in changes.items() if change.entry != TopicEntry()}
+        committed_changes = {identity: change for identity, change in changes.items() if change.entry != TopicEntry()}
         impossible = tuple(change.impossible for change in changes.values() if change.impossible is not None)
-        if not (done or impossible or damage.lost):
+        if not (committed_changes or impossible or damage.lost):
             return RepairResult(left=tuple(left))
-        landing = Landing(self.id, self.id, {identity: change.entry for identity, change in done.items()})
-        kept = union(change.kept for change in done.values())
-        has_missing = any(one.missing for one in damage.topics)
-        lost = frozenset(one.path for one in damage.lost)
-        committed = repair(sink, RepairChange(landing, kept, has_missing, impossible, lost))
+        landing = Landing(self.id, self.id, {identity: change.entry for identity, change in committed_changes.items()})
+        kept = union(change.kept for change in committed_changes.values())
+        missing = union(topic.missing for topic in damage.topics)
+        lost_files = frozenset(file.path for file in damage.lost)
+        committed = repair(sink, RepairChange(landing, kept, bool(missing), impossible, lost_files))
+        doubled = union(topic.doubled | topic.with_row_and_reject for topic in damage.topics)
+        removed = [text for change in changes.values() for text in change.removed]
         return RepairResult(
             snapshot_id=committed.snapshot_id,
             rows_out=committed.rows_out,
             rows_in=landing.counts.written,
             rejected=landing.counts.rejected,
-            landed=union(one.missing for one in damage.topics),
-            undoubled=union(one.doubled | one.with_row_and_reject for one in damage.topics)
-            - union(c.left for c in done.values()),
+            landed=missing,
+            undoubled=doubled - union(change.left for change in committed_changes.values()),
             adopted=union(entry.landed for entry in landing.topics.values()),
             lost=union(entry.lost for entry in landing.topics.values()),
             left=tuple(left),
-            removed=(*(text for c in changes.values() for text in c.removed), *(one.text for one in damage.lost)),
+            removed=(*removed, *(file.text for file in damage.lost)),
         )
 
     def _read_again(self, damage: TopicDamage, sink: RejectingSink, table: TableState) -> _EntryChange:
         """Read a topic's damaged ranges into the sink; return the change of the ledger entry.
 
-        Ranges that are only doubled and have left Kafka keep their rows, once each. Raises MissingNoMore if missing
-        records have left Kafka since the audit, and RowsNowBad if most records are bad now.
+        Offsets that are only doubled, and whose records are gone from Kafka, keep one of their rows. Raises
+        MissingNoMore if missing records are gone from Kafka since the audit, and RowsNowBad if most records are bad
+        now.
         """
         job = replace(self._job(damage.identity.topic), sink=sink, rejects=sink)
         state = _look(job.source, damage.identity)
-        nothing = RangeSet(), Counts(), BadRecords()
-        read, counts, bad = nothing if state is None else self._read(job, state, damage, table)
+        read, counts, bad = RangeSet(), Counts(), BadRecords()
+        if state is not None:
+            read, counts, bad = self._read(job, state, damage, table)
         if vanished := damage.missing - read:
             raise MissingNoMore(vanished)
         kept, left = damage.doubled - read, damage.with_row_and_reject - read
+        # Rows without a ledger entry are entered as landed.
         adopted = read & damage.unexpected
-        counted = (read - adopted).width + kept.width
-        removed = counted + damage.rows_vanished
         lost = damage.vanished if damage.rows_vanished else RangeSet()
-        impossible, removed_impossible = _impossible_rows(damage, state)
+        impossible, removed_texts = _impossible_rows(damage, state)
         if not (read or kept or lost):
-            return _EntryChange(TopicEntry(), kept, left, impossible, removed_impossible)
-        # The ledger has only the number of rejected records, not whether missing ones were rejected.
+            return _EntryChange(TopicEntry(), kept, left, impossible, removed_texts)
+        # The counts that the ledger has for these offsets until now.
+        removed = (read - adopted).width + kept.width + damage.rows_vanished
+        # The ledger has only the number of rejected records, not whether a missing record was rejected.
         lacking = damage.rejects_lacking if damage.missing or damage.rows_vanished else min(0, damage.rejects_lacking)
         rejected = min(removed, max(0, lacking + (damage.rejected - left).width))
         # Records that were rejected before may be rejected again.
@@ -331,10 +341,10 @@ class _RepairTry:
             removed=Counts(read=removed, written=removed - rejected, rejected=rejected),
             epochs=leader_epochs(state) if read and state is not None else {},
         )
-        return _EntryChange(entry, kept, left, impossible, removed_impossible)
+        return _EntryChange(entry, kept, left, impossible, removed_texts)
 
     def _job(self, topic: str) -> LandingJob:
-        """Return the extract path's job for a topic, with source, reader and decoders."""
+        """Return a landing's job for a topic, with source, reader and decoders."""
         config = ExtractConfig(
             topic=topic,
             table=self.audit.table,
@@ -359,13 +369,12 @@ class _RepairTry:
         check_log(damage.entry, state, job.table)
         topic = damage.identity.topic
         in_kafka = union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
-        there = damage.ranges & in_kafka
-        entry = damage.entry
-        plan = Plan(
-            state, RangeSet(bridge_holes(there)) - entry.lost, known_epochs=entry.epochs, known_until=reach(entry)
-        )
+        wanted, entry = damage.ranges & in_kafka, damage.entry
+        # Ranges close together are read at once, and `_RangeReader` drops the records between.
+        bridged = RangeSet(bridge_holes(wanted)) - entry.lost
+        plan = Plan(state, bridged, known_epochs=entry.epochs, known_until=reach(entry))
         tallies: dict[PartitionKey, OffsetTally] = {}
-        job, batch = replace(job, reader=_RangeReader(job.reader, there)), Batch(plan)
+        job, batch = replace(job, reader=_RangeReader(job.reader, wanted)), Batch(plan)
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
             for _, chunk in results:
                 if chunk.counts.skipped or chunk.counts.filtered:
@@ -378,9 +387,9 @@ class _RepairTry:
 
 
 def _impossible_rows(damage: TopicDamage, state: TopicState | None) -> tuple[RowsOutsideLog | None, tuple[str, ...]]:
-    """Return the filter for rows at impossible offsets, with a description; no filter without such rows.
+    """Return the filter for rows at offsets that the log lacks, with descriptions; (None, ()) without such rows.
 
-    :param state: the topic; None if it is gone, and then no offset is known to be impossible.
+    :param state: the topic; None if the topic is gone: then no offset is known to be impossible.
     """
     if state is None:
         return None, ()
@@ -389,14 +398,12 @@ def _impossible_rows(damage: TopicDamage, state: TopicState | None) -> tuple[Row
     beyond = damage.unexpected - union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
     if not (damage.impossible or beyond):
         return None, ()
-    return RowsOutsideLog(topic, ends), (
-        *damage.impossible,
-        *(f"{r}, where the log has no records yet" for r in beyond),
-    )
+    texts = (f"{offset_range}, where the log has no records yet" for offset_range in beyond)
+    return RowsOutsideLog(topic, ends), (*damage.impossible, *texts)
 
 
 def _look(source: TopicSource, identity: TopicIdentity) -> TopicState | None:
-    """Return the topic's present state; None if the topic is gone or another."""
+    """Return the topic's present state; None if the topic is gone, or was created again."""
     try:
         state = source.look()
     except TopicMissing:
@@ -423,8 +430,7 @@ def only(batch: RawBatch, ranges: RangeSet) -> RawBatch:
     if not len(batch):
         return batch
     intervals = overlapping(ranges.intervals(batch.topic, batch.partition), batch.offsets[0], batch.offsets[-1])
-    parts = [range(bisect_left(batch.offsets, start), bisect_left(batch.offsets, end)) for start, end in intervals]
-    picked = [index for part in parts for index in part]
-    if len(picked) == len(batch):
-        return batch
-    return pick(batch, picked)
+    indexes: list[int] = []
+    for start, end in intervals:
+        indexes += range(bisect_left(batch.offsets, start), bisect_left(batch.offsets, end))
+    return batch if len(indexes) == len(batch) else pick(batch, indexes)

@@ -1,8 +1,9 @@
 """Replay of rejected records from the reject table, after a correction of a schema or a setting.
 
-A replay is a replace of exactly their offsets, by the landing algorithm. Its records do not come from Kafka, which
-may have lost them. Each record is in the table or in the reject table at any time, since the commit of the main table
-decides both. So a new reason needs a commit of the main table, too; without a new row and a new reason there is none.
+A replay replaces exactly the offsets of rejected records, by the landing algorithm. The records are read from the
+reject table, since Kafka may have deleted them. Each record is in the table or in the reject table at any time, since
+the commit of the main table decides both. So a new reason needs a commit of the main table, too; without a new row and
+a new reason nothing is committed.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ log = logging.getLogger(__name__)
 # Bytes of values that are landed at once, each time in a snapshot.
 BATCH_BYTES = 64 * 2**20
 TRIES = 5
-# Arguments by which a replay decodes as the landing did, or by a fix. Without any of them the new reasons are poorer.
-_DECIDING = ("format", "schema", "schema_registry", "sql")
+# Arguments that decide how records are decoded. Without any of these, the stored reasons are better than new ones.
+_DECODING_ARGUMENTS = ("format", "schema", "schema_registry", "sql")
 
 
 class CannotReplay(LakestreamError, Terminal):
-    """The table's rejected records can't be landed again."""
+    """Error of a table whose rejected records can't be landed again."""
 
 
 class NotReplayed(LakestreamError, Transient):
-    """The same records were changed by another run in each try."""
+    """Error of records that another run has changed in each try."""
 
     def __init__(self, table: str, last: BaseException) -> None:
         super().__init__(
@@ -66,7 +67,7 @@ class NotReplayed(LakestreamError, Transient):
 
 
 class RejectsTakenMeanwhile(LakestreamError, Transient):
-    """Rejected records are gone, or do not count any more."""
+    """Error of rejected records that another run has landed or removed meanwhile."""
 
     def __init__(self, table: str, ranges: RangeSet) -> None:
         super().__init__(f"{table}: {ranges} are not among the rejected records any more.")
@@ -97,9 +98,11 @@ class RejectSelection:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Result of a replay: the counts of records by outcome, the table's snapshots, and columns without any value.
+    """Result of a replay.
 
-    `empty` is None without a row.
+    :param counts: counts of the records by outcome.
+    :param snapshot_ids: the committed snapshots of the table.
+    :param empty: columns without a value in all rows of the replay; None without a row.
     """
 
     counts: Counts = Counts()
@@ -108,9 +111,8 @@ class ReplayResult:
 
     @property
     def note(self) -> str:
-        """A sentence for a person, after a space, if records were replayed and nothing was committed; or nothing."""
-        is_same = self.counts.read > 0 and not self.snapshot_ids
-        if is_same:
+        """A sentence (with a leading blank) on a replay without a commit, or on columns without a value; or empty."""
+        if self.counts.read > 0 and not self.snapshot_ids:
             return " Nothing was committed: each of them is bad as before."
         return f" Columns without a value: {', '.join(self.empty)}." if self.empty else ""
 
@@ -123,7 +125,7 @@ class ReplayResult:
             "skipped": self.counts.skipped,
             "filtered": self.counts.filtered,
             # As text: browsers would round 64-bit numbers.
-            "snapshot_ids": [str(one) for one in self.snapshot_ids],
+            "snapshot_ids": [str(snapshot_id) for snapshot_id in self.snapshot_ids],
             "empty_columns": list(self.empty or ()),
         }
 
@@ -132,7 +134,7 @@ class ReplayResult:
 class RejectReplay:
     """Replay of the chosen rejected records of a table and a group.
 
-    :param decoding: arguments of the extract path that decide the outcome of a record: `format`, `schema`,
+    :param decoding: arguments of `KafkaExtractOperator` that decide the outcome of a record: `format`, `schema`,
         `unknown_fields`, `schema_evolution`, `key_format`, `schema_registry`, `tombstones`, `sql` and so on.
     """
 
@@ -146,68 +148,72 @@ class RejectReplay:
         self._config("any", RangeSet.of("any", 0, 0, 1), ())
 
     def run(self, lake: Lake) -> ReplayResult:
-        """Land the chosen records again; records still bad stay rejected.
+        """Land the chosen records again; records that are still bad stay rejected.
 
-        Their reasons are new if `decoding` has a format, a schema, a registry or a statement, else those of before.
-        The records are landed in batches of BATCH_BYTES, each in a snapshot. A batch whose records are all bad for the
-        same reasons as before commits nothing. If another run changes them meanwhile, the
-        remaining records are looked up again, TRIES times at most.
+        Their reasons are new if `decoding` has a format, a schema, a registry or a statement; otherwise they keep their
+        reasons. The records are landed in batches of BATCH_BYTES, each in a snapshot. A batch whose records are all bad
+        for the same reasons as before commits nothing. If another run changes records meanwhile, the remaining records
+        are looked up again, TRIES times at most.
 
         :param lake: opens the table: a catalog, or a Delta table's store.
 
         Raises TableMissing, CannotReplay, NotReplayed, and the errors of a replace. The failed batch has changed
         nothing; batches before it stay.
         """
-        done = ReplayResult()
-        tried: dict[TopicIdentity, RangeSet] = {}
+        result = ReplayResult()
+        replayed: dict[TopicIdentity, RangeSet] = {}
 
-        def once() -> ReplayResult:
-            nonlocal done
-            for identity, ranges in self._batches(lake, tried):
-                done = self._land(lake, identity, ranges, done)
-                tried[identity] = tried.get(identity, RangeSet()) | ranges
-            return done
+        def replay_remaining() -> ReplayResult:
+            nonlocal result
+            for identity, ranges in self._batches(lake, replayed):
+                result = self._land(lake, identity, ranges, result)
+                replayed[identity] = replayed.get(identity, RangeSet()) | ranges
+            return result
 
         conflicts = ConflictCount(partial(NotReplayed, self.table), TRIES)
-        return conflicts.run(once, (ReplacedMeanwhile, RejectsTakenMeanwhile))
+        return conflicts.run(replay_remaining, (ReplacedMeanwhile, RejectsTakenMeanwhile))
 
-    def _batches(self, lake: Lake, tried: Mapping[TopicIdentity, RangeSet]) -> Iterator[tuple[TopicIdentity, RangeSet]]:
+    def _batches(
+        self, lake: Lake, replayed: Mapping[TopicIdentity, RangeSet]
+    ) -> Iterator[tuple[TopicIdentity, RangeSet]]:
         """Yield the offsets of the chosen records, in batches for a landing each.
 
         Raises CannotReplay for a table of a fan-out, and InvalidArgument without the statement that the rows need.
 
-        :param tried: offsets of earlier batches, which are left out and count towards the limit.
+        :param replayed: offsets of earlier batches, which are left out and count towards the limit.
         """
-        books = open_rejected(lake, self.table, self.consumer_group)
-        if note := books.note:
+        view = open_rejected(lake, self.table, self.consumer_group)
+        if note := view.note:
             raise CannotReplay(
                 f"{self.table}: {note} A record of a fan-out is landed in several tables by one ledger, and can't be "
                 "replaced. Nothing was changed."
             )
-        refuse_without_spark(self.table, books.properties, self.consumer_group, "a replay")
-        read = landed_through(books.properties, self.consumer_group)
-        if read is not None and not is_given(self.decoding.get("sql")):
+        refuse_without_spark(self.table, view.properties, self.consumer_group, "a replay")
+        sql_input = landed_through(view.properties, self.consumer_group)
+        if sql_input is not None and not is_given(self.decoding.get("sql")):
             raise InvalidArgument(
                 "sql",
-                f"consumer group {self.consumer_group!r} landed in {self.table} through SQL that reads {read} records, "
-                "so only a statement makes rows of its rejected records.",
-                f"Give it, with sql_input={read!r}.",
+                f"consumer group {self.consumer_group!r} landed in {self.table} through SQL that reads {sql_input} "
+                "records, so only a statement makes rows of its rejected records.",
+                f"Give it, with sql_input={sql_input!r}.",
             )
-        left = self.chosen.limit
-        if left is not None:
-            left -= sum(ranges.width for ranges in tried.values())
-        for identity, entry in books.ledger(self.consumer_group).topics.items():
-            ranges = entry.landed - tried.get(identity, RangeSet())
+        # The number of records that the limit still allows; None: no limit.
+        remaining = self.chosen.limit
+        if remaining is not None:
+            remaining -= sum(ranges.width for ranges in replayed.values())
+        for identity, entry in view.ledger(self.consumer_group).topics.items():
+            ranges = entry.landed - replayed.get(identity, RangeSet())
             offsets: list[OffsetRange] = []
             size = 0
             columns = ("stage", "error", "value")
-            for part in books.counting(self.consumer_group, topic=identity.topic, ranges=ranges, columns=columns):
+            for part in view.counting(self.consumer_group, topic=identity.topic, ranges=ranges, columns=columns):
                 rows = self.chosen.select(part.filter(pc.equal(part["topic_id"], identity.topic_id)))
-                rows = rows if left is None else rows.slice(0, left)
-                left = None if left is None else left - len(rows)
+                if remaining is not None:
+                    rows = rows.slice(0, remaining)
+                    remaining -= len(rows)
                 lengths = pc.fill_null(pc.binary_length(rows["value"]), 0).to_pylist()
-                places = zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), lengths, strict=True)
-                for partition, offset, length in places:
+                records = zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), lengths, strict=True)
+                for partition, offset, length in records:
                     offsets.append(OffsetRange(identity.topic, partition, offset, offset + 1))
                     size += length
                     if size >= BATCH_BYTES:
@@ -216,29 +222,31 @@ class RejectReplay:
             if offsets:
                 yield identity, RangeSet(offsets)
 
-    def _land(self, lake: Lake, identity: TopicIdentity, ranges: RangeSet, done: ReplayResult) -> ReplayResult:
+    def _land(self, lake: Lake, identity: TopicIdentity, ranges: RangeSet, before: ReplayResult) -> ReplayResult:
+        """Land a batch; return the result of the batches `before` and of this batch."""
         columns = open_rejected(lake, self.table).columns
         names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
         config = self._config(identity.topic, ranges, names)
         job = build_job(config, {}, lake, run_id=f"{REPLAY}{uuid.uuid4().hex}", stop=self.stop)
         records = RejectedRecords(lake, self.table, self.consumer_group, identity)
-        # Only this process has the reader; a handful of records is not worth child processes.
-        keeps_reasons = not any(is_given(self.decoding.get(name)) for name in _DECIDING)
+        keeps_reasons = not any(is_given(self.decoding.get(name)) for name in _DECODING_ARGUMENTS)
         outcome, sink = _ReplayOutcome(records, keeps_reasons), cast(RejectingSink, job.sink)
-        sink.noted, sink.reviewed = outcome.take, outcome.review
+        sink.noted, sink.reviewed = outcome.note_columns, outcome.review
         try:
+            # Without child processes, which do not have this reader.
             report = land(replace(job, source=records, reader=records, children=None))
         except _NothingChanges as same:
             log.info("%s: %s: bad for the same reasons as before, so nothing is committed.", self.table, ranges)
-            return replace(done, counts=done.counts + same.counts)
-        empty = done.empty
+            return replace(before, counts=before.counts + same.counts)
+        empty = before.empty
         if report.counts.written:
-            before = columns if empty is None else empty
-            made = set(before) - set(metadata_schema(names).names) - outcome.filled
-            empty = tuple(name for name in before if name in made)
-        return ReplayResult(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids), empty)
+            candidates = columns if empty is None else empty
+            filled = outcome.filled | set(metadata_schema(names).names)
+            empty = tuple(name for name in candidates if name not in filled)
+        return ReplayResult(before.counts + report.counts, (*before.snapshot_ids, *report.snapshot_ids), empty)
 
     def _config(self, topic: str, ranges: RangeSet, names: tuple[str, ...]) -> ExtractConfig:
+        """Return the configuration of a batch's landing; `names` are the table's metadata columns."""
         return _ReplayConfig(
             topic=topic,
             table=self.table,
@@ -247,7 +255,7 @@ class RejectReplay:
             **self.decoding,
             metadata_columns=names,
             on_error=OnError.REJECT,
-            # All of these were bad before: many bad records do not show a wrong setting.
+            # No limit: all records were bad before, and bad records do not indicate a wrong setting.
             max_rejected=RejectLimit(share=1.0),
             mode=ModeName.RANGES,
             ranges=RangesMode(tuple((r.partition, r.from_offset, r.until_offset) for r in ranges)),
@@ -259,7 +267,7 @@ class RejectReplay:
 class RejectedRecords:
     """`core.ports.TopicSource` and `RecordReader` on a reject table; the topic's state is from the ledger.
 
-    `reasons` are the stored stage and reason of the records of the last read, by partition and offset.
+    :param reasons: by partition and offset, the stored stage and reason of each record of the last read.
     """
 
     lake: Lake
@@ -291,7 +299,7 @@ class RejectedRecords:
         """Commit no offsets: a replay lands no new offsets."""
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
-        """Yield the plan's records; a partition's first range comes with all records of the partition.
+        """Yield the plan's records; all records of a partition are in the chunk of its first range.
 
         Returns early once `cancelled` is set. Raises RejectsTakenMeanwhile if a record of the plan is not rejected any
         more.
@@ -306,6 +314,7 @@ class RejectedRecords:
             yield RecordChunk(r, batch, batch.values.nbytes)
 
     def _batches(self, ranges: RangeSet) -> dict[PartitionKey, RawBatch]:
+        """Return the rejected records in ranges, by partition. Raises RejectsTakenMeanwhile if a record is missing."""
         parts = list(open_rejected(self.lake, self.table).counting(self.group, ranges=ranges))
         if not parts:
             raise RejectsTakenMeanwhile(self.table, ranges)
@@ -314,13 +323,13 @@ class RejectedRecords:
         self.reasons.clear()
         self.reasons.update(_reasons_of(rows))
         batches = {}
-        there = RangeSet()
+        present = RangeSet()
         for partition in pc.unique(rows[PARTITION]).to_pylist():
             batch = _batch(self.topic.topic, partition, rows.filter(pc.equal(rows[PARTITION], partition)))
             batches[self.topic.topic, partition] = batch
-            there |= RangeSet(OffsetRange(batch.topic, partition, o, o + 1) for o in batch.offsets)
-        if gone := ranges - there:
-            raise RejectsTakenMeanwhile(self.table, gone)
+            present |= RangeSet(OffsetRange(batch.topic, partition, o, o + 1) for o in batch.offsets)
+        if missing := ranges - present:
+            raise RejectsTakenMeanwhile(self.table, missing)
         return batches
 
     def _entry(self) -> TopicEntry:
@@ -328,7 +337,7 @@ class RejectedRecords:
 
 
 class _NothingChanges(Exception):
-    """Ends a landing before the commit: each record is bad for the same reason as before."""
+    """Exception for ending a landing before the commit: each record is bad for the same reason as before."""
 
     def __init__(self, counts: Counts) -> None:
         super().__init__(f"{counts.read} records are bad for the same reasons as before")
@@ -340,7 +349,7 @@ class _ReplayConfig(ExtractConfig):
 
     @property
     def design(self) -> TableDesign:
-        """Design of the table, without the note of the replay's statement: it made some records' rows, not all rows."""
+        """Design of the table, without a note of the statement, which has made only the replay's rows."""
         return replace(super().design, notes={})
 
 
@@ -349,48 +358,49 @@ class _ReplayOutcome:
     """Outcome of a replay until its commit, for a `RejectingSink`; only a change is committed.
 
     :param before: the records before the replay.
-    :param keeps_reasons: whether records that are bad again keep their reasons of before.
-    :param filled: the columns with a value.
+    :param keeps_reasons: whether records that are bad again keep their stored reasons.
+    :param filled: the columns with a value in any row.
     """
 
     before: RejectedRecords
     keeps_reasons: bool
     filled: set[str] = field(default_factory=set)
 
-    def take(self, rows: pa.Table) -> None:
-        """Note the columns with a value."""
+    def note_columns(self, rows: pa.Table) -> None:
+        """Add the columns with a value to `filled`."""
         pairs = zip(rows.column_names, rows.columns, strict=True)
         self.filled |= {name for name, column in pairs if column.null_count < len(column)}
 
     def review(self, landing: Landing, rejected: Sequence[pa.Table]) -> tuple[Landing, list[pa.Table]]:
-        """Return the replace and the records that are bad again, with their reasons. Raises _NothingChanges."""
-        known = self.before.reasons
-        records = [_with_reasons(part, known) if self.keeps_reasons else part for part in rejected]
+        """Return the landing to commit, and the records that are bad again, with reasons. Raises _NothingChanges."""
+        old_reasons = self.before.reasons
+        records = [_with_reasons(part, old_reasons) if self.keeps_reasons else part for part in rejected]
         reasons = dict(pair for part in records for pair in _reasons_of(part))
-        if landing.counts.rejected == landing.counts.read and reasons == known:
+        if landing.counts.rejected == landing.counts.read and reasons == old_reasons:
             raise _NothingChanges(landing.counts)
-        # A few records say nothing about the columns that the topic's records fill.
+        # Without silent columns: a few records do not show which columns the topic's records fill.
         return replace(landing, silent={}), records
 
 
 def _reasons_of(rows: pa.Table) -> Iterator[tuple[tuple[int, int], tuple[str, str]]]:
-    """Yield place and reason of rejected records: (partition, offset), (stage, reason)."""
-    places = zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), strict=True)
-    return zip(places, zip(rows["stage"].to_pylist(), rows["error"].to_pylist(), strict=True), strict=True)
+    """Yield (partition, offset) and (stage, reason) of each rejected record."""
+    positions = zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), strict=True)
+    reasons = zip(rows["stage"].to_pylist(), rows["error"].to_pylist(), strict=True)
+    return zip(positions, reasons, strict=True)
 
 
 def _with_reasons(rows: pa.Table, reasons: Mapping[tuple[int, int], tuple[str, str]]) -> pa.Table:
-    """Return rejected records with these stages and reasons, by partition and offset, in the place of their own."""
-    pairs = [reasons.get(place, own) for place, own in _reasons_of(rows)]
-    for at, name in enumerate(("stage", "error")):
+    """Return rejected records in which `reasons`, by partition and offset, replace their own stages and reasons."""
+    pairs = [reasons.get(position, own) for position, own in _reasons_of(rows)]
+    new_columns = {"stage": [stage for stage, _ in pairs], "error": [reason for _, reason in pairs]}
+    for name, values in new_columns.items():
         column = rows.schema.field(name)
-        values = pa.array([pair[at] for pair in pairs], column.type)
-        rows = rows.set_column(rows.schema.get_field_index(name), column, values)
+        rows = rows.set_column(rows.schema.get_field_index(name), column, pa.array(values, column.type))
     return rows
 
 
 def _column(rows: pa.Table, field: pa.Field) -> pa.Array:
-    # A reject table keeps keys and headers; other parts of its records are unknown.
+    """Return a part of the records; NULL for parts that a reject table does not keep."""
     if field.name not in rows.column_names:
         return pa.nulls(len(rows), field.type)
     return rows[field.name].combine_chunks().cast(field.type)

@@ -1,7 +1,7 @@
 """Resnapshot of a mirror: find or request the new rows, build a staging table, and replace the mirror's rows.
 
-The rows that Debezium reads, and all later events, land in a second mirror, `<table>__resnapshot`, as usual. It has
-its own ledger, so a killed run continues at the same offsets. Then `cdc.swap` commits.
+The rows that Debezium reads, and all later events, are landed in a second mirror, the staging table
+`<table>__resnapshot`. It has its own ledger, so a killed run continues at the same offsets. Then `cdc.swap` commits.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ log = logging.getLogger(__name__)
 
 TRIES = 10
 LOOK_SECONDS = 1.0
-# Offsets before the topic's end that are searched for an event that names its connector.
+# Number of offsets before the topic's end that are searched for an event that names its connector.
 _LOOK_BACK = 1_000
-# A signal older than this counts as given up.
-_ASKED_SECONDS = 24 * 3600
+# Seconds after which a signal counts as given up.
+_SIGNAL_SECONDS = 24 * 3600
 
 
 class NotAnswered(LakestreamError, Transient):
-    """Debezium did not read the table, or not to the end."""
+    """Error of a signal after which Debezium did not read the table, or not to the end."""
 
     def __init__(self, topic: str, signals: str, rows: int, timeout: float) -> None:
         progress = f"{rows} rows of it came, and then none" if rows else "no row of it came"
@@ -67,7 +67,7 @@ class NotAnswered(LakestreamError, Transient):
 
 
 class NoSnapshot(LakestreamError, Terminal):
-    """The topic has no snapshot of the whole table."""
+    """Error of a topic without a snapshot of the whole table."""
 
     def __init__(self, topic: str, ranges: RangeSet) -> None:
         super().__init__(
@@ -79,7 +79,7 @@ class NoSnapshot(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """Request for the rows of a topic.
+    """Request for all rows of a database's table, as events in the table's topic.
 
     :param connection: librdkafka configuration.
     :param where: name of the connection for errors.
@@ -115,52 +115,52 @@ class SnapshotRequest:
     def ask(
         self, signal_topic: str | None, entry: TopicEntry, *, start_over: bool
     ) -> tuple[Mapping[int, int], DebeziumSnapshot]:
-        """Ask Debezium for a snapshot, and wait for the rows.
+        """Ask Debezium for a snapshot, unless it was asked already; return the topic's ends then, and the snapshot.
 
-        Returns the topic's ends at the request, and the snapshot. A request of the last day without a landed snapshot
-        is waited for, and not repeated. Raises NotAnswered, NotSignalled, Stopped.
+        Raises NotAnswered, NotSignalled, Stopped.
 
-        :param signal_topic: default: named by the connector's topic.prefix, as in the topic's newest events.
+        :param signal_topic: default: `<topic.prefix>-signal` of the connector in the topic's newest events.
         :param entry: the mirror's ledger entry of the topic.
-        :param start_over: ask even if Debezium was asked already.
+        :param start_over: whether Debezium is asked even if it was asked already.
         """
         state = self.source.look()
         recent = self._search({p: max(m.low, m.end - _LOOK_BACK) for p, m in state.marks.items()})
         recent.look(state, self.stop)
         origin = recent.origin or origin_of_topic(state.identity.topic)
         topic = SignalTopic(self.connection, self.where, signal_topic or f"{origin.prefix}-signal", origin.prefix)
-        asked = None if start_over else self._asked_before(topic, origin.collection, state, entry)
-        if asked is None:
+        signal = None if start_over else self._open_signal(topic, origin.collection, state, entry)
+        if signal is None:
             self.report(f"{state.identity.topic}: asking Debezium by {topic.topic} to read {origin.collection} again.")
-            asked = topic.ask(origin.collection, {p: m.end for p, m in state.marks.items()}, self._wait)
-        return asked.starts, self._await(self._search(asked.starts), topic)
+            signal = topic.ask(origin.collection, {p: m.end for p, m in state.marks.items()}, self._wait)
+        return signal.starts, self._await(self._search(signal.starts), topic)
 
-    def _asked_before(
+    def _open_signal(
         self, topic: SignalTopic, table: str, state: TopicState, entry: TopicEntry
     ) -> SnapshotSignal | None:
-        """Return the last signal if the snapshot is still to come or to be landed; else None.
+        """Return the last signal if its snapshot is not complete or not landed yet; None otherwise.
 
         A signal older than a day counts as given up.
         """
-        asked = topic.last(table)
-        if asked is None or asked.age > _ASKED_SECONDS:
+        signal = topic.last(table)
+        if signal is None or signal.age > _SIGNAL_SECONDS:
             return None
-        snapshot = self._search(asked.starts).look(state, self.stop)
+        snapshot = self._search(signal.starts).look(state, self.stop)
         if snapshot is not None and _is_landed(snapshot, state.identity, entry):
             return None
-        self.report(f"{state.identity.topic}: Debezium was asked {asked.age:.0f} s ago; it is not asked again.")
-        return asked
+        self.report(f"{state.identity.topic}: Debezium was asked {signal.age:.0f} s ago; it is not asked again.")
+        return signal
 
     def _await(self, search: SnapshotSearch, topic: SignalTopic) -> DebeziumSnapshot:
-        since, rows = time.monotonic(), 0
+        """Wait for a complete snapshot. Raises NotAnswered after `timeout` without a further row, and Stopped."""
+        last_progress, rows = time.monotonic(), 0
         while True:
             state = self.source.look()
             if (snapshot := search.look(state, self.stop)) is not None:
                 return snapshot
             if search.rows > rows:
-                since, rows = time.monotonic(), search.rows
+                last_progress, rows = time.monotonic(), search.rows
                 self.report(f"{state.identity.topic}: Debezium has read {rows} rows so far.")
-            if time.monotonic() - since > self.timeout:
+            if time.monotonic() - last_progress > self.timeout:
                 raise NotAnswered(state.identity.topic, topic.topic, rows, self.timeout)
             self._wait(LOOK_SECONDS)
 
@@ -175,8 +175,9 @@ class SnapshotRequest:
 
 
 def _is_landed(snapshot: DebeziumSnapshot, identity: TopicIdentity, entry: TopicEntry) -> bool:
-    lasts = union(RangeSet.of(identity.topic, p, end - 1, end) for p, end in snapshot.ends.items())
-    return not lasts - entry.held
+    """Return whether a ledger entry has the snapshot's last event of each partition."""
+    last_events = union(RangeSet.of(identity.topic, p, end - 1, end) for p, end in snapshot.ends.items())
+    return not last_events - entry.held
 
 
 class ResnapshotTables:
@@ -191,7 +192,7 @@ class ResnapshotTables:
         return self._design(self.table)
 
     def staging_key(self) -> tuple[str, ...]:
-        """Return the key of the staging table."""
+        """Return the key columns of the staging table."""
         return self._design(self.staging).key or ()
 
     def staging_id(self) -> str | None:
@@ -207,32 +208,33 @@ class ResnapshotTables:
     def swap(self, consumer_group: str, rows: RowStrategy) -> MirrorSwap:
         """Return the swap to replace the mirror's rows by the rows of the staging table.
 
-        :param rows: the rows of a key.
+        :param rows: the mirror's strategy: which rows a key has.
         """
-        # The key is taken from the table.
+        # Without a key: the swap takes the key of the staging table.
         design = MirrorDesign(TableDesign(metadata=pa.schema([])), rows=rows)
         swap: MirrorSwap = self._format.mirror_swap(self._lake, self.table, consumer_group, design, self.staging)
         return swap
 
     def _design(self, table: str) -> MirrorDesign:
+        """Return the design in a mirror's note. Raises InvalidArgument for a table that no database can send again."""
         properties: Mapping[str, str] | None = self._format.properties_of(self._lake, table)
         if properties is None:
             raise InvalidArgument("table", lake_of(table).missing_text(self._lake, table))
-        note = properties.get(MIRROR)
-        if note is None:
+        text = properties.get(MIRROR)
+        if text is None:
             raise InvalidArgument("table", f"{table} is not a mirror.", "Only a mirror can be read again.")
-        held = json.loads(note)
-        if is_of_records(held):
+        note = json.loads(text)
+        if is_of_records(note):
             problem = f"{table} is a table by key of plain records, which no database can send again."
             raise InvalidArgument("table", problem, "To read the topic from its begin, land it in a new table.")
-        if strategy_noted(held).keeps_versions:
+        if strategy_noted(note).keeps_versions:
             problem = f"{table} has the history of its rows, and other rows would not have the versions before them."
             raise InvalidArgument("table", problem, "Land the topic in a new table.")
-        return MirrorDesign(TableDesign(metadata=pa.schema([])), tuple(held["key"]), strategy_noted(held))
+        return MirrorDesign(TableDesign(metadata=pa.schema([])), tuple(note["key"]), strategy_noted(note))
 
 
 class AsideTooOld(LakestreamError, Terminal):
-    """An earlier run built the staging table, and Kafka no longer has the events behind."""
+    """Error of an earlier run's staging table whose further events Kafka no longer has."""
 
     def __init__(self, staging: str, cause: DataLoss) -> None:
         super().__init__(
@@ -242,7 +244,7 @@ class AsideTooOld(LakestreamError, Terminal):
 
 
 class NotReplaced(LakestreamError, Transient):
-    """The mirror kept changing."""
+    """Error of a mirror that another app has changed before each commit."""
 
     def __init__(self, table: str, last: BaseException) -> None:
         super().__init__(
@@ -284,9 +286,9 @@ class MirrorResnapshot:
     :param topic: default: the topic in the group's ledger.
     :param decoding: the app's arguments for decoding: `format`, `schema_registry`, `schema`, `key`.
     :param signal_topic: default: Debezium's, `<topic.prefix>-signal`.
-    :param by_signal: ask Debezium; otherwise use the last snapshot in the topic.
-    :param since: the offsets from which to search for that snapshot, by partition.
-    :param start_over: discard the staging table of an earlier run.
+    :param by_signal: whether Debezium is asked for a snapshot; otherwise the last snapshot in the topic is used.
+    :param since: the offsets from which to search for the last snapshot, by partition.
+    :param start_over: whether the staging table of an earlier run is discarded.
     :param timeout: seconds without a row after which Debezium counts as not answering.
     :param report: called with progress messages.
     """
@@ -322,48 +324,43 @@ class MirrorResnapshot:
         design = tables.design()
         if self.start_over:
             tables.drop_staging()
-        begun = tables.staging_id()
+        staging_id = tables.staging_id()
         swap = tables.swap(self.consumer_group, design.rows)
-        state = swap.mirror.load(_run_of(begun or "none"))
-        if begun is not None and state.landed_by_run:
+        state = swap.mirror.load(_run_of(staging_id or "none"))
+        if staging_id is not None and state.landed_by_run:
             swap.table.add_entries(tables.staging_key())
             self.report(f"{self.table}: an earlier run has replaced the rows; its staging table is dropped.")
             tables.drop_staging()
             return ResnapshotResult(self.table, state.landed_by_run[-1][0], None, None)
         topic = self._topic_of(state.ledger)
-        if begun is None:
+        if staging_id is None:
             starts, key = self._find(topic, state.ledger, design)
         else:
             self.report(f"{tables.staging}: an earlier run began to build it; this run continues.")
             starts, key = {}, tables.staging_key()
         return self._replace(tables, self._job(lake, topic, starts, key), key, design)
 
-    def _config(self, topic: str, **more: Any) -> MirrorConfig:
-        table = f"{self.table.rstrip('/')}{ANEW}"
-        given = {**self.decoding, **more}
+    def _config(self, topic: str, **arguments: Any) -> MirrorConfig:
+        """Return the configuration of the staging table's landing."""
         return MirrorConfig(
             topic=topic,
-            table=table,
+            table=f"{self.table.rstrip('/')}{ANEW}",
             consumer_group=self.consumer_group,
             table_format=lake_of(self.table).format,
-            **given,
+            **{**self.decoding, **arguments},
         )
 
-    def _find(self, topic: str, ledger: Ledger, held: MirrorDesign) -> tuple[Mapping[int, int], tuple[str, ...]]:
+    def _find(self, topic: str, ledger: Ledger, design: MirrorDesign) -> tuple[Mapping[int, int], tuple[str, ...]]:
         """Return the first offsets of the new rows, by partition, and the columns of the key.
 
-        Asks Debezium for a snapshot, or searches the topic for one. The key is the configured key, else the key of the
-        snapshot's records, else the mirror's.
+        Debezium is asked for a snapshot, or the topic is searched for a snapshot. The key is the configured key, else
+        the key of the snapshot's records, else the mirror's.
         """
         config = self._config(topic)
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
-        held_by = config.payload
-        payload = PayloadFormats(
-            format=held_by.format,
-            envelope=held_by.envelope,
-            registry=held_by.registry,
-            writer_schemas=held_by.writer_schemas,
-        )
+        formats = config.payload
+        own = {name: getattr(formats, name) for name in ("format", "envelope", "registry", "writer_schemas")}
+        payload = PayloadFormats(**own)
         request = SnapshotRequest(
             self.kafka, self.where, source, payload, self.consumer_group, self.timeout, self.report, self.stop
         )
@@ -373,9 +370,9 @@ class MirrorResnapshot:
         else:
             begin, snapshot = request.find(self.since)
         starts = {**begin, **snapshot.starts}
-        at = ", ".join(f"{topic}[{p}] offset {offset}" for p, offset in sorted(snapshot.starts.items()))
-        self.report(f"{topic}: the snapshot has {snapshot.rows} rows, from {at} on.")
-        return starts, config.mirror.key or snapshot.key or held.key or ()
+        begin_text = ", ".join(f"{topic}[{p}] offset {offset}" for p, offset in sorted(snapshot.starts.items()))
+        self.report(f"{topic}: the snapshot has {snapshot.rows} rows, from {begin_text} on.")
+        return starts, config.mirror.key or snapshot.key or design.key or ()
 
     def _job(self, lake: Lake, topic: str, starts: Mapping[int, int], key: tuple[str, ...]) -> LandingJob:
         """Return the job that lands the snapshot in the staging table, from the given offset of each partition."""
@@ -387,8 +384,9 @@ class MirrorResnapshot:
         self.report(f"{committed.table}: {committed.landing.counts.read} events landed in the staging table.")
 
     def _replace(
-        self, tables: ResnapshotTables, job: LandingJob, key: tuple[str, ...], held: MirrorDesign
+        self, tables: ResnapshotTables, job: LandingJob, key: tuple[str, ...], design: MirrorDesign
     ) -> ResnapshotResult:
+        """Land in the staging table and replace the mirror's rows, again if another app lands in between."""
         conflicts = ConflictCount(partial(NotReplaced, self.table), TRIES, then="Reading on.", report=self.report)
         while True:
             try:
@@ -396,7 +394,7 @@ class MirrorResnapshot:
             except DataLoss as e:
                 raise AsideTooOld(tables.staging, e) from e
             run_id = _run_of(str(tables.staging_id()))
-            swap = tables.swap(self.consumer_group, held.rows)
+            swap = tables.swap(self.consumer_group, design.rows)
             landing, reach = self._landing(run_id, swap.mirror.load(run_id).ledger, job)
             try:
                 snapshot_id = swap.exchange(landing, key, reach)
@@ -409,7 +407,7 @@ class MirrorResnapshot:
             self.report(f"{self.table}: all rows are replaced; the staging table is dropped.")
             tables.drop_staging()
             rows = swap.table.swap
-            assert rows is not None, "it was committed"
+            assert rows is not None, "the swap was committed"
             return ResnapshotResult(self.table, snapshot_id, rows.rows_before, rows.rows)
 
     def _landing(self, run_id: str, ledger: Ledger, job: LandingJob) -> tuple[Landing, RangeSet]:
@@ -421,23 +419,24 @@ class MirrorResnapshot:
         identity = job.source.identity()
         check_identity(ledger, identity, self.table)
         staging = job.sink.load(run_id).ledger
-        known, built = ledger.entry(identity), staging.entry(identity)
-        ends = dict(built.origin)
-        for r in built.held:
+        mirror_entry, staging_entry = ledger.entry(identity), staging.entry(identity)
+        ends = dict(staging_entry.origin)
+        for r in staging_entry.held:
             ends[r.partition] = max(r.until_offset, ends.get(r.partition, 0))
         reach = union(RangeSet.of(identity.topic, p, 0, end) for p, end in ends.items() if end)
-        below = union(RangeSet.of(identity.topic, p, 0, first) for p, first in known.origin.items() if first)
-        origin = {} if known.origin else dict.fromkeys(ends, 0)
-        entry = TopicEntry(landed=reach - below - known.held, counts=built.counts, origin=origin, epochs=built.epochs)
-        types = in_new_rows(staging.types, ledger.types)
-        topics, extract = {identity: entry}, LandingEngine.EXTRACT
+        below = union(RangeSet.of(identity.topic, p, 0, first) for p, first in mirror_entry.origin.items() if first)
+        origin = {} if mirror_entry.origin else dict.fromkeys(ends, 0)
+        landed, counts, epochs = reach - below - mirror_entry.held, staging_entry.counts, staging_entry.epochs
+        topics = {identity: TopicEntry(landed=landed, counts=counts, origin=origin, epochs=epochs)}
+        types, extract = in_new_rows(staging.types, ledger.types), LandingEngine.EXTRACT
         landing = Landing(uuid.uuid4().hex, run_id, topics, engine=extract, types=types, replaces_types=True)
         return landing, reach
 
     def _topic_of(self, ledger: Ledger) -> str:
+        """Return the configured topic, or the only topic of the ledger. Raises InvalidArgument."""
         if self.topic is not None:
             return self.topic
-        topics = sorted({one.topic for one in ledger.topics})
+        topics = sorted({identity.topic for identity in ledger.topics})
         if len(topics) != 1:
             problem = f"is needed: the ledger of {self.consumer_group!r} on {self.table} has "
             raise InvalidArgument("--topic", problem + f"{', '.join(topics) or 'no topic'}.", "Is the group right?")
@@ -445,4 +444,5 @@ class MirrorResnapshot:
 
 
 def _run_of(staging_id: str) -> str:
+    """Return the run id of the replace by a staging table: a further run finds an earlier commit by this id."""
     return f"resnapshot {staging_id}"

@@ -1,8 +1,8 @@
-"""Audit of a mirror against the table of its database: which rows differ, and which have only changed meanwhile.
+"""Audit of a mirror against the table of its database, with a distinction of wrong rows and rows changed meanwhile.
 
-A row that differs is looked at again. The mirror's rows are read first, then the database's row, then the topic's
-events after the mirror's ledger. If one of them is of the row's key, the row has changed meanwhile. Otherwise, once
-an event from after the reading of the database is in the topic, all events before it are, too: the row is wrong.
+A row that differs is read again: the mirror's row first, then the database's row, then the topic's events after the
+mirror's ledger. If one of these events has the row's key, the row has changed meanwhile. Otherwise, once the topic has
+an event of a change after the reading of the database, it has all earlier events, too: the row is wrong.
 """
 
 from __future__ import annotations
@@ -69,13 +69,18 @@ if TYPE_CHECKING:
     from airflow_lakestream.audit.source_comparison import RowDigests
 
 
+# Seconds between two reads of the topic.
 _POLL_S = 1.0
-_SEVERAL = (pa.array(["t", READ_LAST]), pa.array([READ, READ_LAST]))
+# Operations of events of many rows, and of events of a snapshot, whose times are not the times of changes.
+_MANY_ROWS, _SNAPSHOT = pa.array(["t", READ_LAST]), pa.array([READ, READ_LAST])
 
 
 @dataclass
 class LaterKeys:
-    """The wanted keys with a later event, as hashes; `reason` is why there may be more events, or None."""
+    """The wanted keys with a later event, as hashes.
+
+    :param reason: why further keys may have a later event, to continue "the rows differ, and ..."; or None.
+    """
 
     keys: set[int] = field(default_factory=set)
     reason: str | None = None
@@ -86,7 +91,7 @@ class LaterEvents:
 
     :param config: the mirror's configuration, for decoding.
     :param table: the mirror, for its columns and its key.
-    :param patience: seconds to wait for an event.
+    :param patience: seconds to wait for an event of a later change.
     """
 
     def __init__(
@@ -99,70 +104,73 @@ class LaterEvents:
         patience: float,
     ) -> None:
         payload = config.payload
-        assert isinstance(payload, EventPayload), "it is a mirror of events"
-        # With the rows of a history, events have their times.
+        assert isinstance(payload, EventPayload), "the table is a mirror of events"
+        # As for a history: then decoded events have their times.
         names = replace(payload.names, rows=RowStrategy.HISTORY)
         own = set(config.mirror.rows.columns.names)
-        columns = pa.schema([one for one in table.columns if one.name not in own])
+        columns = pa.schema([column for column in table.columns if column.name not in own])
         self._decoder = replace(payload, key=table.key, names=names, stops=False).decoder(columns)
         self._stop, self._identity, self._digests, self._patience = audit.stop, identity, digests, patience
         kafka, group, where = audit.kafka, audit.consumer_group, audit.where
         self._source = KafkaSource(kafka, identity.topic, group, StartAt(), where, notes_refusals=False)
         self._reader = KafkaReader(kafka, group, poll_timeout=audit.poll_timeout, where=where, parts=payload.parts)
 
-    def read(self, landed: RangeSet, wanted: Hashes, at: int) -> LaterKeys:
+    def read(self, landed: RangeSet, wanted: Hashes, read_at: int) -> LaterKeys:
         """Return the wanted keys with an event that is not landed.
 
-        Until each partition has an event of a change after the time `at`, an earlier change may come into the topic
-        later: the topic is read again, as long as the patience lasts.
+        Until each partition has an event of a change after `read_at`, an event of an earlier change may still come: the
+        topic is read again until `patience` is over. Raises AuditStopped.
 
-        :param wanted: hashes of keys, which rise.
-        :param at: a time of the database, in milliseconds.
+        :param landed: the mirror's offsets.
+        :param wanted: sorted hashes of keys.
+        :param read_at: time of the database after the reading of its rows, in milliseconds.
         """
-        topic, found, done = self._identity.topic, LaterKeys(), landed
+        topic, later, read = self._identity.topic, LaterKeys(), landed
+        # By partition, the time of the newest change, in microseconds.
         newest: dict[int, int] = {}
         deadline = time.monotonic() + self._patience
         while True:
             state = self._source.look()
-            found.reason = self._problem(state, landed)
-            if found.reason is not None:
-                return found
+            later.reason = self._problem(state, landed)
+            if later.reason is not None:
+                return later
             begins = self._begins(state, landed)
-            there = union(RangeSet.of(topic, p, begins[p], one.end) for p, one in state.marks.items())
+            in_kafka = union(RangeSet.of(topic, p, begins[p], marks.end) for p, marks in state.marks.items())
             try:
-                for partition, covered, rows in self._events(Plan(state, there - done)):
-                    done |= covered
-                    found.keys |= self._keys_of(rows, wanted)
+                for partition, covered, rows in self._events(Plan(state, in_kafka - read)):
+                    read |= covered
+                    later.keys |= self._keys_of(rows, wanted)
                     newest[partition] = max(newest.get(partition, 0), _newest(rows))
             except (MirrorStopped, DamagedBatch, OffsetsGone, UnreadableEvent) as e:
-                found.reason = f"later events can't be read ({e})."
-                return found
-            # Times of events are in microseconds.
-            if all(newest.get(p, 0) > at * 1000 for p in state.marks) or len(found.keys) == len(wanted):
-                return found
+                later.reason = f"later events can't be read ({e})."
+                return later
+            if all(newest.get(p, 0) > read_at * 1000 for p in state.marks) or len(later.keys) == len(wanted):
+                return later
             if time.monotonic() > deadline:
-                found.reason = (
+                later.reason = (
                     f"no event of a later change in each partition of {topic} shows that theirs are not on the way. "
                     "Audit again after a further change; if no event of it comes, the connector does not run."
                 )
-                return found
+                return later
             if self._stop.wait(_POLL_S):
                 raise AuditStopped
 
     def _problem(self, state: TopicState, landed: RangeSet) -> str | None:
-        """Return why the events after the landed ones can't be read, or None."""
+        """Return the reason why the events after the landed events can't be read, or None."""
         topic = self._identity.topic
         if state.identity != self._identity:
             return f"{topic} was created again."
         begins = self._begins(state, landed)
-        gone = union(RangeSet.of(topic, p, begins[p], one.low) for p, one in state.marks.items()) - landed
+        gone = union(RangeSet.of(topic, p, begins[p], marks.low) for p, marks in state.marks.items()) - landed
         return f"Kafka has no longer the events of {gone}, which were not landed." if gone else None
 
     def _begins(self, state: TopicState, landed: RangeSet) -> dict[int, int]:
-        """Return the first landed offset of each partition: a mirror may have begun after older events."""
-        topic = self._identity.topic
-        firsts = {p: [one.from_offset for one in landed.of_partition(topic, p)] for p in state.marks}
-        return {p: min(firsts[p], default=marks.low) for p, marks in state.marks.items()}
+        """Return each partition's first landed offset, or the log's start: a mirror may lack older events."""
+        begins = {}
+        for p, marks in state.marks.items():
+            first_offsets = (part.from_offset for part in landed.of_partition(self._identity.topic, p))
+            begins[p] = min(first_offsets, default=marks.low)
+        return begins
 
     def _events(self, plan: Plan) -> Iterator[tuple[int, RangeSet, pa.Table]]:
         """Yield the events of a plan, with their partition and offsets. Raises UnreadableEvent."""
@@ -170,40 +178,42 @@ class LaterEvents:
             return
         with closing(self._reader.read(plan, self._stop)) as chunks:
             for chunk in chunks:
-                # A tombstone comes after the deletion of its row.
+                # Without tombstones, each of which follows the event of its row's deletion.
                 events = pick(chunk.batch, np.flatnonzero(chunk.batch.values.is_valid().to_numpy(zero_copy_only=False)))
                 decoded = self._decoder.decode(events)
-                bad = [one for one in decoded.bad if own_record(events.values[one.index].as_py()) is None]
+                # Debezium's own records, such as heartbeats, are no events of rows.
+                bad = [row for row in decoded.bad if own_record(events.values[row.index].as_py()) is None]
                 if bad:
-                    place = f"partition {chunk.covers.partition}, offset {events.offsets[bad[0].index]}"
-                    raise UnreadableEvent(f"{place}: {bad[0].reason}")
+                    position = f"partition {chunk.covers.partition}, offset {events.offsets[bad[0].index]}"
+                    raise UnreadableEvent(f"{position}: {bad[0].reason}")
                 yield chunk.covers.partition, RangeSet([chunk.covers]), expanded(decoded.rows)
 
     def _keys_of(self, rows: pa.Table, wanted: Hashes) -> set[int]:
-        """Return the wanted keys of events; all of them for an event of many rows, or of an unknown one."""
+        """Return the wanted keys of events; all wanted keys for an event of many rows, or without a known old key."""
         is_unknown = OLD in rows.column_names and pc.any(pc.equal(rows[OLD], str(OldKeyState.UNKNOWN))).as_py()
-        if is_unknown or pc.any(pc.is_in(rows[OP], _SEVERAL[0])).as_py():
+        if is_unknown or pc.any(pc.is_in(rows[OP], _MANY_ROWS)).as_py():
             return set(wanted.tolist())
         hashes = self._digests.of_keys(rows)
         return set(hashes[is_among(hashes, wanted)].tolist())
 
 
 class UnreadableEvent(Exception):
-    """An event that can't be decoded."""
+    """Error of an event that can't be decoded."""
 
 
 def _newest(rows: pa.Table) -> int:
-    """Return the time of the newest event of the log, in microseconds; 0 without one."""
-    streamed = rows.filter(pc.invert(pc.fill_null(pc.is_in(rows[OP], _SEVERAL[1]), False)))
-    return int(pc.max(streamed[TIME]).as_py() or 0)
+    """Return the time of the newest change among events, in microseconds; 0 without a change."""
+    changes = rows.filter(pc.invert(pc.fill_null(pc.is_in(rows[OP], _SNAPSHOT), False)))
+    return int(pc.max(changes[TIME]).as_py() or 0)
 
 
 _DATABASES: Mapping[DatabaseKind, Callable[[DatabaseAddress, str], SourceDatabase]] = {
     DatabaseKind.POSTGRES: PostgresDatabase,
     DatabaseKind.MYSQL: MySqlDatabase,
 }
-_LOOKS = 5
-_SHOWN = 10
+# Greatest numbers of looks at rows that differ, and of rows in a report.
+_MOST_LOOKS = 5
+_MOST_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +221,7 @@ class SourceAudit:
     """Audit of a mirror against the table of its database.
 
     :param audit: the table, the group and the Kafka connection.
+    :param address: the database.
     :param landing: the arguments of the mirror that decide its rows.
     :param patience: seconds to wait for an event that is newer than the reading of the database.
     """
@@ -223,10 +234,10 @@ class SourceAudit:
     def run(self, lake: Lake) -> AuditResult:
         """Audit the mirror, and return the result.
 
-        Raises InvalidArgument for another table than a mirror of a single table, or a table of the database that can't
-        be read, MissingExtra, DatabaseFailed, AuditStopped, and the errors of the audit, of Kafka and of decoding.
+        Raises InvalidArgument for a table that is not the mirror of a single table, or if the database's table can't be
+        read, MissingExtra, DatabaseFailed, AuditStopped, and the errors of the audit, of Kafka and of decoding.
         """
-        # DuckDB is loaded for such audits alone.
+        # DuckDB is loaded only for such audits.
         from airflow_lakestream.audit.key_comparison import opened
         from airflow_lakestream.audit.source_comparison import RowDigests, SourceComparison, current_rows
 
@@ -242,18 +253,18 @@ class SourceAudit:
         config = mirror.config(identity.topic, note, audit.table)
         with closing(_DATABASES[self.address.kind](self.address, source)) as database:
             columns, clamped = _compared_columns(table, note, config)
-            of_source = database.open_table(source, table.key, columns, config.mirror.renamed)
-            digests = RowDigests(table.key, of_source.columns)
+            source_table = database.open_table(source, table.key, columns, config.mirror.renamed)
+            digests = RowDigests(table.key, source_table.columns)
             with TemporaryDirectory(prefix="lakestream-audit-") as folder, opened(Path(folder)) as rows:
                 comparison = SourceComparison(rows, digests)
-                comparison.load("held", self._until_stopped(current_rows(table, of_source.columns.names)))
-                comparison.load("base", self._until_stopped(database.chunks(of_source)))
+                comparison.load("held", self._until_stopped(current_rows(table, source_table.columns.names)))
+                comparison.load("base", self._until_stopped(database.chunks(source_table)))
                 suspects = comparison.suspects()
             later = LaterEvents(audit, config, table, identity, digests, self.patience)
-            looks = SuspectLooks(self, lake, database, of_source, digests, later)
+            looks = SuspectLooks(self, lake, database, source_table, digests, later)
             looks.run(suspects.keys)
         result.notes.append(f"{comparison.rows['held']} rows were compared with {comparison.rows['base']} of {source}.")
-        not_compared = {**of_source.not_compared, **clamped}
+        not_compared = {**source_table.not_compared, **clamped}
         if not_compared:
             reasons = ", ".join(f"{name} ({reason})" for name, reason in sorted(not_compared.items()))
             result.made.append(f"columns that were not compared: {reasons}")
@@ -261,10 +272,11 @@ class SourceAudit:
         return result
 
     def _until_stopped(self, parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        for one in parts:
+        """Yield rows, part by part. Raises AuditStopped on a request to end."""
+        for part in parts:
             if self.audit.stop.is_set():
                 raise AuditStopped
-            yield one
+            yield part
 
 
 def _source_of(table: str, note: Mapping[str, Any], landing: Mapping[str, Any]) -> str:
@@ -281,21 +293,21 @@ def _source_of(table: str, note: Mapping[str, Any], landing: Mapping[str, Any]) 
 def _compared_columns(
     table: KeyedTable, note: Mapping[str, Any], config: MirrorConfig
 ) -> tuple[pa.Schema, dict[str, str]]:
-    """Return the mirror's columns of the source table, and the columns with changed values, with the reason."""
+    """Return the mirror's columns to compare, and by column that is not compared, the reason."""
     own = strategy_noted(note).columns.names
-    columns = [one for one in table.columns if one.name not in own]
+    columns = [column for column in table.columns if column.name not in own]
     if OutOfRange(config.out_of_range) is not OutOfRange.CLAMP:
         return pa.schema(columns), {}
-    clamped = {one.name: "values are clamped" for one in columns if pa.types.is_temporal(one.type)}
-    return pa.schema([one for one in columns if one.name not in clamped]), clamped
+    clamped = {column.name: "values are clamped" for column in columns if pa.types.is_temporal(column.type)}
+    return pa.schema([column for column in columns if column.name not in clamped]), clamped
 
 
 def _report(result: AuditResult, looks: SuspectLooks, doubled: list[WrongRow], left_out: int, topic: str) -> None:
     """Add the wrong rows, and the rows that could not be compared, to the result."""
     result.wrong = sorted([*doubled, *looks.wrong])
-    result.findings += [one.text for one in result.wrong[:_SHOWN]]
-    if len(result.wrong) > _SHOWN:
-        result.findings.append(f"{len(result.wrong) - _SHOWN} more rows are wrong: --json names them.")
+    result.findings += [row.text for row in result.wrong[:_MOST_SHOWN]]
+    if len(result.wrong) > _MOST_SHOWN:
+        result.findings.append(f"{len(result.wrong) - _MOST_SHOWN} more rows are wrong: --json names them.")
     if looks.changed:
         result.made.append(
             f"{len(looks.changed)} rows changed meanwhile, by events of {topic} that the mirror has not landed or "
@@ -310,13 +322,19 @@ def _report(result: AuditResult, looks: SuspectLooks, doubled: list[WrongRow], l
 
 
 def _keys(rows: Sequence[WrongRow]) -> str:
-    more = ["..."] if len(rows) > _SHOWN else []
-    return "; ".join([*(", ".join(f"{name}={value}" for name, value in one.key) for one in rows[:_SHOWN]), *more])
+    """Return the keys of the first rows as text."""
+    keys = [", ".join(f"{name}={value}" for name, value in row.key) for row in rows[:_MOST_SHOWN]]
+    return "; ".join([*keys, "..."] if len(rows) > _MOST_SHOWN else keys)
 
 
 @dataclass
 class SuspectLooks:
-    """Looks at rows that differ: `wrong` ones, those `changed` meanwhile, and `unproven` ones."""
+    """Repeated looks at rows that differ.
+
+    :param wrong: rows that are wrong.
+    :param changed: rows that changed meanwhile.
+    :param unproven: rows that may have changed meanwhile, for `reason`.
+    """
 
     audit: SourceAudit
     lake: Lake
@@ -330,62 +348,61 @@ class SuspectLooks:
     reason: str = ""
 
     def run(self, keys: pa.Table) -> None:
-        """Look at the rows of some keys, again as long as rows change and the mirror lands."""
-        before: RangeSet | None = None
-        for number in range(_LOOKS):
+        """Look at the rows of keys, again while rows change and the mirror lands."""
+        last_landed: RangeSet | None = None
+        for number in range(_MOST_LOOKS):
             if not len(keys):
                 return
-            landed, touched = self._look(keys)
-            self.changed = list(touched.values())
-            if landed == before or number == _LOOKS - 1:
+            landed, changed = self._look(keys)
+            self.changed = list(changed.values())
+            if landed == last_landed or number == _MOST_LOOKS - 1:
                 return
-            before = landed
-            again = is_among(self.digests.of_keys(keys), np.sort(np.array([*touched], np.uint64)))
-            keys = keys.filter(pa.array(again))
+            last_landed = landed
+            has_changed = is_among(self.digests.of_keys(keys), np.sort(np.array([*changed], np.uint64)))
+            keys = keys.filter(pa.array(has_changed))
 
     def _look(self, keys: pa.Table) -> tuple[RangeSet, dict[int, WrongRow]]:
-        """Return the mirror's offsets, and the rows that changed meanwhile, by the hash of the key."""
-        from airflow_lakestream.audit.source_comparison import differing_rows
+        """Return the mirror's offsets, and the rows that changed meanwhile, by the hash of the key.
 
-        landed, held = self._held(keys)
-        found = self._compared(keys, held)
-        at = self.database.clock()
-        if not found.faults:
+        Other rows that still differ are added to `wrong` or `unproven`.
+        """
+        landed, mirror_rows = self._mirror_rows(keys)
+        differing = self._compare(keys, mirror_rows)
+        read_at = self.database.clock()
+        if not differing.faults:
             return landed, {}
-        events = self.later.read(landed, np.sort(np.array([*found.faults], np.uint64)), at)
-        # A transaction may be in the log shortly before its rows can be read.
-        again = differing_rows(self.digests, keys, held, self._base(keys))
+        later = self.later.read(landed, np.sort(np.array([*differing.faults], np.uint64)), read_at)
+        # Once more: a transaction may be in the log shortly before its rows can be read from the table.
+        again = self._compare(keys, mirror_rows)
         changed = {}
-        for one, fault in found.faults.items():
-            if one in events.keys or again.base[one] != found.base[one]:
-                changed[one] = fault
-            elif events.reason is None:
+        for key_hash, fault in differing.faults.items():
+            if key_hash in later.keys or again.base[key_hash] != differing.base[key_hash]:
+                changed[key_hash] = fault
+            elif later.reason is None:
                 self.wrong.append(fault)
             else:
                 self.unproven.append(fault)
-        self.reason = events.reason or self.reason
+        self.reason = later.reason or self.reason
         return landed, changed
 
-    def _held(self, keys: pa.Table) -> tuple[RangeSet, pa.Table]:
-        """Return the offsets that the mirror has now, or never gets, and its rows of some keys."""
+    def _mirror_rows(self, keys: pa.Table) -> tuple[RangeSet, pa.Table]:
+        """Return the offsets that the mirror has now, or never gets, and the mirror's rows of keys."""
         from airflow_lakestream.audit.source_comparison import current_rows, rows_among
 
         table, ledgers, _ = self.audit.audit.by_key(self.lake)
-        # Lost events do not come any more.
+        # With lost offsets, whose events never come.
         landed = union(entry.landed | entry.lost for _, _, entry in ledgers.entries())
         wanted = np.sort(self.digests.of_keys(keys))
         names = self.source.columns.names
         parts = list(rows_among(self.digests, current_rows(table, names), wanted))
-        return landed, pa.concat_tables(parts) if parts else self._none()
-
-    def _none(self) -> pa.Table:
+        if parts:
+            return landed, pa.concat_tables(parts)
         columns = [*self.source.columns, pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
-        return no_rows(pa.schema(columns))
+        return landed, no_rows(pa.schema(columns))
 
-    def _base(self, keys: pa.Table) -> pa.Table:
-        return self.database.rows_of(self.source, key_values(keys, self.digests.key))
-
-    def _compared(self, keys: pa.Table, held: pa.Table) -> DifferingRows:
+    def _compare(self, keys: pa.Table, mirror_rows: pa.Table) -> DifferingRows:
+        """Compare the mirror's rows of keys with the database's present rows."""
         from airflow_lakestream.audit.source_comparison import differing_rows
 
-        return differing_rows(self.digests, keys, held, self._base(keys))
+        database_rows = self.database.rows_of(self.source, key_values(keys, self.digests.key))
+        return differing_rows(self.digests, keys, mirror_rows, database_rows)

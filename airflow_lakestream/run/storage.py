@@ -15,7 +15,7 @@ FULL_DISK = ("No space left on device", "disk is full")
 
 
 class DiskFull(LakestreamError, Transient):
-    """No space is left for a table's files."""
+    """Error of a full disk for a table's files."""
 
     def __init__(self, table: str, place: str) -> None:
         self.table, self.place = table, place
@@ -26,7 +26,7 @@ class DiskFull(LakestreamError, Transient):
 
 
 class StorageFailed(LakestreamError, Transient):
-    """A table's files, or the catalog's answers, could not be read or written."""
+    """Error of a table's store or catalog that could not be read or written."""
 
     def __init__(self, table: str, cause: OSError) -> None:
         self.table = table
@@ -44,7 +44,7 @@ class StorageFailed(LakestreamError, Transient):
 
 @contextmanager
 def storage_errors_named(table: str, lake: Any) -> Iterator[None]:
-    """Raise DiskFull, with the place, or StorageFailed instead of a library's own error.
+    """Raise DiskFull, with the table's location, or StorageFailed instead of a library's own error.
 
     Errors of this package, and errors that are neither an OSError nor of a full disk, are raised unchanged.
 
@@ -63,6 +63,7 @@ def storage_errors_named(table: str, lake: Any) -> Iterator[None]:
 
 
 def _place(table: str, lake: Any) -> str:
+    """Return the location of a table's files, or else of the warehouse."""
     if LakeCapability.CATALOG not in lake_of(table).can:
         return table
     try:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from airflow_lakestream.run.topics import RunReport
 
 ICEBERG_DEFAULT = "iceberg_default"
-# More columns than these would hide the rest of the line.
-_SHOWN = 8
+# Greatest number of columns in a sentence: more would hide the rest of the line.
+_MOST_SHOWN = 8
 
 
 def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG_DEFAULT) -> str:
@@ -29,7 +29,7 @@ def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG
     :param iceberg_conn: the Airflow connection of the catalog, for the command that shows rejected records.
     """
     if run.changed_nothing:
-        return f"{_nothing(run, config)}{_left(run, config)}"
+        return f"{_nothing_text(run, config)}{_left_text(run, config)}"
     topic, where, counts = _source_text(run, config), ", ".join(run.tables) or run.table, counts_to_dict(run.counts)
     # Rows of a mirror are states: an event may have changed, added or removed a row.
     outcome = f"Landed {figures({**counts, 'rows': run.rows})} of {topic} in {where}"
@@ -41,32 +41,32 @@ def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG
     return (
         f"{outcome}, in {number}."
         + (f" {lost:,} lost offsets are recorded in the ledger." if lost else "")
-        + _silent(run)
-        + _stale(run)
+        + _silent_text(run)
+        + _stale_sentence(run)
         + "".join(rejects_of(home, run.consumer_group, iceberg_conn) for home in sorted(homes))
-        + (_left(run, config) or " Nothing is left to land.")
+        + (_left_text(run, config) or " Nothing is left to land.")
     )
 
 
-def _silent(run: RunReport) -> str:
+def _silent_text(run: RunReport) -> str:
     """Return a sentence on silent columns (with a leading blank), or an empty text."""
     texts = [text for _, text in run.silent]
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return f" Silent columns, without a value in this run: {', '.join(texts[:_SHOWN])}{more}." if texts else ""
+    more = f" and {len(texts) - _MOST_SHOWN} more" if len(texts) > _MOST_SHOWN else ""
+    return f" Silent columns, without a value in this run: {', '.join(texts[:_MOST_SHOWN])}{more}." if texts else ""
 
 
-def _stale(run: RunReport) -> str:
+def _stale_sentence(run: RunReport) -> str:
     """Return a sentence on columns dropped and added again (with a leading blank), or an empty text."""
     return f" Stale columns, {stale_text([column for _, column in run.stale])}." if run.stale else ""
 
 
-def figures(counts: Mapping[str, Any], of: str = "rows") -> str:
-    """Return the figures of a report as text, under the report's names.
+def figures(counts: Mapping[str, Any], noun: str = "rows") -> str:
+    """Return the counts of a report as text.
 
-    :param of: the word for `rows`.
+    :param noun: the word for the rows.
     """
     outcomes = ", ".join(f"{counts[name]:,} {name}" for name in ("rejected", "skipped", "filtered"))
-    return f"{counts['rows']:,} {of} ({outcomes})"
+    return f"{counts['rows']:,} {noun} ({outcomes})"
 
 
 def rejects_of(table: str, consumer_group: str, iceberg_conn: str = ICEBERG_DEFAULT) -> str:
@@ -83,11 +83,12 @@ def rejects_of(table: str, consumer_group: str, iceberg_conn: str = ICEBERG_DEFA
 def _source_text(run: RunReport, config: ExtractConfig) -> str:
     """Return the run's topic, interval or ranges as text."""
     interval = next((report.interval for report in run.reports.values()), None)
-    of = "the given ranges of " if config.mode == ModeName.RANGES else ""
-    return f"{of}{run.topic}{period_text(interval)}"
+    ranges = "the given ranges of " if config.mode == ModeName.RANGES else ""
+    return f"{ranges}{run.topic}{period_text(interval)}"
 
 
-def _nothing(run: RunReport, config: ExtractConfig) -> str:
+def _nothing_text(run: RunReport, config: ExtractConfig) -> str:
+    """Return the sentence of a run that has landed nothing, with the reason."""
     source = _source_text(run, config)
     if run.reports and all(report.lacks_columns for report in run.reports.values()):
         left = f" {run.remaining_lag:,} offsets are left until one does." if run.remaining_lag else ""
@@ -98,7 +99,7 @@ def _nothing(run: RunReport, config: ExtractConfig) -> str:
     return f"Nothing to land: {run.table} holds all records of {source} that are in Kafka now."
 
 
-def _left(run: RunReport, config: ExtractConfig) -> str:
+def _left_text(run: RunReport, config: ExtractConfig) -> str:
     """Return a sentence on the offsets left and the reason (with a leading blank), or an empty text."""
     left, most = run.remaining_lag, config.limits.max_records
     if most is not None and run.counts.read >= most:
@@ -120,14 +121,14 @@ def batch_progress(batch_id: int, report: RunReport, duration: float, pause: flo
     :param duration: seconds of the landing.
     :param pause: seconds from one batch to the next, for the input rate; None takes the duration.
     """
-    counts, reports = report.counts, report.reports.values()
-    landed = (one for part in reports for one in part.entry.landed)
+    counts, topic_reports = report.counts, report.reports.values()
+    landed = (offset_range for topic_report in topic_reports for offset_range in topic_report.entry.landed)
     return BatchProgress.of(
         *(batch_id, counts, report.rows, landed, duration),
         rejected=counts.rejected,
-        bad=sum(one.bad.count for one in reports),
+        bad=sum(topic_report.bad.count for topic_report in topic_reports),
         input_rate=counts.read / max(duration, pause or 0.0, 1e-3),
         lag=report.remaining_lag,
-        snapshot_ids=tuple(str(id_) for one in reports for id_ in one.snapshot_ids),
+        snapshot_ids=tuple(str(id_) for topic_report in topic_reports for id_ in topic_report.snapshot_ids),
         tables=dict(report.tables),
     )

@@ -42,24 +42,26 @@ from airflow_lakestream.runtime.processes import ChildProcesses
 
 log = logging.getLogger(__name__)
 
-# Offsets looked at, at the beginning and at the end of each partition.
-_LOOKED_AT = 20
-_HEADER = 5
+# Number of offsets that are examined at the beginning, and at the end, of each partition.
+_EXAMINED_OFFSETS = 20
+# A zero byte and the schema id, at the beginning of a value in the framing of Confluent's registry.
+_HEADER_BYTES = 5
 
 
 @dataclass(frozen=True)
 class OwnTopics:
-    """Check for topics with only Debezium's own records."""
+    """Check for topics that have only Debezium's own records, such as heartbeats, and no events of a table."""
 
     config: ExtractConfig
 
     def is_left_out(self, topic: str, job: LandingJob, error: LakestreamError | None = None) -> bool:
-        """Return whether all records looked at are Debezium's own; if so, log the topic as left out.
+        """Return whether all examined records are Debezium's own; if so, log the topic as left out.
 
-        Only the oldest and the newest records of each partition are looked at, and only with Debezium's envelope. False
+        Only the oldest and the newest records of each partition are examined, and only with Debezium's envelope. False
         without records, or if reading fails.
 
-        :param error: the topic's failure. An error that a retry may fix is not a matter of the content: then False.
+        :param error: the error of the topic's landing. False for an error that a retry may fix: its cause is not the
+            content.
         """
         if self.config.envelope != ValueEnvelope.DEBEZIUM or not isinstance(error, Terminal | None):
             return False
@@ -82,15 +84,17 @@ class OwnTopics:
         return "" if None in kinds else " and ".join(sorted({kind for kind in kinds if kind}))
 
     def _kind(self, value: bytes) -> str | None:
+        """Return the kind of a record of Debezium's own, by the value or by its schema; None for another record."""
         registry = self.config.payload.registry
-        if registry is None or value[:1] != b"\0" or len(value) < _HEADER:
+        if registry is None or value[:1] != b"\0" or len(value) < _HEADER_BYTES:
             return own_record(value)
-        schema = RegistryClient(registry).schema(int.from_bytes(value[1:_HEADER], "big"))
+        schema = RegistryClient(registry).schema(int.from_bytes(value[1:_HEADER_BYTES], "big"))
         return own_schema(schema.text)
 
     def _values(self, job: LandingJob) -> Iterator[bytes]:
+        """Yield the values of the oldest and the newest records of each partition."""
         state = job.source.look()
-        plan = Plan(state, _ends(state))
+        plan = Plan(state, _end_ranges(state))
         if not plan.ranges:
             return
         with closing(job.reader.read(plan, job.stop)) as chunks:
@@ -98,26 +102,33 @@ class OwnTopics:
                 yield from (value for value in chunk.batch.values.to_pylist() if value is not None)
 
 
-def _ends(state: TopicState) -> RangeSet:
+def _end_ranges(state: TopicState) -> RangeSet:
+    """Return the first and the last offsets of each partition."""
     topic = state.identity.topic
     parts = []
     for p, marks in state.marks.items():
-        for low, end in ((marks.low, min(marks.low + _LOOKED_AT, marks.end)), (marks.end - _LOOKED_AT, marks.end)):
-            if max(low, marks.low) < end:
-                parts.append(RangeSet.of(topic, p, max(low, marks.low), end))
+        if marks.low < marks.end:
+            parts.append(RangeSet.of(topic, p, marks.low, min(marks.low + _EXAMINED_OFFSETS, marks.end)))
+            parts.append(RangeSet.of(topic, p, max(marks.low, marks.end - _EXAMINED_OFFSETS), marks.end))
     return union(parts)
 
 
 @dataclass
 class RunReport:
-    """Landings of a run: reports by topic, rows by table. `topic` and `table` are as given by the user."""
+    """Landings of a run.
+
+    :param topic: the topic or regex of the user.
+    :param table: the table or template of the user.
+    :param reports: the reports by topic.
+    :param tables: the number of rows by table.
+    :param by_record: whether records named their tables.
+    """
 
     topic: str
     table: str
     consumer_group: str
     reports: dict[str, LandingReport] = field(default_factory=dict)
     tables: Counter[str] = field(default_factory=Counter)
-    # Whether records chose their tables.
     by_record: bool = False
 
     @property
@@ -138,12 +149,13 @@ class RunReport:
     @property
     def silent(self) -> list[tuple[str, str]]:
         """The silent columns of the run, as pairs of table and text."""
-        return [(one.table, text) for one in self.reports.values() for text in silent_texts(one.silent or {})]
+        reports = self.reports.values()
+        return [(report.table, text) for report in reports for text in silent_texts(report.silent or {})]
 
     @property
     def stale(self) -> list[tuple[str, str]]:
         """The columns dropped in the source and added again, as pairs of table and column."""
-        return [(one.table, column) for one in self.reports.values() for column in one.types.stale]
+        return [(report.table, column) for report in self.reports.values() for column in report.types.stale]
 
     @property
     def recovered(self) -> int:
@@ -162,17 +174,16 @@ class RunReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values: a single topic's report, or the sums with each topic's report in `topics`."""
-        given = {"topic": self.topic, "table": self.table, "tables": dict(sorted(self.tables.items()))}
+        common = {"topic": self.topic, "table": self.table, "tables": dict(sorted(self.tables.items()))}
         if not is_pattern(self.topic):
             (report,) = self.reports.values()
-            # The report names the table that has the ledger.
+            # The report's table is the home, which has the ledger.
             home = {"home_table": report.table} if self.by_record else {}
-            return report.to_dict() | given | home
-        counts = self.counts
+            return report.to_dict() | common | home
         return {
-            **given,
+            **common,
             "consumer_group": self.consumer_group,
-            **counts_to_dict(counts),
+            **counts_to_dict(self.counts),
             "rows": self.rows,
             "bad": sum(report.bad.count for report in self.reports.values()),
             "remaining_lag": self.remaining_lag,
@@ -200,10 +211,10 @@ def land_run(
 ) -> RunReport:
     """Land the topic, or each topic of the regex; see `run.job.build_job` for the arguments.
 
-    A topic of a regex that can't be landed does not stop the next topics: its error is raised at the end. Of
-    several errors, one that a retry may fix comes first. Topics with only Debezium's own records are left out of
-    the report. Once `max_records` are read, the next topics wait for the next run. Raises NoTopicMatches, and the
-    errors of a landing.
+    A topic of a regex that can't be landed does not stop the next topics: its error is raised at the end. Of several
+    errors, an error that a retry may fix is raised. Topics with only Debezium's own records are left out of the report.
+    Once `max_records` are read, the next topics wait for the next run. Raises NoTopicMatches, and the errors of a
+    landing.
 
     :param children: processes that may read; see `reader_processes`.
     :param prepare: changes the job of each topic before it is landed.
@@ -216,15 +227,16 @@ def land_run(
     own_topics = OwnTopics(config)
     upkeep = LandingUpkeep(catalog, config.maintain_mode, stop, deadline)
     for topic in topics:
-        left = _left(config, run)
-        if left == 0:
+        records_left = _records_left(config, run)
+        if records_left == 0:
             log.info("%s and the topics after it wait for the next run: max_records are landed.", topic)
             break
-        # A topic of a regex has a run id of its own: a further try finds the topic's landings by it.
+        # A topic of a regex has a run id of its own, by which a further try finds the topic's landings.
         topic_run_id = f"{run_id}/{topic}" if is_pattern(config.topic) else run_id
         job: LandingJob | None = None
         try:
-            job = job_of(replace(config, max_records=left), topic, topics, kafka, catalog, topic_run_id, where, stop)
+            topic_config = replace(config, max_records=records_left)
+            job = job_of(topic_config, topic, topics, kafka, catalog, topic_run_id, where, stop)
             job = replace(job, children=children)
             with storage_errors_named(job.table, catalog):
                 report = land(prepared := job if prepare is None else prepare(job))
@@ -242,8 +254,8 @@ def land_run(
             continue
         run.reports[topic] = report
         run.tables.update(_rows_by_table(job, report))
-        # Without records left for this run: else the next run's landing comes first.
-        if _left(config, run) != 0:
+        # Not after `max_records`: then further records wait, and their landing is more urgent than a compaction.
+        if _records_left(config, run) != 0:
             upkeep.run(prepared, report)
     if failed:
         # False sorts before True: an error that is not terminal comes first.
@@ -263,19 +275,19 @@ def job_of(
 ) -> LandingJob:
     """Return the job of a topic; see `run.job.build_job` for the arguments.
 
-    A topic that only a regex matched must not write to a table of another stream: its sink checks the table for
-    that, and a reserved name raises InvalidArgument.
+    If a regex and the topic's name determine the table, the sink refuses a table of another stream. Raises
+    InvalidArgument for a reserved name of a table.
 
     :param topics: all topics of the run, to find topics that share a table.
     """
-    one = config.of_topic(topic)
-    job = extract.build_job(one, kafka, catalog, run_id=run_id, where=where, stop=stop)
+    topic_config = config.of_topic(topic)
+    job = extract.build_job(topic_config, kafka, catalog, run_id=run_id, where=where, stop=stop)
     if is_pattern(config.topic) and config.template.by_topic:
-        check_name_by_topic(one.table, topic)
+        check_name_by_topic(topic_config.table, topic)
         sink = table_sink(job)
         if isinstance(sink, Mirror):
             sink = sink.table
-        # Even if records choose tables, the home table is the topic's.
+        # Also for a fan-out by records: its home table is named by the topic.
         if isinstance(sink, IcebergSink):
             sink.named_by = NamingTopic(topic, colliding_topics(config.template, topics).get(topic))
     return job
@@ -289,21 +301,18 @@ def _rows_by_table(job: LandingJob, report: LandingReport) -> Mapping[str, int]:
 
 
 def topics_of(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Sequence[str]:
-    """Return the topic, or the present topics by the regex, sorted. Raises NoTopicMatches.
-
-    Only a regex asks the cluster: a plain topic may be missing.
-    """
+    """Return the configured topic, or the sorted topics of the cluster that match the regex. Raises NoTopicMatches."""
     if not is_pattern(config.topic):
         return [config.topic]
-    known = list_topics(kafka, where)
-    topics = matching(config.topic, known)
+    existing = list_topics(kafka, where)
+    topics = matching(config.topic, existing)
     if not topics:
-        raise NoTopicMatches(config.topic, where, near_names(config.topic, known))
+        raise NoTopicMatches(config.topic, where, near_names(config.topic, existing))
     log.info("%r matches %s topics: %s", config.topic, len(topics), ", ".join(topics))
     return topics
 
 
-def _left(config: ExtractConfig, run: RunReport) -> int | None:
+def _records_left(config: ExtractConfig, run: RunReport) -> int | None:
     """Return the number of records left to the run, or None without a limit."""
     most = config.limits.max_records
     return None if most is None else max(0, most - run.counts.read)

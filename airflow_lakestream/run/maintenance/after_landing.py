@@ -1,8 +1,8 @@
 """Compaction at the end of a landing's run: small files of the last landings become few, within bounds.
 
-A run looks at the summaries of snapshots alone, which it has read anyway. Only when many files came since the last
-compaction are manifests read, and only then again after a quarter as many. The rows are committed before: an error
-here is a warning in the log, and no failure of the landing.
+A run looks only at the summaries of snapshots, which it has read anyway. Manifests are read once a partition has
+LEAST_FILES small files since the last compaction, and again after each FURTHER_FILES. The rows are committed before: an
+error here is a warning in the log, and no failure of the landing.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from airflow_lakestream.tables.rejects.sink import RejectingSink
 
 log = logging.getLogger(__name__)
 
-# Small files of a partition since the last compaction, from which on a run looks, and after how many more again.
+# Number of small files of a partition, since the last compaction, at which a run compacts; number of further small
+# files after which a run tries again.
 LEAST_FILES, FURTHER_FILES = 60, 15
-# A file is rewritten with others of four times its size: at one file a minute each byte is rewritten twice.
+# Greatest share of one file in the bytes of a group to rewrite: at a file each minute each byte is rewritten twice.
 MOST_SHARE = 0.25
 # Bounds of one run: seconds, bytes to rewrite, and bytes of manifests to read.
 MOST_SECONDS, MOST_BYTES, MOST_MANIFEST_BYTES = 30.0, 2**30, 64 * 2**20
-# Manifests by which a merge makes fewer: half a day of hourly compactions and landings each minute is below.
+# Least number of manifests that a merge has to save: half a day of landings each minute is below.
 LEAST_MANIFESTS = 100
 
 
@@ -52,7 +53,7 @@ class LandingUpkeep:
 
     :param mode: None if the property `lakestream.maintain` of each table decides.
     :param stop: ends the compaction after the current row group.
-    :param deadline: time of `time.monotonic` at which the run has to be over, or None.
+    :param deadline: time of `time.monotonic` at which the run has to be over; None: no limit.
     """
 
     catalog: Lake
@@ -62,21 +63,21 @@ class LandingUpkeep:
     _spent: float = 0.0
 
     def run(self, job: LandingJob, report: LandingReport) -> None:
-        """Compact the table of a job that has landed, if it is due. Errors are logged.
+        """Compact the table of a job that has landed, if a compaction is due. Errors are logged.
 
         Mirrors, tables that records choose and Delta tables are left alone, and so are landings of Spark's driver.
         """
         sink, landed = table_sink(job), report.snapshot_ids
-        # Loaded once more after the last commit, to find that there was no more to land.
+        # The run has loaded the table after its last commit, too, when it looked for further records.
         table = sink.loaded if isinstance(sink, IcebergSink) else None
-        is_ours = job.engine is LandingEngine.EXTRACT and not self.stop.is_set()
-        if table is None or not landed or not is_ours or not self._is_wanted(table) or not is_due(table, landed):
+        is_extract = job.engine is LandingEngine.EXTRACT and not self.stop.is_set()
+        if table is None or not landed or not is_extract or not self._is_wanted(table) or not is_due(table, landed):
             return
         began, name = time.monotonic(), ledger_store.name_of(table)
-        ends = began + self._seconds(began)
+        end = began + self._seconds(began)
 
         def is_over() -> bool:
-            return self.stop.is_set() or time.monotonic() >= ends
+            return self.stop.is_set() or time.monotonic() >= end
 
         try:
             _compact(cast(Catalog, self.catalog), name, table, is_over)
@@ -91,8 +92,8 @@ class LandingUpkeep:
 
     def _seconds(self, now: float) -> float:
         """Return the seconds for this table: half of the time that the task has left, at most."""
-        left = MOST_SECONDS - self._spent
-        return left if self.deadline is None else min(left, (self.deadline - now) / 2)
+        seconds_left = MOST_SECONDS - self._spent
+        return seconds_left if self.deadline is None else min(seconds_left, (self.deadline - now) / 2)
 
 
 def table_sink(job: LandingJob) -> Sink:
@@ -101,16 +102,18 @@ def table_sink(job: LandingJob) -> Sink:
 
 
 def is_due(table: Table, landed: Collection[int]) -> bool:
-    """Return whether LEAST_FILES came since the last compaction, and the next FURTHER_FILES by these snapshots."""
+    """Return whether a run compacts: with LEAST_FILES small files, and then once for each FURTHER_FILES.
+
+    :param landed: the run's snapshots.
+    """
     use = FileUse.of(table.metadata)
-    now, before = (
-        number // use.partitions for number in (use.small, use.small - small_files_of(table.metadata, landed))
-    )
-    return now >= LEAST_FILES and now // FURTHER_FILES > before // FURTHER_FILES
+    small_now = use.small // use.partitions
+    small_before = (use.small - small_files_of(table.metadata, landed)) // use.partitions
+    return small_now >= LEAST_FILES and small_now // FURTHER_FILES > small_before // FURTHER_FILES
 
 
 def rule_of(table: Table) -> CompactionRule:
-    """Return the rule: at least five small files of a partition become one."""
+    """Return the rule of a compaction after a landing: at least five small files of a partition become one."""
     target = target_size(table.metadata)
     return CompactionRule(target_bytes=target, most_share=MOST_SHARE, most_bytes=MOST_BYTES)
 
@@ -118,18 +121,18 @@ def rule_of(table: Table) -> CompactionRule:
 def _compact(catalog: Catalog, name: str, table: Table, is_over: Callable[[], bool]) -> None:
     head = table.current_snapshot()
     manifests = [] if head is None else head.manifests(table.io)
-    if (size := sum(one.manifest_length for one in manifests)) > MOST_MANIFEST_BYTES:
+    if (size := sum(manifest.manifest_length for manifest in manifests)) > MOST_MANIFEST_BYTES:
         text = "%s is not compacted after a landing: its manifests have %s bytes. Use LakestreamMaintainOperator."
         log.warning(text, name, f"{size:,}")
         return
     if is_over():
         log.info("%s is not compacted: the run has no time left.", name)
         return
-    done = compact(catalog, name, rule_of(table), is_over=is_over)
-    if done.files or done.lost:
-        log.info("%s: %s small files were compacted into %s after the landing.", name, done.files, done.new)
-    if done.lost:
-        log.warning("%s: %s groups of files were changed meanwhile, and a later run compacts them.", name, done.lost)
+    report = compact(catalog, name, rule_of(table), is_over=is_over)
+    if report.files or report.lost:
+        log.info("%s: %s small files were compacted into %s after the landing.", name, report.files, report.new)
+    if report.lost:
+        log.warning("%s: %s groups of files were changed meanwhile, and a later run compacts them.", name, report.lost)
     merges = manifest_merge.mergeable(catalog.load_table(name))
     if not is_over() and manifest_merge.saved(merges) >= LEAST_MANIFESTS:
         manifest_merge.rewrite_manifests(catalog, name)

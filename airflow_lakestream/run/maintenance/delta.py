@@ -1,4 +1,4 @@
-"""Maintenance of Delta tables in this process, by delta-rs, with the rule of age of orphans."""
+"""Maintenance of Delta tables in this process, by delta-rs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from airflow_lakestream.run.maintenance.upkeep import TableUpkeep, WorkerUpkeep
 class DeltaUpkeep(WorkerUpkeep):
     """Maintenance of Delta tables; `lake` is the storage.
 
-    `rewrite_manifests` and `expire` become a checkpoint and a shorter log, `remove_orphans` a vacuum. A budget ends
-    after the current work.
+    For `rewrite_manifests` and `expire` a checkpoint is written and the log shortened; `remove_orphans` is a vacuum.
     """
 
     def _names(self) -> Sequence[str]:
@@ -42,50 +41,53 @@ class DeltaUpkeep(WorkerUpkeep):
         return check_maintainable(self._head(name))
 
     def _look(self, name: str) -> TableUpkeep:
-        delta, orphans = self._open(name), self.section.remove_orphans
-        found = [] if orphans is None else vacuum(delta, orphans, dry_run=True)
-        head, how, files = self._head(name), self.section.compact, 0
-        compaction = None if how is None else "The gain of a compaction is known afterwards"
-        if how is not None and how.zorder_by:
-            plan = self._zorder_plan(head, how.zorder_by)
+        delta, orphan_age = self._open(name), self.section.remove_orphans
+        orphans = [] if orphan_age is None else vacuum(delta, orphan_age, dry_run=True)
+        head, config, files = self._head(name), self.section.compact, 0
+        compaction = None if config is None else "The gain of a compaction is known afterwards"
+        if config is not None and config.zorder_by:
+            plan = self._zorder_plan(head, config.zorder_by)
             compaction, files = str(plan), plan.files
-        done = TableUpkeep(table=name, before=TableSize(*sizes(delta)), after=None, orphans=len(found))
-        done = replace(done, compaction=compaction, rewritten=files)
-        return self._with_removal(done, head.properties, partial(old_rows.find_old_rows, head))
+        report = TableUpkeep(table=name, before=TableSize(*sizes(delta)), after=None, orphans=len(orphans))
+        report = replace(report, compaction=compaction, rewritten=files)
+        return self._with_removal(report, head.properties, partial(old_rows.find_old_rows, head))
 
     def _maintain(self, name: str) -> TableUpkeep:
         head, section = self._head(name), self.section
-        done = TableUpkeep(table=name, before=TableSize(*sizes(check_maintainable(head))), after=None)
+        report = TableUpkeep(table=name, before=TableSize(*sizes(check_maintainable(head))), after=None)
         remove = partial(old_rows.remove_old_rows, self.lake, head, is_over=self.is_over)
-        done = self._with_removal(done, head.properties, remove)
+        report = self._with_removal(report, head.properties, remove)
         if section.compact is not None:
-            done = self._compact(section.compact, done)
+            report = self._compact(section.compact, report)
         if (section.rewrite_manifests or section.expire is not None) and not self.is_over():
             shorten_log(self._open(name))
         if section.remove_orphans is not None and not self.is_over():
-            done = replace(done, orphans=len(vacuum(self._open(name), section.remove_orphans, dry_run=False)))
+            report = replace(report, orphans=len(vacuum(self._open(name), section.remove_orphans, dry_run=False)))
         after = TableSize(*sizes(self._open(name)))
-        return replace(done, after=after, is_whole=done.is_whole and not self.is_over())
+        return replace(report, after=after, is_whole=report.is_whole and not self.is_over())
 
-    def _compact(self, how: CompactionConfig, done: TableUpkeep) -> TableUpkeep:
-        target = how.rule_for(1).target_bytes if "target-file-size-bytes" in how.options else None
-        if how.zorder_by:
-            head = self._head(done.table)
-            plan = self._zorder_plan(head, how.zorder_by)
-            columns, claim = how.zorder_by, partial(self._claimed, done.table)
-            found = optimizing.zorder(claim, head, plan, columns, target, self.is_over)
-            done = replace(done, compaction=str(plan), rewritten=found.files, new=found.new, lost=found.lost)
-            return replace(done, is_whole=done.is_whole and found.is_whole)
-        if not has_several_files(self._head(done.table)):
-            return done
+    def _compact(self, config: CompactionConfig, report: TableUpkeep) -> TableUpkeep:
+        """Compact a table; return the report with the result."""
+        target = config.rule_for(1).target_bytes if "target-file-size-bytes" in config.options else None
+        if config.zorder_by:
+            head = self._head(report.table)
+            plan = self._zorder_plan(head, config.zorder_by)
+            columns, claim = config.zorder_by, partial(self._claimed, report.table)
+            result = optimizing.zorder(claim, head, plan, columns, target, self.is_over)
+            report = replace(report, compaction=str(plan), rewritten=result.files, new=result.new, lost=result.lost)
+            return replace(report, is_whole=report.is_whole and result.is_whole)
+        if not has_several_files(self._head(report.table)):
+            return report
         try:
-            rewritten, new = compact(self._claimed(done.table), target)
+            rewritten, new = compact(self._claimed(report.table), target)
         except CommitFailedError:
             # Another writer removed one of the files.
-            return replace(done, lost=1)
-        return replace(done, rewritten=rewritten, new=new)
+            return replace(report, lost=1)
+        return replace(report, rewritten=rewritten, new=new)
 
     def _claimed(self, name: str) -> DeltaTable:
+        """Return a table claimed for this process's rewrite, see `delta.optimizing.claimed`."""
+
         def look() -> DeltaTableHead:
             head = self._head(name)
             check_maintainable(head)
@@ -98,9 +100,9 @@ class DeltaUpkeep(WorkerUpkeep):
 
 
 def check_maintainable(head: DeltaTableHead) -> DeltaTable:
-    """Return the table, or refuse it before any work. Raises UnfitTable."""
+    """Return the table of a head. Raises UnfitTable for a table that delta-rs can't maintain."""
     check_writable(head)
-    assert head.delta is not None, "the table is really there"
+    assert head.delta is not None, "the table exists"
     if dead := pa.table(head.delta.deletion_vectors()).num_rows:
         raise UnfitTable(
             head.table,
@@ -112,29 +114,30 @@ def check_maintainable(head: DeltaTableHead) -> DeltaTable:
 
 def has_several_files(head: DeltaTableHead) -> bool:
     """Return whether a partition has more than one file, so that a compaction may join files."""
-    files = [tuple(add["partitionValues"].values()) for add in adds_of(head)]
-    return len(set(files)) < len(files)
+    partition_of_files = [tuple(add["partitionValues"].values()) for add in adds_of(head)]
+    return len(set(partition_of_files)) < len(partition_of_files)
 
 
 def sizes(delta: DeltaTable) -> tuple[int, int]:
-    """Return the number of data files of a version, and their bytes."""
-    found = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
-    return len(found), sum(found)
+    """Return the number of a version's data files, and the sum of their bytes."""
+    file_sizes = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
+    return len(file_sizes), sum(file_sizes)
 
 
 def compact(delta: DeltaTable, target_bytes: int | None) -> tuple[int, int]:
-    """Compact small files; return how many went, and how many came. Raises DeltaError, also if another writer won.
+    """Compact small files; return the numbers of removed and of new files. Raises DeltaError.
 
-    :param target_bytes: size of a new file; None: the table's.
+    :param target_bytes: size of a new file; None for the table's setting.
     """
-    done: dict[str, Any] = delta.optimize.compact(target_size=target_bytes)
-    return int(done["numFilesRemoved"]), int(done["numFilesAdded"])
+    metrics: dict[str, Any] = delta.optimize.compact(target_size=target_bytes)
+    return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
 
 
 def vacuum(delta: DeltaTable, age: float, *, dry_run: bool) -> list[str]:
-    """Delete files that no version needs, also those of killed runs; return their paths.
+    """Delete files that no version needs, files of killed runs included; return the paths.
 
-    :param age: least age in seconds; a longer one of the table (`delta.deletedFileRetentionDuration`) counts instead.
+    :param age: age in seconds below which files are kept, or the table's `delta.deletedFileRetentionDuration` if that
+        is longer.
     """
     hours = math.ceil(age / 3600)
     try:
@@ -142,6 +145,7 @@ def vacuum(delta: DeltaTable, age: float, *, dry_run: bool) -> list[str]:
     except DeltaError as e:
         if "retention" not in str(e).lower():
             raise
+        # delta-rs refuses a shorter age than the table's.
         return delta.vacuum(dry_run=dry_run, full=True)
 
 

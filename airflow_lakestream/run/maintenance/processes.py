@@ -17,8 +17,8 @@ def rewriter_processes(
 ) -> Iterator[ChildProcesses | None]:
     """Yield processes that rewrite groups of files, or None if one process is enough or forking is unsafe.
 
-    The processes end with the context. Enter the context before any client is made: see `runtime.processes`, also
-    for `idle_threads`.
+    The processes end with the context. Enter the context before any client is made: see `runtime.processes`, for
+    `idle_threads`, too.
     """
     count = 1 if dry_run or section.compact is None else section.compact.parallelism
     # delta-rs has threads of its own.

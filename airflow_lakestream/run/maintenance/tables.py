@@ -1,4 +1,4 @@
-"""Tables to maintain: found by names and patterns, with the reasons to leave one alone."""
+"""Selection of tables to maintain, by names and patterns, and reasons to leave a table alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.lakes import lake_of
 
-_WILD = "*?["
+_WILDCARDS = "*?["
 
 
 class NoIcebergTable(InvalidArgument):
@@ -43,36 +43,34 @@ def select(catalog: Catalog, wanted: Sequence[str]) -> list[str]:
     A pattern matches names with the pattern's number of parts. A pattern may match no table, and skips tables that are
     not Iceberg tables. Raises NoIcebergTable for a plain name that is not an Iceberg table.
     """
-    names: dict[str, None] = {}
-    for one in wanted:
-        if not any(letter in one for letter in _WILD):
-            if not _is_table(catalog, one):
-                raise NoIcebergTable(one, catalog)
-            names[one] = None
+    selected: dict[str, None] = {}
+    for pattern in wanted:
+        if not any(letter in pattern for letter in _WILDCARDS):
+            if not _is_table(catalog, pattern):
+                raise NoIcebergTable(pattern, catalog)
+            selected[pattern] = None
             continue
-        parts = one.split(".")
-        for name in _names(catalog, parts[:-1]):
-            if fnmatchcase(name.split(".")[-1], parts[-1]) and name not in names and _is_table(catalog, name):
-                names[name] = None
-    return list(names)
+        *namespace, last = pattern.split(".")
+        for name in _names(catalog, namespace):
+            if fnmatchcase(name.split(".")[-1], last) and name not in selected and _is_table(catalog, name):
+                selected[name] = None
+    return list(selected)
 
 
 def inside(catalog: Catalog, table: Table) -> list[str]:
-    """Return the names of other tables with files in or around this table's folder, as far as the catalog knows.
+    """Return the names of other tables whose folder is in or around this table's folder.
 
     Only tables of the same namespace, and of the namespaces below, are compared.
     """
     name = ".".join(table.name())
     folder = _folder(table.location())
     namespace = name.split(".")[:-1]
-    neighbours = [*_names(catalog, namespace), *_below(catalog, tuple(namespace))]
-    return [
-        other
-        for other in dict.fromkeys(neighbours)
-        if other != name
-        and (at := _location(catalog, other)) is not None
-        and (at.startswith(folder) or folder.startswith(at))
-    ]
+    sharing = []
+    for other in dict.fromkeys([*_names(catalog, namespace), *_tables_below(catalog, tuple(namespace))]):
+        other_folder = None if other == name else _location(catalog, other)
+        if other_folder is not None and (other_folder.startswith(folder) or folder.startswith(other_folder)):
+            sharing.append(other)
+    return sharing
 
 
 def _location(catalog: Catalog, name: str) -> str | None:
@@ -95,9 +93,9 @@ def _is_table(catalog: Catalog, name: str) -> bool:
 
 
 def _names(catalog: Catalog, namespace: Sequence[str]) -> Iterator[str]:
-    """Yield the tables of the matching namespaces, part by part."""
-    for one in _namespaces(catalog, namespace):
-        yield from sorted(".".join(table) for table in catalog.list_tables(one))
+    """Yield the tables of the namespaces that match a pattern, whose parts may have wildcards."""
+    for match in _namespaces(catalog, namespace):
+        yield from sorted(".".join(table) for table in catalog.list_tables(match))
 
 
 def _namespaces(catalog: Catalog, wanted: Sequence[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -105,27 +103,29 @@ def _namespaces(catalog: Catalog, wanted: Sequence[str], above: tuple[str, ...] 
 
     :param above: the namespace whose children are matched.
     """
-    if not any(letter in part for part in wanted for letter in _WILD):
+    if not any(letter in part for part in wanted for letter in _WILDCARDS):
         if catalog.namespace_exists((*above, *wanted)):
             yield (*above, *wanted)
         return
-    for one in _children(catalog, above):
-        if fnmatchcase(one[-1], wanted[0]):
+    for child in _children(catalog, above):
+        if fnmatchcase(child[-1], wanted[0]):
             if len(wanted) == 1:
-                yield one
+                yield child
             else:
-                yield from _namespaces(catalog, wanted[1:], one)
+                yield from _namespaces(catalog, wanted[1:], child)
 
 
-def _below(catalog: Catalog, namespace: tuple[str, ...]) -> Iterator[str]:
-    for one in _children(catalog, namespace):
-        yield from (".".join(table) for table in catalog.list_tables(one))
-        yield from _below(catalog, one)
+def _tables_below(catalog: Catalog, namespace: tuple[str, ...]) -> Iterator[str]:
+    """Yield the tables of all namespaces below a namespace."""
+    for child in _children(catalog, namespace):
+        yield from (".".join(table) for table in catalog.list_tables(child))
+        yield from _tables_below(catalog, child)
 
 
 def _children(catalog: Catalog, above: tuple[str, ...]) -> Collection[tuple[str, ...]]:
+    """Return the namespaces directly below a namespace; some catalogs list deeper namespaces, too."""
     below = catalog.list_namespaces(above)
-    return [one for one in below if len(one) == len(above) + 1 and one[: len(above)] == above]
+    return [name for name in below if len(name) == len(above) + 1 and name[: len(above)] == above]
 
 
 def is_memory(table: Table) -> bool:

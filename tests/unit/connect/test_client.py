@@ -101,7 +101,7 @@ def test_a_rebalance_is_waited_for_but_not_forever(
     worker.answers = [busy, busy, (200, b'{"connector": {"state": "RUNNING"}, "tasks": []}')]
     assert ConnectClient(ConnectWorkers([worker.url])).status("c").state is ConnectorState.RUNNING
     assert len(worker.asked) == 3
-    monkeypatch.setattr(clients, "_BUSY_FOR_S", 0.05)
+    monkeypatch.setattr(clients, "_BUSY_TIMEOUT_S", 0.05)
     worker.answers = [busy]
     with pytest.raises(ConnectUnknown, match="rebalance"):
         ConnectClient(ConnectWorkers([worker.url])).status("c")
