@@ -1,4 +1,4 @@
-"""Arguments of operators: names of templated ones, those for decoding records, and the interval of the run."""
+"""Arguments of operators: names of templated arguments, arguments of decoding, and the interval of the run."""
 
 from __future__ import annotations
 
@@ -24,30 +24,26 @@ from airflow_lakestream.registry.config import refuse_secrets
 Init = Callable[..., None]
 Operator = TypeVar("Operator", bound=type)
 # Arguments with texts that Airflow's UI and database show, and that may have secrets in them.
-_SHOWN = ("table", "table_properties", "sql", "checkpoint_location", "topic_url", "table_url")
+_SHOWN_IN_AIRFLOW = ("table", "table_properties", "sql", "checkpoint_location", "topic_url", "table_url")
 
 
-def templated(init: Init, *but: str) -> Sequence[str]:
+def templated(init: Init, *excluded: str) -> Sequence[str]:
     """Return the names of an operator's own templated arguments.
 
-    These are the keyword-only parameters of `init`, except the names in `but`.
+    These are the keyword-only parameters of `init`, except `excluded`.
     """
-    return tuple(name for name in _keyword_names(init) if name not in but)
+    return tuple(name for name in _keyword_names(init) if name not in excluded)
 
 
 @functools.cache
 def _keyword_names(init: Init) -> Sequence[str]:
-    return tuple(one.name for one in inspect.signature(init).parameters.values() if one.kind is one.KEYWORD_ONLY)
+    parameters = inspect.signature(init).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
 
-def check_written_flags(**given: object) -> None:
-    """Refuse a value except True or False in arguments without rendering.
-
-    :param given: the arguments by name.
-
-    Raises InvalidArgument.
-    """
-    for name, value in given.items():
+def check_written_flags(**flags: object) -> None:
+    """Raise InvalidArgument for a value other than True or False in an argument that is not templated."""
+    for name, value in flags.items():
         if not isinstance(value, bool):
             problem = f"{value!r} is neither True nor False, and no task renders this argument."
             raise InvalidArgument(name, problem, "Write True or False.")
@@ -63,29 +59,31 @@ def extras_of(operator: Any) -> Sequence[str]:
 
 
 def set_arguments(
-    operator: Any, kind: type, given: Mapping[str, Any], checks: Mapping[str, Check] | None = None
+    operator: Any, operator_class: type, values: Mapping[str, Any], checks: Mapping[str, Check] | None = None
 ) -> None:
     """Set the arguments of an operator's class as attributes, and check literals, where the DAG is parsed.
 
-    :param kind: the class whose `__init__` calls.
-    :param given: the arguments by name, such as `locals()`.
-    :param checks: checks of literals in place of the settings' own.
-
     Raises InvalidArgument, also for a secret, before Airflow stores the DAG anywhere.
+
+    :param operator_class: the class whose `__init__` calls this function.
+    :param values: the arguments by name, such as `locals()`.
+    :param checks: checks of literals in place of the settings' own checks.
     """
-    _set({name: given[name] for name in _keyword_names(vars(kind)["__init__"]) if name in given}, operator, checks)
+    names = _keyword_names(vars(operator_class)["__init__"])
+    _set({name: values[name] for name in names if name in values}, operator, checks)
 
 
-def _set(own: dict[str, Any], operator: Any, checks: Mapping[str, Check] | None = None) -> None:
-    refuse_secrets(own.get("schema_registry") or "")
-    for name in _SHOWN:
-        refuse_shown(name, own.get(name))
-    if "schema" in own:
-        own["schema"] = plain_schema(own["schema"])
-    for name, value in own.items():
-        # The arguments of a trigger have to be plain values.
+def _set(arguments: dict[str, Any], operator: Any, checks: Mapping[str, Check] | None = None) -> None:
+    """Set arguments as attributes of an operator, and check literals. Raises InvalidArgument."""
+    refuse_secrets(arguments.get("schema_registry") or "")
+    for name in _SHOWN_IN_AIRFLOW:
+        refuse_shown(name, arguments.get(name))
+    if "schema" in arguments:
+        arguments["schema"] = plain_schema(arguments["schema"])
+    for name, value in arguments.items():
+        # A duration becomes seconds: the arguments of a trigger have to be plain values.
         setattr(operator, name, value.total_seconds() if isinstance(value, timedelta) else value)
-    check_literals(own, checks)
+    check_literals(arguments, checks)
 
 
 def plain_schema(schema: Any) -> Any:
@@ -101,18 +99,20 @@ def plain_schema(schema: Any) -> Any:
 
 
 def documented(taker: SettingTaker = SettingTaker.LANDING) -> Callable[[Operator], Operator]:
-    """Return a decorator that adds the arguments of `config.settings` to an operator's docstring.
+    """Return a decorator that adds the texts of `config.settings` to an operator's docstring.
 
-    Arguments that the docstring has already stay.
+    An argument that the docstring already describes keeps its text.
     """
 
-    def decorate(kind: Operator) -> Operator:
-        names = _keyword_names(vars(kind)["__init__"])
-        doc = inspect.cleandoc(kind.__doc__ or "")
-        rows = [one for name in names if (one := SETTINGS.get(name)) and not re.search(rf":param {name}:", doc)]
-        lines = [f":param {one.name}: {one.text(taker).rstrip('.')} (templated)" for one in rows]
-        kind.__doc__ = "\n".join([doc, *lines])
-        return kind
+    def decorate(operator_class: Operator) -> Operator:
+        doc = inspect.cleandoc(operator_class.__doc__ or "")
+        lines = [doc]
+        for name in _keyword_names(vars(operator_class)["__init__"]):
+            setting = SETTINGS.get(name)
+            if setting and not re.search(rf":param {name}:", doc):
+                lines.append(f":param {name}: {setting.text(taker).rstrip('.')} (templated)")
+        operator_class.__doc__ = "\n".join(lines)
+        return operator_class
 
     return decorate
 
@@ -125,37 +125,36 @@ def takes_decoding(init: Init) -> Init:
     :param init: an `__init__` with keyword-only parameters, and `**kwargs` as the last parameter.
     """
     keyword = inspect.Parameter.KEYWORD_ONLY
-    options = {
-        one.name: inspect.Parameter(one.name, keyword, default=one.default, annotation=one.type)
-        for one in fields(DecodingSettings)
+    decoding = {
+        setting.name: inspect.Parameter(setting.name, keyword, default=setting.default, annotation=setting.type)
+        for setting in fields(DecodingSettings)
     }
     signature = inspect.signature(init)
-    *own, rest = signature.parameters.values()
+    *own, var_keyword = signature.parameters.values()
 
     @functools.wraps(init)
-    def taking(self: Any, **kwargs: Any) -> None:
-        given = {name: kwargs.pop(name, one.default) for name, one in options.items()}
+    def init_with_decoding(self: Any, **kwargs: Any) -> None:
+        arguments = {name: kwargs.pop(name, parameter.default) for name, parameter in decoding.items()}
         init(self, **kwargs)
-        check_written_out(given["sql"], given["sql_input"])
-        _set(given, self)
+        check_written_out(arguments["sql"], arguments["sql_input"])
+        _set(arguments, self)
 
+    parameters = [*own, *decoding.values(), var_keyword]
     # mypy does not know that a function may have a signature attribute.
-    taking.__signature__ = signature.replace(parameters=[*own, *options.values(), rest])  # type: ignore[attr-defined]
-    return taking
+    init_with_decoding.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return init_with_decoding
 
 
 NAMES = ("interval_start", "interval_end")
 
 
 def resolve_interval(context: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return start and end of the run's interval, as given, from the first source with a start or an end.
+    """Return start and end of the run's interval, unparsed, from the first source with a start or an end.
 
-    The sources, in this order: the operator's arguments, the run's conf, the run's params, the run's data interval. A
-    source with only a start or only an end is not skipped: it raises InvalidArgument.
+    The sources, in this order: the operator's arguments, the run's conf, the run's params, the run's data interval.
+    Raises InvalidArgument for a source with only a start or only an end, and for a missing or empty data interval.
 
     :param given: the operator's arguments; only `interval_start` and `interval_end` are used.
-
-    Raises InvalidArgument also if only the data interval is left, and the run has none, or an empty one.
     """
     dag_run = context.get("dag_run")
     conf = getattr(dag_run, "conf", None) or {}

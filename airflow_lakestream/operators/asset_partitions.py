@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 # The key of the emitted partitions in an event's `extra`.
 _EXTRA = "lakestream_partitions"
 # Airflow does not return an asset's events while a run that they started is queued. So the emitted partitions are in
-# the event of a second asset, which starts no run. It is stored in the same transaction.
-# The text is stored, and must stay.
+# the event of a second asset, which starts no run and is stored in the same transaction. This and the next text are in
+# Airflow's database, and must stay.
 _STATE_ASSET = "lakestream://told/"
-# The name of the emitted partitions in the stored state.
+# The key of the emitted partitions in the stored state.
 _EMITTED = "told"
-# If the asset's state is lost, the newest emission is searched among at most this many events.
+# Greatest number of events that are searched for the newest emission if the asset's state is lost.
 _MOST_EVENTS = 1_000
 # The values of `PartitionLength`, which a DAG file must not import.
 _EVERY = ("hour", "day")
@@ -144,9 +144,9 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
         return {"partitions": keys, "reopened": reopened}
 
     def _emitted(self, context: Context, name: str) -> EmittedPartitions:
-        """Return the partitions emitted up to now, according to the newest emission.
+        """Return the partitions emitted up to now, by the newest emission under a name.
 
-        The second asset's stored state has the newest emission found by a run, so the next run reads only later events.
+        A run keeps the newest emission in the second asset's state, so that the next run reads only later events.
         """
         from airflow_lakestream.watching.partition_emission import EmittedPartitions
 
@@ -155,7 +155,7 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
         stored: Any = store.get(key)
         events = context["inlet_events"][state_asset].ascending(False)
         events = events.after(stored["at"]) if stored is not None else events.limit(_MOST_EVENTS)
-        newest = max(_emissions(events, name), key=lambda one: one[_EMITTED]["number"], default=None)
+        newest = max(_emissions(events, name), key=lambda emission: emission[_EMITTED]["number"], default=None)
         if newest is not None and (stored is None or newest[_EMITTED]["number"] > stored[_EMITTED]["number"]):
             store.set(key, newest)
             stored = newest
@@ -175,26 +175,26 @@ def _asset(outlets: Any, table: str) -> Asset:
 
     Raises InvalidArgument for more assets, for an alias, and for a templated table without outlets.
     """
-    given = _listed(outlets)
-    if not given:
+    remedy = "Give outlets=[Asset(...)]."
+    assets = _listed(outlets)
+    if not assets:
         if is_template(table):
-            raise InvalidArgument("outlets", "is missing, and the table is a template.", "Give outlets=[Asset(...)].")
+            raise InvalidArgument("outlets", "is missing, and the table is a template.", remedy)
         return table_asset(table)
-    if len(given) != 1 or isinstance(given[0], AssetAlias) or not isinstance(given[0], Asset):
-        raise InvalidArgument(
-            "outlets", "is not one asset; Airflow knows no partitions of an alias.", "Give outlets=[Asset(...)]."
-        )
-    return given[0]
+    if len(assets) != 1 or isinstance(assets[0], AssetAlias) or not isinstance(assets[0], Asset):
+        raise InvalidArgument("outlets", "is not one asset; Airflow knows no partitions of an alias.", remedy)
+    return assets[0]
 
 
-def _listed(given: Any) -> list[Any]:
-    if given is None:
+def _listed(value: Any) -> list[Any]:
+    """Return a value of `inlets` or `outlets` as a list."""
+    if value is None:
         return []
-    return list(given) if isinstance(given, list | tuple | set) else [given]
+    return list(value) if isinstance(value, list | tuple | set) else [value]
 
 
 def _emissions(events: Iterable[Any], name: str) -> Iterable[dict[str, Any]]:
-    """Yield each emission under a name, with the time of the event.
+    """Yield the emissions under a name, each with the time of its event.
 
     :param name: `PartitionsLook.name`: an asset may have events of several tables, groups and lengths.
     """

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# XCom is not for a million ranges; `lakestream audit --json` prints all ranges.
+# Greatest number of ranges in XCom; `lakestream audit --json` prints all ranges.
 MOST_RANGES = 1000
 
 
 class CouldNotLook(LakestreamError, Transient):
-    """The audit could not see a part of the facts."""
+    """Error of an audit that could not read a part of the facts."""
 
 
 @documented()
@@ -101,9 +101,9 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
     template_fields: Sequence[str] = templated(__init__)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Audit the table, with a repair if asked for, and return the result.
+        """Audit the table, with a repair if configured, and return the result; see the class.
 
-        Raises AirflowFailException for damage, and CouldNotLook if a part could not be seen; see the class.
+        Raises AirflowFailException for damage, and CouldNotLook if a part of the facts could not be read.
         """
         with late_imports():
             from airflow_lakestream.audit.result import AuditVerdict
@@ -118,21 +118,20 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
             lake = lake_of(self.table)
             opened = self._opened(lake, repair=repair)
             hook = KafkaHook(self.kafka_conn_id)
-            arguments: dict[str, Any] = {
-                "table": self.table,
-                "consumer_group": self.consumer_group,
-                "topic": None if self.topic in ("", "None") else self.topic,
-                "full": full,
-                "kafka": hook.configuration() if full else {},
-                "where": hook.where,
-                "stop": self._stop,
-            }
-            look = lake.part("audit")(**arguments)
-            result: AuditResult = self._work(look, opened, hook, address, repair=repair).run(opened)
+            audit = lake.part("audit")(
+                table=self.table,
+                consumer_group=self.consumer_group,
+                topic=None if self.topic in ("", "None") else self.topic,
+                full=full,
+                kafka=hook.configuration() if full else {},
+                where=hook.where,
+                stop=self._stop,
+            )
+            result: AuditResult = self._work(audit, opened, hook, address, repair=repair).run(opened)
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)
         if result.verdict is AuditVerdict.DAMAGE:
-            # A failed task has no return value, and the user needs the ranges for a repair.
+            # Pushed here: a failed task has no return value, and the user needs the ranges for a repair.
             context["ti"].xcom_push(key="return_value", value=summary)
             raise AirflowFailException(f"{self.table} is damaged: " + "; ".join(result.damages[:10]))
         if result.verdict is AuditVerdict.COULD_NOT_LOOK:
@@ -167,31 +166,37 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
 
         return source_address(str(self.against_database))
 
-    def _work(self, look: Audit, opened: Any, hook: KafkaHook, address: DatabaseAddress | None, *, repair: bool) -> Any:
-        """Return the audit of the table's kind, or the repair. Raises InvalidArgument."""
+    def _work(
+        self, audit: Audit, opened: Any, hook: KafkaHook, address: DatabaseAddress | None, *, repair: bool
+    ) -> Any:
+        """Return the audit for the table's kind, or the repair. Raises InvalidArgument.
+
+        :param opened: the table's catalog or store.
+        :param address: the database to compare with, or None.
+        """
         with late_imports():
             from airflow_lakestream.config.arguments import json_object
             from airflow_lakestream.hooks.registry import registry_of
             from airflow_lakestream.run.fan_out_audit import audit_of, is_mirror, takes_landing
             from airflow_lakestream.run.mirror_repair import repair_of
 
-        by_key = is_mirror(opened, self.table)
-        decodes = by_key or (not repair and takes_landing(opened, self.table))
+        decodes = is_mirror(opened, self.table) or (not repair and takes_landing(opened, self.table))
         landing = json_object("landing", self.landing)
         if landing and not decodes:
             problem = f"is for a table by key or a fan-out, and {self.table} is none, or is repaired."
             raise InvalidArgument("landing", problem)
-        decoding: dict[str, Any] = {}
-        if repair or (decodes and look.full):
-            decoding = {name: getattr(self, name) for name in DECODING}
-            named = decoding["schema_registry"]
-            decoding["schema_registry"] = registry_of(named, hook, decoding["format"], decoding["key_format"])
-        # The usual outcome of a tombstone of a table by key is another one than an extract's.
-        more = {} if self.tombstones == Tombstones.KEEP and (by_key or decodes) else {"tombstones": self.tombstones}
+        options: dict[str, Any] = {}
+        if repair or (decodes and audit.full):
+            options = {name: getattr(self, name) for name in DECODING}
+            registry = options["schema_registry"]
+            options["schema_registry"] = registry_of(registry, hook, options["format"], options["key_format"])
+        # The operator's default is an extract's; a table by key has another default, which applies without a value.
+        if self.tombstones != Tombstones.KEEP or not decodes:
+            options["tombstones"] = self.tombstones
         if repair:
-            options = {**decoding, **more, "on_data_loss": self.on_data_loss}
-            return repair_of(look, opened, options, None if self.landing is None else landing)
-        return audit_of(look, opened, {**decoding, **more, **landing}, address)
+            options["on_data_loss"] = self.on_data_loss
+            return repair_of(audit, opened, options, None if self.landing is None else landing)
+        return audit_of(audit, opened, {**options, **landing}, address)
 
     def on_kill(self) -> None:
         """Stop reading; uncommitted files leave no trace."""

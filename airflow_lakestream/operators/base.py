@@ -17,8 +17,9 @@ from airflow_lakestream.runtime.interpreter import pause_collection
 
 log = logging.getLogger(__name__)
 
-# With `dag.test()` Airflow answers the task from two threads of the same process. While a task executes they wait for
-# its next question, and neither reads Kafka or writes files. An executor's task process has neither thread.
+# Names of threads that are safe at a fork. With `dag.test()` Airflow answers the task from two threads of the same
+# process. While a task executes, both wait for its next question, and neither reads Kafka nor writes files. An
+# executor's task process has neither thread.
 IDLE_THREADS = ("InProcessExecutionAPI-loop", "_handle_socket_comms")
 
 
@@ -44,7 +45,7 @@ def keep_freed_memory() -> None:
 
 
 class _AirflowErrors(AbstractContextManager[None]):
-    # Not a generator: contextlib restores the whole traceback of an error that goes on.
+    # A class and not a generator: contextlib would restore the whole traceback of an error that is raised again.
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if not isinstance(error, LakestreamError):
             return
@@ -55,16 +56,16 @@ class _AirflowErrors(AbstractContextManager[None]):
 
 
 def airflow_errors() -> AbstractContextManager[None]:
-    """Return a context: a Terminal error fails the task without retries.
+    """Return a context in which a Terminal error becomes AirflowFailException, so that Airflow does not retry.
 
-    Any other error goes on, and Airflow retries. The text of a LakestreamError contains the remedy: the error is raised
-    without tracebacks of its causes, which would only hide the remedy, and which are in the log at DEBUG.
+    Any other error is raised unchanged, and Airflow retries. The text of a LakestreamError contains the remedy: the
+    error is raised without the tracebacks of its causes, which are in the log at DEBUG.
     """
     return _AirflowErrors()
 
 
 # By extra, the modules whose presence shows that the extra is installed.
-_OF_EXTRA = {
+_MODULES_OF_EXTRA = {
     "spark": ("airflow.providers.apache.spark",),
     "delta": ("deltalake", "obstore"),
     "protobuf": ("google.protobuf", "grpc_tools"),
@@ -73,14 +74,12 @@ _OF_EXTRA = {
 
 
 def need_extras(*extras: str) -> None:
-    """Refuse a run with missing packages, before any work.
+    """Raise MissingExtra if a package of an extra is not installed, before any work.
 
     :param extras: extras of this package that the run needs.
-
-    Raises MissingExtra.
     """
     for extra in extras:
-        for module in _OF_EXTRA[extra]:
+        for module in _MODULES_OF_EXTRA[extra]:
             try:
                 spec = find_spec(module)
             # `find_spec` raises this if the parent of a submodule is missing.
@@ -107,14 +106,13 @@ def emit_to_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, A
 
     :param result: the report, with the rows by table in `tables`.
     """
-    # An alias gets an asset for each written table, which a form or the records may have chosen.
     written = {table: rows for table, rows in result["tables"].items() if rows or len(result["tables"]) == 1}
-    by_topic = {name: value for name, value in result.items() if name != "topics"}
+    without_topics = {name: value for name, value in result.items() if name != "topics"}
     for outlet in outlets:
         if isinstance(outlet, AssetAlias):
             for table, rows in written.items():
-                own = by_topic | {"table": table, "rows": rows} if len(written) > 1 else dict(result)
-                context["outlet_events"][outlet].add(table_asset(table), extra=own)
+                report = without_topics | {"table": table, "rows": rows} if len(written) > 1 else dict(result)
+                context["outlet_events"][outlet].add(table_asset(table), extra=report)
         elif isinstance(outlet, Asset):
             context["outlet_events"][outlet].extra = dict(result)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _script(argument: str, value: object) -> None:
     from airflow_lakestream.flink.script.config import FlinkScript
 
-    # Airflow reads a file when the task is rendered.
+    # A file's content is checked later: Airflow reads the file when the task is rendered.
     if not str(value).endswith(".sql"):
         FlinkScript.parse(str(value))
 
@@ -76,11 +76,11 @@ class FlinkScriptOperator(FlinkOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        # As early as possible, before a DAG with a secret in it is stored anywhere.
+        # Here, before Airflow stores a DAG with a secret anywhere.
         refuse_shown("script", script)
         refuse_shown("program_arguments", program_arguments)
         set_arguments(self, FlinkScriptOperator, locals(), _CHECKS)
-        self._check_one()
+        self._check_script_or_jar()
 
     template_fields: Sequence[str] = (*templated(__init__), *FlinkOperator.template_fields)
 
@@ -94,11 +94,11 @@ class FlinkScriptOperator(FlinkOperator):
         """Return an empty mapping: the topics and tables of a script are not known."""
         return {}
 
-    def _check_one(self) -> None:
-        """Refuse arguments with neither a script nor a program, or with both.
+    def _check_script_or_jar(self) -> None:
+        """Raise InvalidArgument for neither a script nor a jar, or for both.
 
-        Also refuses an argument that belongs to a script if there is a program, or the other way round, and a script
-        with `${database}` without `database_conn_id`. Raises InvalidArgument.
+        Also for an argument of a script with a jar, for an argument of a jar with a script, and for a script with
+        `${database}` without `database_conn_id`.
         """
         if is_given(self.script) == is_given(self.jar):
             problem = "and jar are both given." if is_given(self.jar) else "is missing, and there is no jar."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
     from airflow_lakestream.connect.driving import ConnectorSupervision
     from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 
-# Without a ledger it is unknown how often a connector commits.
-_STALL = 1_800.0
-# Part of the configuration that a look in the triggerer needs; the rest stays out of Airflow's database.
-_LOOKED_AT = ("topics", "consumer.override.group.id", "value.converter", SESSION)
+# Default of `stall_timeout`, in seconds, for a connector without a ledger, whose commit interval is unknown.
+_STALL_S = 1_800.0
+# Settings of the connector that a look in the triggerer needs; others stay out of Airflow's database.
+_TRIGGER_SETTINGS = ("topics", "consumer.override.group.id", "value.converter", SESSION)
 
 _CHECKS: dict[str, Check] = {
     "kind": partial(choose, ConnectorKind),
@@ -80,6 +81,7 @@ class KafkaConnectOperator(SupervisedOperator):
     operator_extra_links = links_until_run(TopicLink(), TableLink())
     ui_color = "#d3e4f4"
 
+    # The supervision's memory from an earlier process of the task.
     _handed_on: Mapping[str, Any] = {}
 
     def __init__(
@@ -103,7 +105,7 @@ class KafkaConnectOperator(SupervisedOperator):
             if name in kwargs:
                 raise InvalidArgument(name, "belongs to drivers with checkpoints; Connect keeps a connector's place.")
         super().__init__(stall_timeout=stall_timeout, on_kill_action=on_kill_action, **kwargs)
-        # As early as possible, before a DAG with a secret in it is stored anywhere.
+        # Here, before Airflow stores a DAG with a secret anywhere.
         refuse_literal_secrets(config)
         set_arguments(self, KafkaConnectOperator, {**locals(), "config": dict(config)}, self._checks() | _CHECKS)
         if all(map(is_literal, (connector, self.config, kind, iceberg_conn_id, publish_interval))):
@@ -137,7 +139,7 @@ class KafkaConnectOperator(SupervisedOperator):
             name=str(self.connector),
             kind=kind,
             config=config,
-            limits=self._limits_of(sink.commit_bound if sink else _STALL),
+            limits=self._limits_of(sink.commit_bound if sink else _STALL_S),
             poll_interval=self.seconds_between_looks(),
             publish_interval=interval,
             sink=sink,
@@ -184,17 +186,17 @@ class KafkaConnectOperator(SupervisedOperator):
         from airflow_lakestream.connect.driving import ConnectorSupervision
         from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 
-        assert isinstance(self._supervisor, ConnectorSupervision), "`new_supervisor` made it"
-        connect = self._looked_at(self._supervisor.spec)
+        assert isinstance(self._supervisor, ConnectorSupervision), "`new_supervisor` makes a ConnectorSupervision"
+        connect = self._trigger_arguments(self._supervisor.spec)
         return KafkaConnectTrigger(**watched, connect=connect, handed_on=self._supervisor.to_hand_on())
 
-    def _looked_at(self, spec: ConnectorSpec) -> dict[str, Any]:
+    def _trigger_arguments(self, spec: ConnectorSpec) -> dict[str, Any]:
         """Return the argument `connect` of `KafkaConnectTrigger`, without secrets."""
         sink = spec.sink
         return {
             "connector": spec.name,
             "kind": spec.kind.value,
-            "config": {key: spec.config[key] for key in _LOOKED_AT if key in spec.config},
+            "config": {key: spec.config[key] for key in _TRIGGER_SETTINGS if key in spec.config},
             "connect_conn_id": self.connect_conn_id,
             "kafka_conn_id": self.kafka_conn_id if spec.kind is not ConnectorKind.SOURCE else None,
             "iceberg_conn_id": self.iceberg_conn_id if sink else None,
@@ -214,8 +216,8 @@ class KafkaConnectOperator(SupervisedOperator):
     def give_up_error(self, location: str, decision: SupervisionDecision) -> LakestreamError:
         """Return the error for giving up a connector.
 
-        ConnectorFailed is final. Otherwise the error is the damage at which the connector stops, if known, or else
-        ConnectorGaveUp, which Airflow retries.
+        ConnectorFailed for a final failure; otherwise ConnectorAtDamage at a damaged batch, or else ConnectorGaveUp,
+        which Airflow retries.
         """
         from airflow_lakestream.connect.connector import ConnectorFailed, ConnectorGaveUp
         from airflow_lakestream.connect.driving import ConnectorSupervision
@@ -227,7 +229,7 @@ class KafkaConnectOperator(SupervisedOperator):
             return at_damage
         return ConnectorGaveUp(location, decision.reason, decision.history.restarts)
 
-    def _limits_of(self, stall: float) -> SupervisionLimits:
-        limits = self.limits()
-        given = seconds("stall_timeout", self.stall_timeout) if is_given(self.stall_timeout) else stall
-        return SupervisionLimits(**{**vars(limits), "stall_timeout": given, "stop_timeout": None})
+    def _limits_of(self, default_stall: float) -> SupervisionLimits:
+        """Return the limits; `default_stall` is the default of `stall_timeout`, in seconds."""
+        stall = seconds("stall_timeout", self.stall_timeout) if is_given(self.stall_timeout) else default_stall
+        return replace(self.limits(), stall_timeout=stall, stop_timeout=None)

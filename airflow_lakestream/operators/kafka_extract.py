@@ -140,7 +140,7 @@ class KafkaExtractOperator(SqlRendering, LandingOperator):
         from airflow_lakestream.hooks.registry import registry_of
         from airflow_lakestream.run.job import ExtractConfig
 
-        # A single list of keywords: each field of the configuration is an attribute of the operator.
+        # Each field of the configuration is an argument, and so an attribute, of the operator.
         arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
         if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:
             arguments |= resolve_interval(context, arguments)

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# XCom key of the bounds for the commit, in addition to the shares, which are the plan's return value.
+# XCom key of the bounds for the commit; the shares are the return value of the task `plan`.
 BOUNDS = "bounds"
+# Ids of the tasks.
 PLAN, READ, COMMIT = "plan", "read", "commit"
 
 
@@ -57,15 +58,14 @@ def kafka_extract_group(
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
         raise InvalidArgument("tasks", f"{tasks!r} is not a number of tasks above 0.")
     refuse_for(SettingTaker.GROUP, arguments)
-    rule = {"trigger_rule": arguments.pop("trigger_rule")} if "trigger_rule" in arguments else {}
+    plan_rule = {"trigger_rule": arguments.pop("trigger_rule")} if "trigger_rule" in arguments else {}
     with TaskGroup(group_id=group_id) as group:
-        plan = PlanSharesOperator(task_id=PLAN, tasks=tasks, **rule, **arguments)
+        plan = PlanSharesOperator(task_id=PLAN, tasks=tasks, **plan_rule, **arguments)
         # The operator's form of the schema: Airflow can't serialize an Arrow schema.
         arguments = {**arguments, "schema": plan.schema}
-        # With these two rules a run lands the whole plan or nothing, even against a DAG's default_args.
-        read = ReadShareOperator.partial(task_id=READ, trigger_rule="all_success", **arguments).expand(
-            share=plan.output
-        )
+        # With these two rules a run lands the whole plan or nothing; set here, since a DAG's default_args may differ.
+        readers = ReadShareOperator.partial(task_id=READ, trigger_rule="all_success", **arguments)
+        read = readers.expand(share=plan.output)
         commit = CommitPiecesOperator(
             task_id=COMMIT, trigger_rule="none_failed", pieces=read.output, outlets=outlets, **arguments
         )
@@ -74,9 +74,10 @@ def kafka_extract_group(
 
 
 class _SharedRunOperator(KafkaExtractOperator):
-    """Base of the three tasks: the arguments, and the key of the common run."""
+    """Base of the three tasks, which have the same arguments and the same run id."""
 
     def _prepare(self, context: Context) -> tuple[ExtractConfig, LandingJob, Lake]:
+        """Return the landing's configuration, job and lake. Raises InvalidArgument."""
         self._stop = threading.Event()
         self._link(context)
         with late_imports():
@@ -91,14 +92,7 @@ class _SharedRunOperator(KafkaExtractOperator):
         config = _of_one_table(self.configured(context, kafka))
         lake = open_lake(config, self.iceberg_conn_id, self.storage_conn_id)
         configuration = kafka.configuration()
-        job = build_job(
-            config,
-            configuration,
-            lake,
-            run_id=_run_key(context),
-            where=kafka.where,
-            stop=self._stop,
-        )
+        job = build_job(config, configuration, lake, run_id=_run_key(context), where=kafka.where, stop=self._stop)
         return config, replace(job, committed=self._on_commit(context, config, lake, configuration)), lake
 
 
@@ -201,13 +195,14 @@ class CommitPiecesOperator(_SharedRunOperator):
 
 
 def _of_one_table(config: ExtractConfig) -> ExtractConfig:
+    """Return the configuration of the topic. Raises InvalidArgument for settings that a group does not take."""
     refuse_for(SettingTaker.GROUP, vars(config))
     return config.of_topic(config.topic)
 
 
 def _flat(pieces: Iterable[Iterable[Mapping[str, Any]]] | None) -> Iterable[Mapping[str, Any]]:
-    # A read task that somebody marked as done has returned nothing: the commit reads the share.
-    return (piece for handed in pieces or () for piece in handed or ())
+    """Return the pieces of all read tasks; a task that a person marked as a success has returned None."""
+    return (piece for of_task in pieces or () for piece in of_task or ())
 
 
 def _group_of(context: Any) -> str:
@@ -216,6 +211,6 @@ def _group_of(context: Any) -> str:
 
 
 def _run_key(context: Any) -> str:
-    """Return the common key of a group's tasks in a run: the key of the committing task."""
+    """Return the run id that a group's tasks share: the run key of the task `commit`."""
     ti = context["ti"]
     return f"{ti.dag_id}/{_group_of(context)}.{COMMIT}/{ti.run_id}/-1"

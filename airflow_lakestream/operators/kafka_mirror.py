@@ -128,9 +128,11 @@ class KafkaMirrorOperator(SqlRendering, LandingOperator):
             if refused := refusal_of(mirror_taker(envelope), name):
                 raise refused
         super().__init__(**kwargs)
-        _check_taken(locals())
+        _check_for_envelope(locals())
         check_written_out(sql, sql_input)
-        set_arguments(self, KafkaMirrorOperator, locals(), {**OF_MIRROR, "table": _one, "checks": checks_of_mirror})
+        set_arguments(
+            self, KafkaMirrorOperator, locals(), {**OF_MIRROR, "table": _check_single_table, "checks": checks_of_mirror}
+        )
 
     template_fields: Sequence[str] = templated(__init__)
 
@@ -149,16 +151,23 @@ class KafkaMirrorOperator(SqlRendering, LandingOperator):
         return MirrorConfig(**arguments)
 
 
-def _check_taken(given: Mapping[str, Any]) -> None:
-    """Refuse literal arguments that the kind of the records contradicts. Raises InvalidArgument."""
+def _check_for_envelope(given: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument for literal arguments that do not go with the envelope.
+
+    :param given: the arguments by name.
+    """
     if given["envelope"] is not None and not is_literal(given["envelope"]):
         return
     taker = mirror_taker(given["envelope"])
-    usual = inspect.signature(KafkaMirrorOperator).parameters
-    refuse_for(taker, {name: given[name] for name in usual if name in given and given[name] != usual[name].default})
+    parameters = inspect.signature(KafkaMirrorOperator).parameters.items()
+    changed = {
+        name: given[name] for name, parameter in parameters if name in given and given[name] != parameter.default
+    }
+    refuse_for(taker, changed)
     check_mirror(given, of_records=taker is SettingTaker.UPSERT)
 
 
-def _one(_: str, table: object) -> None:
+def _check_single_table(_: str, table: object) -> None:
+    """Raise InvalidArgument for a template of tables that a mirror can't have."""
     if LakeCapability.FAN_OUT in lake_of(str(table)).can:
         check_mirror_name(TableTemplate.parse(str(table)))

@@ -127,7 +127,7 @@ class LandingOperator(BaseOperator, LineageReporting):
 
     def _link(self, context: Context) -> None:
         self._has_run = True
-        # A regex, and tables that records choose, have no single page.
+        # Without a link for a regex or a template of tables, which have no single page.
         names = {
             "topic": "" if is_pattern(self.topic) else self.topic,
             "table": "" if "{" in self.table else self.table,
@@ -137,10 +137,7 @@ class LandingOperator(BaseOperator, LineageReporting):
     def _on_commit(
         self, context: Context, config: ExtractConfig, lake: Lake, kafka: Mapping[str, Any]
     ) -> Callable[[CommittedLanding], None]:
-        """Return the function to call with each commit: for metrics, and for OpenLineage if enabled.
-
-        With OpenLineage the empty facts of this try are set, and each commit adds to them.
-        """
+        """Return the function to call with each commit: for metrics, and for OpenLineage's facts if enabled."""
         tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
         meter = LandingMeter(tags, lake)
         if not is_lineage_enabled():
@@ -157,25 +154,26 @@ class LandingOperator(BaseOperator, LineageReporting):
         )
         keeper = self._keeper = FactsKeeper(self._facts, lake)
 
-        def committed(done: CommittedLanding) -> None:
-            meter(done)
-            keeper(done)
+        def on_commit(landing: CommittedLanding) -> None:
+            meter(landing)
+            keeper(landing)
 
-        return committed
+        return on_commit
 
     def _report(self, context: Context, report: RunReport, config: ExtractConfig, on_empty: OnEmpty) -> dict[str, Any]:
+        """Emit events, metrics and facts of a run, and return its report. Raises AirflowSkipException."""
         from airflow_lakestream.run.summary import last_line
 
         result = report.to_dict()
         if self._keeper is not None:
-            snapshots = [str(one) for of_topic in report.reports.values() for one in of_topic.snapshot_ids]
+            snapshots = [str(id_) for topic_report in report.reports.values() for id_ in topic_report.snapshot_ids]
             self._keeper.ended(report.reports, report.tables, snapshots)
-        for topic, of_topic in report.reports.items():
-            stream = {"table": of_topic.table, "topic": topic, "consumer_group": report.consumer_group}
-            measure_lag(of_topic.remaining_lag, tags_of(context["ti"], stream, engine="extract"))
+        for topic, topic_report in report.reports.items():
+            stream = {"table": topic_report.table, "topic": topic, "consumer_group": report.consumer_group}
+            measure_lag(topic_report.remaining_lag, tags_of(context["ti"], stream, engine="extract"))
         if report.recovered:
             log.info("An earlier try of this run had landed %s snapshots; the report includes them.", report.recovered)
-        # An event would start the DAGs of the table's users for nothing.
+        # Otherwise an event would start the DAGs of the table's users without new rows.
         if not report.changed_nothing:
             emit_to_outlets(context, self.outlets, result)
         line = last_line(report, config, self.iceberg_conn_id)

@@ -1,4 +1,4 @@
-"""OpenLineage of operators: facts about landings, after the events of the run's earlier tries for a driver's task.
+"""OpenLineage of operators: facts about landings; for a driver's task, the landings that earlier tries did not emit.
 
 Without OpenLineage's provider, or if it is disabled, no facts are kept.
 """
@@ -31,10 +31,10 @@ def is_lineage_enabled() -> bool:
 
 
 class LineageReporting:
-    """An operator with facts about the try's landings; OpenLineage's listener asks for them at the end.
+    """Mixin with facts about the try's landings, for OpenLineage's listener, which reads the facts at the end.
 
-    Mixin, right of BaseOperator: left of it a class without an `__init__` of its own would have the signature's
-    defaults for mapped tasks, which are wrong (`inlets` is None).
+    To the right of BaseOperator among the bases: on the left, a class without an `__init__` of its own would have the
+    defaults of the signature for mapped tasks, which are wrong (`inlets` is None).
     """
 
     _facts: LineageFacts | None = None
@@ -49,17 +49,11 @@ class LineageReporting:
         return str(sql) if is_given(sql) else None
 
     def column_sources(self) -> Mapping[str, tuple[str, ...]]:
-        """Return by column of the table the topic's fields in the column, as far as certain.
-
-        The base class knows no sources: an operator with a driver overrides this.
-        """
+        """Return by column of the table the topic's fields in the column, as far as known; empty in the base class."""
         return {}
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Return the lineage of this try's landings, or None without facts.
-
-        OpenLineage's listener calls this. `task_instance` is not used.
-        """
+        """Return the lineage of this try's landings, or None without facts. Called by OpenLineage's listener."""
         if self._facts is None or not (self._facts.topics or self._facts.tables):
             return None
         from airflow.providers.openlineage.extractors import OperatorLineage
@@ -75,7 +69,7 @@ class LineageReporting:
         )
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
-        """Return the lineage of commits before the failure."""
+        """Return the lineage of commits before the failure. Called by OpenLineage's listener."""
         return self.get_openlineage_facets_on_complete(task_instance)
 
 
@@ -89,7 +83,7 @@ class DriverLineage(Protocol):
         """Return the SQL of the rows, or None without SQL."""
 
     def column_sources(self) -> Mapping[str, tuple[str, ...]]:
-        """Return by column of the table the topic's fields in the column, as far as certain."""
+        """Return by column of the table the topic's fields in the column, as far as known."""
 
     def stream_names(self) -> Mapping[str, Any]:
         """Return `topic`, `table` and `consumer_group` as far as known."""
@@ -99,7 +93,7 @@ log = logging.getLogger(__name__)
 
 
 class _LineageKeeping(AbstractContextManager[None]):
-    # Not a generator: contextlib restores the whole traceback of an error that goes on.
+    # A class and not a generator: contextlib would restore the whole traceback of an error that is raised again.
     def __init__(self, operator: DriverLineage, supervisor: StreamSupervisor) -> None:
         self._operator = operator
         self._supervisor = supervisor
@@ -126,13 +120,11 @@ def keep_lineage(operator: DriverLineage, supervisor: StreamSupervisor) -> Abstr
 def facts_of(
     operator: DriverLineage, supervisor: StreamSupervisor, before: Mapping[str, Any], *, is_over: bool
 ) -> LineageFacts | None:
-    """Return the facts about the landings since `before`.
-
-    Returns None after an error, which is logged, or without a Kafka connection.
+    """Return the facts about the landings since `before`; None after an error, which is logged, or without Kafka.
 
     :param before: earlier sums, in the form of `DriverProgress.sums`.
-    :param is_over: True: the run ends. False: the run's next try goes on; the sums are noted for it, so that it does
-        not emit these facts again.
+    :param is_over: whether the run ends. Otherwise the sums are kept, so that the next try does not emit these facts
+        again.
     """
     try:
         return _facts_of(operator, supervisor, before, is_over)
@@ -160,13 +152,13 @@ def _facts_of(
         columns=operator.column_sources(),
     )
     add_batches(facts, progress, before, names)
-    _look(operator, facts)
+    _add_tables(operator, facts)
     if not is_over:
         supervisor.mark_reported(progress.sums())
     return facts
 
 
-def _look(operator: DriverLineage, facts: LineageFacts) -> None:
+def _add_tables(operator: DriverLineage, facts: LineageFacts) -> None:
     """Add the columns and snapshots of the written tables to the facts, as far as their lakes answer."""
     from airflow_lakestream.hooks.places import open_tables
     from airflow_lakestream.lineage.looking import look_at_tables

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Seconds that a look waits for a common position: under load there is one every second.
+# Seconds that a look waits for a common position: with many changes there is a common position each second.
 _LOOK_SECONDS = 10
 
 
@@ -92,21 +92,22 @@ class LakestreamTagOperator(TextRendering, BaseSensorOperator):
                 stop=self._stop,
             )
             try:
-                done = work.run(IcebergHook(self.iceberg_conn_id).open_catalog()).to_dict()
+                result = work.run(IcebergHook(self.iceberg_conn_id).open_catalog()).to_dict()
             except NoCommonPosition as e:
                 log.info("Waiting: %s", e)
                 return PokeReturnValue(is_done=False)
-        self._emit(context, done)
-        return PokeReturnValue(is_done=True, xcom_value=done)
+        self._emit(context, result)
+        return PokeReturnValue(is_done=True, xcom_value=result)
 
-    def _emit(self, context: Context, done: Mapping[str, Any]) -> None:
+    def _emit(self, context: Context, result: Mapping[str, Any]) -> None:
+        """Put the result on the event of each outlet; an alias gets an asset for each table."""
         for outlet in self.outlets:
             if isinstance(outlet, AssetAlias):
-                for table, tagged in done["tables"].items():
-                    own = {"tag": done["tag"], "position": done["position"], "table": table, **tagged}
+                for table, tagged in result["tables"].items():
+                    own = {"tag": result["tag"], "position": result["position"], "table": table, **tagged}
                     context["outlet_events"][outlet].add(table_asset(table), extra=own)
             elif isinstance(outlet, Asset):
-                context["outlet_events"][outlet].extra = dict(done)
+                context["outlet_events"][outlet].extra = dict(result)
 
     def on_kill(self) -> None:
         """Stop between two batches; uncommitted files leave no trace."""

@@ -14,11 +14,11 @@ from airflow_lakestream.core.printable import nearest
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.base import airflow_errors
 
-# A text in a list or a mapping that the user has written, such as a table property's value.
+# In place of an argument's name: a text in a list or a mapping of the user, such as a table property's value.
 _ITEM = ""
-# The mapping with arguments as keys.
+# The argument whose keys are themselves arguments.
 _APP_CONFIG = "app_config"
-# Its text may be a list in JSON, which is parsed by code that knows schemas.
+# Arguments whose text may be a JSON list: the list is parsed later, by code that knows schemas.
 _TEXT_OR_LIST = ("writer_schemas",)
 
 
@@ -31,11 +31,11 @@ class TextRendering:
     in Airflow. For a text argument, though, a whole number becomes its digits, and any other value is refused by name.
     """
 
-    # The value in rendering: an argument, `_ITEM`, or None for values that Airflow renders without changes here.
+    # The argument that is being rendered, or `_ITEM`; None while Airflow renders any other value.
     _field: str | None = None
 
     if TYPE_CHECKING:
-        # The arguments, which `arguments.set_arguments` sets: written values, or templates for them.
+        # The arguments, which `arguments.set_arguments` sets as attributes: values, or templates for values.
         def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -88,18 +88,20 @@ class TextRendering:
     def _read(self, text: str) -> Any:
         """Return the list or mapping literal in a text, if the argument may be a list or a mapping; else the text.
 
-        A list with items other than texts and lists is not the value of an argument.
+        A list with items other than texts and lists stays a text.
         """
-        if "Sequence" not in (kind := self._kind()) and "Mapping" not in kind:
+        annotation = self._annotation()
+        if "Sequence" not in annotation and "Mapping" not in annotation:
             return text
         try:
             parsed = literal_eval(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return text
-        is_list = isinstance(parsed, list | tuple) and all(isinstance(one, str | list | tuple) for one in parsed)
+        is_list = isinstance(parsed, list | tuple) and all(isinstance(item, str | list | tuple) for item in parsed)
         return parsed if is_list or isinstance(parsed, dict) else text
 
-    def _kind(self) -> str:
+    def _annotation(self) -> str:
+        """Return the annotation of the argument that is being rendered."""
         name = self._field or _ITEM
         if name in (_ITEM, *_TEXT_OR_LIST):
             return "str"
@@ -110,8 +112,8 @@ class TextRendering:
         return {}
 
     def _annotations(self) -> Mapping[str, str]:
-        kind: Any = type(self)
-        return annotations_of(kind)
+        operator_class: Any = type(self)
+        return annotations_of(operator_class)
 
     @contextmanager
     def _rendering(self, field: str | None) -> Iterator[None]:
@@ -126,30 +128,28 @@ class TextRendering:
 def annotations_of(operator: Any) -> Mapping[str, str]:
     """Return the annotations of an operator's arguments, by argument, without Airflow's own arguments."""
     annotations: dict[str, str] = {}
-    for kind in reversed(operator.__mro__):
-        if kind.__module__.startswith("airflow_lakestream.") and "__init__" in vars(kind):
-            given = inspect.signature(kind.__init__).parameters.values()
-            annotations |= {one.name: str(one.annotation) for one in given if one.kind is one.KEYWORD_ONLY}
+    for base in reversed(operator.__mro__):
+        if base.__module__.startswith("airflow_lakestream.") and "__init__" in vars(base):
+            for parameter in inspect.signature(base.__init__).parameters.values():
+                if parameter.kind is parameter.KEYWORD_ONLY:
+                    annotations[parameter.name] = str(parameter.annotation)
     return annotations
 
 
 @functools.cache
 def _known_arguments(operator: Any) -> frozenset[str]:
-    """Return the names of all arguments of an operator, also of Airflow's own."""
-    inits = [vars(kind)["__init__"] for kind in operator.__mro__[:-1] if "__init__" in vars(kind)]
+    """Return the names of all arguments of an operator, Airflow's own arguments included."""
+    inits = [vars(base)["__init__"] for base in operator.__mro__[:-1] if "__init__" in vars(base)]
     names = {name for init in inits for name in inspect.signature(init).parameters}
     return frozenset(names - {"self", "args", "kwargs"})
 
 
 def _refuse_unknown(operator: type, kwargs: Mapping[str, Any]) -> None:
-    """Refuse an argument unknown to all classes of the operator, and name the nearest known argument.
-
-    Raises InvalidArgument.
-    """
-    kind: Any = operator
-    known = _known_arguments(kind)
+    """Raise InvalidArgument for an argument that no class of the operator has, with the nearest name."""
+    operator_class: Any = operator
+    known = _known_arguments(operator_class)
     for name in kwargs:
-        # Airflow passes on internal arguments with an underscore.
+        # Airflow passes internal arguments whose names begin with an underscore.
         if name not in known and not name.startswith("_"):
             near = nearest(name, known)
             own = ", ".join(sorted(annotations_of(operator)))
@@ -158,14 +158,14 @@ def _refuse_unknown(operator: type, kwargs: Mapping[str, Any]) -> None:
 
 
 class _TemplateOutput:
-    """Values of a template's expressions, not parsed: a single value unchanged, several joined to a text."""
+    """The unparsed output of a template: the value of a single expression unchanged, or a text of several values."""
 
     def __init__(self, nodes: list[Any]) -> None:
         self.value = nodes[0] if len(nodes) == 1 else "".join(map(str, nodes)) if nodes else None
 
 
 class _UnparsedTemplate:
-    """A template with an output hidden from Jinja's parser of literals."""
+    """A template whose output Jinja does not parse as a literal, since it is a `_TemplateOutput` and not a text."""
 
     def __init__(self, template: Any) -> None:
         self._template = template

@@ -82,9 +82,8 @@ class LakestreamReplayOperator(SqlRendering, BaseOperator):
         with airflow_errors():
             need_extras(*extras_of(self))
             decoding = {name: getattr(self, name) for name in DECODING}
-            registry = registry_of(
-                decoding["schema_registry"], KafkaHook(self.kafka_conn_id), decoding["format"], decoding["key_format"]
-            )
+            hook, formats = KafkaHook(self.kafka_conn_id), (decoding["format"], decoding["key_format"])
+            registry = registry_of(decoding["schema_registry"], hook, *formats)
             work = RejectReplay(
                 table=self.table,
                 consumer_group=self.consumer_group,
@@ -101,11 +100,11 @@ class LakestreamReplayOperator(SqlRendering, BaseOperator):
                 },
                 stop=self._stop,
             )
-            done = work.run(open_tables(lake_of(self.table), self.iceberg_conn_id, self.storage_conn_id))
-        counts = done.counts
-        text = f"{counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{done.note}"
+            result = work.run(open_tables(lake_of(self.table), self.iceberg_conn_id, self.storage_conn_id))
+        counts = result.counts
+        text = f"{counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{result.note}"
         log.info("%s: %s", self.table, text)
-        return {"table": self.table, "consumer_group": self.consumer_group, **done.to_dict()}
+        return {"table": self.table, "consumer_group": self.consumer_group, **result.to_dict()}
 
     def on_kill(self) -> None:
         """Stop; uncommitted files leave no trace."""

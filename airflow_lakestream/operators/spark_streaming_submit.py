@@ -83,10 +83,7 @@ class SparkStreamingSubmitOperator(SqlRendering, StreamArguments):
         return {"consumer_group": self.dag_id, **self.app_config} if self.app != MAINTAIN_ICEBERG else {}
 
     def column_sources(self) -> Mapping[str, tuple[str, ...]]:
-        """Return by column of the table the decoded columns in the app's statement.
-
-        The result is empty without a statement, and for an app that does not land a topic.
-        """
+        """Return by column of the table the decoded columns in the app's statement; empty without a statement."""
         from airflow_lakestream.lineage.columns import columns_of
         from airflow_lakestream.spark.app_config import LANDING_APPS, landing_of
 
@@ -96,7 +93,7 @@ class SparkStreamingSubmitOperator(SqlRendering, StreamArguments):
         return columns_of(landing_of(self.app, self.stream_names()).statement)
 
     def item_annotations(self) -> Mapping[str, str]:
-        """Return the annotations of a bundled app's arguments, from the operator in the worker."""
+        """Return the annotations of a bundled app's arguments, which are those of `KafkaExtractOperator`."""
         from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 
         return annotations_of(KafkaExtractOperator)

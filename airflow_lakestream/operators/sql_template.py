@@ -14,15 +14,15 @@ _FILE = ".sql"
 
 
 def check_written_out(sql: object, sql_input: object) -> None:
-    """Refuse errors that are visible before rendering. Raises InvalidArgument.
+    """Raise InvalidArgument for errors in a statement that are visible before rendering.
 
-    DuckDB is not asked: its import takes longer than Airflow should spend on a DAG file every half minute. DuckDB
-    checks the statement before a run connects to anything.
+    Only a run checks the statement by DuckDB, before it connects to anything: DuckDB's import takes longer than Airflow
+    should spend on a DAG file every half minute.
     """
     if not isinstance(sql_input, str) or is_template(sql_input):
         return
-    named = choose(SqlInput, "sql_input", sql_input)
-    if sql is None and named is not SqlInput.RAW:
+    chosen_input = choose(SqlInput, "sql_input", sql_input)
+    if sql is None and chosen_input is not SqlInput.RAW:
         raise InvalidArgument("sql_input", "goes with sql, but sql is not set.")
     if not isinstance(sql, str) or not is_given(sql) or sql.endswith(_FILE):
         return
@@ -33,10 +33,9 @@ def check_written_out(sql: object, sql_input: object) -> None:
 class SqlRendering(TextRendering):
     """Mixin, left of Airflow's BaseOperator: renders the operator's statement.
 
-    `{{ input }}` is a table that exists only while a batch is transformed, and Airflow's Jinja raises on unknown
-    names. So the name is known here, and renders to itself; everything else in the statement renders as usual, and the
-    UI shows the statement as it runs. A value that ends with `.sql` is a file next to the DAG, or below its
-    `template_searchpath`.
+    `{{ input }}` is a table that exists only while a batch is transformed, and Airflow's Jinja raises an error for an
+    unknown name. So `input` is a known name here, and renders to `{{ input }}`; everything else in the statement
+    renders as usual. A value that ends with `.sql` is a file next to the DAG, or below its `template_searchpath`.
     """
 
     def statement(self) -> Any:
@@ -57,17 +56,18 @@ class SqlRendering(TextRendering):
         """Render a value; the statement is rendered with `input` in the context."""
         parent: Any = super()
         if isinstance(content, str) and content is self.statement():
-            # Only for this field: with `template_ext`, a topic called `x.sql` would be a file, too.
+            # Read here and not by `template_ext`, which would also read a file for a topic with the name `x.sql`.
             if content.endswith(_FILE):
                 jinja_env = jinja_env or self.get_template_env()
                 content = _read(content, jinja_env)
-            # A copy, since other fields must not see this name; Airflow's lazy values stay lazy.
+            # A shallow copy: other fields must not get this name, and Airflow's lazy values stay lazy.
             context = copy.copy(context)
             context["input"] = INPUT
         return parent.render_template(content, context, jinja_env, seen_oids)
 
 
 def _read(name: str, jinja_env: Any) -> str:
+    """Return the text of a statement's file. Raises InvalidArgument for a task without a DAG."""
     if jinja_env.loader is None:
         raise InvalidArgument("sql", f"{name!r} is a file, to be read from the DAG's folder, but the task has no DAG.")
     source: str = jinja_env.loader.get_source(jinja_env, name)[0]

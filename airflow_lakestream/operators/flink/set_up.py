@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     # The operators themselves import this module.
     from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
-_SAME = ("topic", "table", "format", "start_offset", "on_data_loss", "prove")
-_OPTIONAL = (
+# Arguments of FlinkSqlOperator that `FlinkConfig` gets unchanged: always, and only with a value.
+_REQUIRED_ARGUMENTS = ("topic", "table", "format", "start_offset", "on_data_loss", "prove")
+_OPTIONAL_ARGUMENTS = (
     *("columns", "sql", "sql_input", "schema", "start_timestamp", "partition_by", "branch", "checks"),
     *("on_error", "max_rejected"),
 )
@@ -50,9 +51,9 @@ class FlinkBackend(DetachedBackend):
 
     def kill(self, handle: DriverHandle) -> None:
         """Kill the driver. If the driver was alive, also cancel the job."""
-        lives = handle.process is not None and handle.process.alive is True
+        is_alive = handle.process is not None and handle.process.alive is True
         super().kill(handle)
-        if lives:
+        if is_alive:
             config = self._config
             cancel_noted(config.checkpoint_location, config.store_properties, config.manager_address)
 
@@ -79,14 +80,12 @@ def build_supervision(
 
 
 def configured(operator: SupervisedOperator, owner: str) -> FlinkConfig:
-    """Return the configuration of a landing's driver.
+    """Return the configuration of a landing's driver. Raises InvalidArgument.
 
     :param operator: a `FlinkSqlOperator`.
     :param owner: key of the task's run, the same for all tries.
-
-    Raises InvalidArgument.
     """
-    given = {name: value for name in _OPTIONAL if is_given(value := getattr(operator, name))}
+    optional = {name: value for name in _OPTIONAL_ARGUMENTS if is_given(value := getattr(operator, name))}
     kafka = KafkaHook(operator.kafka_conn_id)
     registry = registry_of(operator.schema_registry, kafka, operator.format)
     if registry is not None and not uses_registry(operator.format):
@@ -99,20 +98,18 @@ def configured(operator: SupervisedOperator, owner: str) -> FlinkConfig:
         consumer_group=operator.consumer_group or operator.dag_id,
         publish_interval=seconds("publish_interval", operator.publish_interval),
         table_properties=dict(operator.table_properties or {}),
-        **{name: getattr(operator, name) for name in _SAME},
-        **given,
+        **{name: getattr(operator, name) for name in _REQUIRED_ARGUMENTS},
+        **optional,
     )
 
 
 def script_configured(operator: SupervisedOperator, owner: str) -> ScriptConfig:
-    """Return the configuration of the driver of a script or a program.
+    """Return the configuration of the driver of a script or a program. Raises InvalidArgument.
 
-    It has the connections of Kafka and the database only if the script refers to them.
+    The connections of Kafka and the database are read only if the script refers to them.
 
     :param operator: a `FlinkScriptOperator`.
     :param owner: key of the task's run, the same for all tries.
-
-    Raises InvalidArgument.
     """
     if is_given(operator.jar):
         jar = str(operator.jar)
@@ -137,6 +134,7 @@ def script_configured(operator: SupervisedOperator, owner: str) -> ScriptConfig:
 
 
 def _common(operator: SupervisedOperator, owner: str) -> dict[str, Any]:
+    """Return the settings of `JobConfig`. Raises InvalidArgument."""
     if not is_given(operator.checkpoint_location):
         raise InvalidArgument(
             "checkpoint_location",
@@ -157,12 +155,13 @@ def _common(operator: SupervisedOperator, owner: str) -> dict[str, Any]:
 
 @dataclass
 class _FlinkLaunch:
-    """Prepares a new job for each launch."""
+    """The preparation of launches; `folder` is the root folder of all drivers."""
 
     config: JobConfig
     folder: Path
 
     def prepare(self) -> DetachedJob:
+        """Create a driver's folder with the configuration, and return the job to launch."""
         folder = new_folder(self.folder, self.config.checkpoint_location)
         file = DriverConfig(self.config.to_dict(), self.config.fingerprint, self.config.inputs).write(folder)
         command = [sys.executable, "-m", "airflow_lakestream.flink.program", "--config", str(file)]

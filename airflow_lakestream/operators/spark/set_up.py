@@ -57,22 +57,20 @@ class ConnectionIds:
 def configure_bundled(
     app: str, arguments: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds
 ) -> DriverConfig:
-    """Return the configuration of a driver with a bundled app, without a submission.
+    """Return the configuration of a driver with a bundled app. Raises InvalidArgument.
 
     :param app: the app's name, such as `"kafka_to_iceberg"`.
     :param arguments: the app's own arguments: of the landing, or of the maintenance.
     :param query: `owner`, and for a streaming query `checkpoint_location`, `trigger`, `max_batches`,
         `max_offsets_per_trigger`; for a driver without a query `lease_location` and `run_id`. `code` is the fingerprint
-        of the user's function. Missing values may be None.
+        of the user's function. Values may be None.
     :param connections: the connections of source and target; an unneeded id may be None.
-
-    Raises InvalidArgument with the name of the wrong argument.
     """
     check_app(app)
-    given = {key: value for key, value in query.items() if is_given(value)}
+    settings = {key: value for key, value in query.items() if is_given(value)}
     if app == MAINTAIN_ICEBERG:
-        return _maintenance(arguments, given, connections)
-    return _landing(app, arguments, given, connections)
+        return _maintenance(arguments, settings, connections)
+    return _landing(app, arguments, settings, connections)
 
 
 def _landing(
@@ -85,24 +83,18 @@ def _landing(
     formats = (arguments.get("format", "json"), arguments.get("key_format"))
     if (registry := registry_of(arguments.get("schema_registry"), kafka, *formats)) is not None:
         arguments["schema_registry"] = registry
-    given = {
-        "app": app,
-        "kafka": kafka.configuration(),
-        **_lake(app, connections),
-        "landing": arguments,
-        **query,
-    }
-    config = AppConfig.parse(given)
+    lake = _lake_settings(app, connections)
+    config = AppConfig.parse({"app": app, "kafka": kafka.configuration(), **lake, "landing": arguments, **query})
     return DriverConfig(config.to_dict(), fingerprint(config), inputs_of(config))
 
 
 def _maintenance(work: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
     lease_keys = {key: query[key] for key in ("owner", "lease_location") if key in query}
-    for key, usual in (("trigger", AVAILABLE_NOW), ("max_batches", None), ("max_offsets_per_trigger", None)):
-        if query.get(key) != usual:
+    for key, default in (("trigger", AVAILABLE_NOW), ("max_batches", None), ("max_offsets_per_trigger", None)):
+        if query.get(key) != default:
             raise InvalidArgument(key, f"goes with a query; {MAINTAIN_ICEBERG} has no query.", "Leave it out.")
-    given = {"app": MAINTAIN_ICEBERG, **_lake(MAINTAIN_ICEBERG, connections), "maintenance": dict(work), **lease_keys}
-    config = MaintenanceConfig.parse(given)
+    lake = _lake_settings(MAINTAIN_ICEBERG, connections)
+    config = MaintenanceConfig.parse({"app": MAINTAIN_ICEBERG, **lake, "maintenance": dict(work), **lease_keys})
     content = config.to_dict()
     _check_json(content)
     return DriverConfig(content, config.fingerprint, config.inputs)
@@ -114,17 +106,18 @@ def configure_own(
     query: Mapping[str, Any],
     connections: ConnectionIds,
 ) -> DriverConfig:
-    """Return the configuration of a driver with the user's program.
+    """Return the configuration of a driver with the user's program. Raises InvalidArgument.
 
-    It has the program's own arguments, the query's arguments, the connections, and the inputs and fingerprint for the
-    lease. Raises InvalidArgument for a value that can't be written as JSON.
+    The content has the program's own arguments, the query's arguments, the connections, and the inputs and fingerprint
+    for the lease.
     """
     kafka = KafkaHook(connections.kafka).configuration() if connections.kafka else {}
     catalog = _catalog(connections.iceberg) if connections.iceberg else {}
     storage = _storage(connections.storage) if connections.storage else {}
     inputs = {"application": Path(application).name}
-    same = {**query, "app_config": dict(app_config), "application": application, "catalog": catalog.get("name")}
-    same |= {"owner": "", "run_id": "", "kafka": kafka.get("bootstrap.servers")}
+    # Without values that differ between the tries and runs of one stream, and without secrets.
+    identity = {**query, "app_config": dict(app_config), "application": application, "catalog": catalog.get("name")}
+    identity |= {"owner": "", "run_id": "", "kafka": kafka.get("bootstrap.servers")}
     content = {
         **app_config,
         **{key: value for key, value in query.items() if is_given(value)},
@@ -132,20 +125,22 @@ def configure_own(
         **({"catalog": catalog} if catalog else {}),
         **({"storage": storage} if storage else {}),
         "inputs": inputs,
-        "fingerprint": fingerprint_of(same),
+        "fingerprint": fingerprint_of(identity),
     }
     _check_json(content)
     return DriverConfig(content, content["fingerprint"], inputs)
 
 
 def _check_json(content: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument for content that can't be written as JSON."""
     try:
         json.dumps(content)
     except TypeError as e:
         raise InvalidArgument("app_config", f"it can't be written as JSON: {e}.") from e
 
 
-def _lake(app: str, connections: ConnectionIds) -> dict[str, Any]:
+def _lake_settings(app: str, connections: ConnectionIds) -> dict[str, Any]:
+    """Return the catalog or the storage of an app's tables. Raises InvalidArgument for a missing connection."""
     lake = lake_of_app(app)
     if LakeCapability.CATALOG not in lake.can:
         return {"storage": _storage(connections.storage)}
@@ -164,13 +159,17 @@ def _catalog(conn_id: str) -> dict[str, Any]:
     return {"name": conn_id, "properties": IcebergHook(conn_id).properties()}
 
 
-# Folders of runs that are over are kept for this many seconds; nobody asks for them later.
-_KEPT_S = 30 * 86_400
+# Seconds for which the folders of ended runs are kept.
+_KEPT_SECONDS = 30 * 86_400
 
 
 @dataclass(frozen=True)
 class DriverPlace:
-    """`location` of the checkpoint or the run; drivers with the same `stream` share a folder."""
+    """The places of a driver's files.
+
+    :param location: location of the checkpoint, or of the run's lease and progress.
+    :param stream: name of the stream, whose drivers have their folders below a common folder.
+    """
 
     location: str
     stream: str
@@ -180,22 +179,21 @@ class DriverPlace:
 def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> DriverPlace:
     """Return the place of a task run's driver.
 
-    A query has its checkpoint. A driver without a query has a folder of its own; in the default folder, folders of runs
-    from more than 30 days ago are deleted.
+    A query has its checkpoint. A driver without a query has a folder for each run; in the default folder, folders of
+    runs from more than 30 days ago are deleted. Raises InvalidArgument if `checkpoint_location` is missing for a query,
+    or for a driver in a cluster.
 
     :param run: key of the task's run, the same for all tries.
-
-    Raises InvalidArgument if `checkpoint_location` is missing for a query, or for a driver in a cluster.
     """
-    given = str(operator.checkpoint_location) if is_given(operator.checkpoint_location) else ""
-    if _is_query(operator, given):
-        if not given:
+    location = str(operator.checkpoint_location) if is_given(operator.checkpoint_location) else ""
+    if _is_query(operator, location):
+        if not location:
             raise InvalidArgument("checkpoint_location", "is missing; a query keeps its place there.")
-        return DriverPlace(given, given, is_query=True)
+        return DriverPlace(location, location, is_query=True)
     name = fingerprint_of({"run": run})
     stream = f"{operator.dag_id}/{operator.task_id}"
-    if given:
-        return DriverPlace(f"{given.rstrip('/')}/{name}", stream, is_query=False)
+    if location:
+        return DriverPlace(f"{location.rstrip('/')}/{name}", stream, is_query=False)
     if kind is not BackendKind.DETACHED:
         raise InvalidArgument(
             "checkpoint_location",
@@ -203,7 +201,7 @@ def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> DriverPl
             "Give a path or URI that workers, triggerer and the cluster share.",
         )
     root = folder_of(operator) / "runs"
-    _forget(root)
+    _delete_old_folders(root)
     return DriverPlace(str(root / name), stream, is_query=False)
 
 
@@ -217,7 +215,7 @@ def folder_of(operator: StreamArguments) -> Path:
 
 
 def _is_query(operator: StreamArguments, location: str) -> bool:
-    # A program of the user is a query if it has a checkpoint.
+    """Return whether the driver runs a streaming query; a user's program does if it has a checkpoint."""
     if operator.app is None:
         return bool(location)
     if operator.app not in LANDING_APPS:
@@ -225,21 +223,21 @@ def _is_query(operator: StreamArguments, location: str) -> bool:
     return choose(ModeName, "app_config.mode", operator.app_config.get("mode", ModeName.RESUME)) is ModeName.RESUME
 
 
-def _forget(root: Path) -> None:
+def _delete_old_folders(root: Path) -> None:
     """Delete the folders of old runs."""
     for old in root.glob("*.lakestream"):
-        if old.stat().st_mtime < time.time() - _KEPT_S:
+        if old.stat().st_mtime < time.time() - _KEPT_SECONDS:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def import_function(function: str, dag_folder: Path | None, argument: str = TRANSFORM) -> FrameFunction:
     """Import a function in the same way as the driver: the folder of the DAG's file is searched first.
 
+    Raises InvalidArgument if the function does not exist, does not take two arguments, or its module fails.
+
     :param function: module:function.
     :param dag_folder: the folder of the DAG's file, or None if unknown.
     :param argument: the argument with the function's name, for the error.
-
-    Raises InvalidArgument if the function does not exist, does not take two arguments, or its module fails.
     """
     from airflow_lakestream.spark.frames.function import load_function
 
@@ -248,7 +246,7 @@ def import_function(function: str, dag_folder: Path | None, argument: str = TRAN
 
 
 def write_zip(function: str, dag_folder: Path | None, folder: Path) -> str:
-    """Write the function's module, or the package around the module, into a zip. Return the path.
+    """Write the function's module, or the package around the module, into a zip; return the zip's path.
 
     :param function: module:function, imported before.
     :param dag_folder: the folder of the DAG's file, searched first.
@@ -257,7 +255,7 @@ def write_zip(function: str, dag_folder: Path | None, folder: Path) -> str:
     top = function.partition(":")[0].partition(".")[0]
     with _importing_from(dag_folder):
         spec = importlib.util.find_spec(top)
-    assert spec is not None, "it was imported before"
+    assert spec is not None, "the module was imported before"
     origin = Path(str(spec.origin)) if spec.origin else Path(next(iter(spec.submodule_search_locations or ())))
     is_package = spec.submodule_search_locations is not None
     root = origin if origin.is_dir() else origin.parent
@@ -276,7 +274,7 @@ def _importing_from(folder: Path | None) -> Iterator[None]:
         yield
         return
     sys.path.insert(0, str(folder))
-    # A file may be newer than Python's listing of the folder.
+    # Python's cached listing of the folder may be older than a file.
     importlib.invalidate_caches()
     try:
         yield
@@ -312,7 +310,7 @@ def build_supervision(operator: StreamArguments, context: Any, wait: Callable[[f
 
 @dataclass
 class _SparkLaunch:
-    """Prepares a new submission for each launch."""
+    """The preparation of submissions."""
 
     operator: StreamArguments
     config: DriverConfig
@@ -321,15 +319,17 @@ class _SparkLaunch:
     place: DriverPlace
 
     def prepare(self) -> DriverSubmission:
-        # The driver may run anywhere, but spark-submit runs here: with another Java version it ends without an error.
+        """Create a driver's folder with code for executors; return the submission. Raises JavaUnfit, SparkMixed."""
+        # The driver may run anywhere, but spark-submit runs here: with an unfit Java it would end without an error.
         environment = self.hook.environment(self.hook.variables)
         check_java(environment)
         if self.operator.app is not None:
             check_submitter(self.hook.binary, environment)
         folder = new_folder(folder_of(self.operator), self.place.stream, SECRET_FILES)
         code = []
-        if (function := _function(self.operator)) is not None:
-            code.append(write_zip(function[1], _dag_folder(self.operator), folder))
+        if (named := _function(self.operator)) is not None:
+            _, function = named
+            code.append(write_zip(function, _dag_folder(self.operator), folder))
         if not self.hook.is_local and not is_given(self.operator.py_files):
             code.append(package_zip(folder))
         return DriverSubmission(
@@ -344,6 +344,7 @@ class _SparkLaunch:
 
 
 def _configured(operator: StreamArguments, context: Any, place: DriverPlace) -> DriverConfig:
+    """Return the driver's configuration. Raises InvalidArgument."""
     run = run_key(context)
     query = {"trigger": operator.trigger, "owner": run}
     query |= {name: getattr(operator, name) for name in ("max_batches", "max_offsets_per_trigger")}
@@ -356,23 +357,24 @@ def _configured(operator: StreamArguments, context: Any, place: DriverPlace) -> 
     if operator.app == MAINTAIN_ICEBERG:
         return configure_bundled(operator.app, operator.app_config, query, ids)
     landing = {"consumer_group": operator.dag_id, **operator.app_config}
-    if (function := _function(operator)) is not None:
-        # A driver with another function is another stream: a running driver with the old code is not adopted.
-        query["code"] = import_function(function[1], _dag_folder(operator), function[0]).fingerprint
+    if (named := _function(operator)) is not None:
+        argument, function = named
+        # Part of the fingerprint, so that a running driver with the old code of the function is not adopted.
+        query["code"] = import_function(function, _dag_folder(operator), argument).fingerprint
     if landing.get("mode") == ModeName.INTERVAL:
         landing |= resolve_interval(context, landing)
     return configure_bundled(operator.app, landing, query, ids)
 
 
 def _function(operator: StreamArguments) -> tuple[str, str] | None:
-    """Return (argument, function) of the function in an app's landing, or None without a function."""
-    given = operator.app_config if operator.app in LANDING_APPS else {}
-    named = ((argument, str(given[argument])) for argument in FUNCTIONS if is_given(given.get(argument)))
+    """Return argument and name of the function in an app's landing, or None without a function."""
+    landing = operator.app_config if operator.app in LANDING_APPS else {}
+    named = ((argument, str(landing[argument])) for argument in FUNCTIONS if is_given(landing.get(argument)))
     return next(named, None)
 
 
 def _dag_folder(operator: StreamArguments) -> Path | None:
-    """Return the folder of the DAG's file."""
+    """Return the folder of the DAG's file; None if unknown."""
     file = getattr(operator.dag, "fileloc", None)
     return Path(file).parent if file else None
 
@@ -380,7 +382,7 @@ def _dag_folder(operator: StreamArguments) -> Path | None:
 def _hook(operator: StreamArguments, context: Any) -> SparkHook:
     options = {"name": f"lakestream {operator.dag_id}.{operator.task_id}", **operator.spark_options()}
     if conf.getboolean("openlineage", "spark_inject_parent_job_info", fallback=False):
-        # As in the official operator. A driver outlives its task's tries: its parent is the try that submitted it.
+        # As in Airflow's Spark operator. The driver's parent in OpenLineage is the try that submits the driver.
         options["conf"] = inject_parent_job_information_into_spark_properties(options.get("conf") or {}, context)
     if operator.packages is not None:
         options["packages"] = operator.packages
@@ -388,6 +390,7 @@ def _hook(operator: StreamArguments, context: Any) -> SparkHook:
 
 
 def _add_packages(operator: StreamArguments, hook: SparkHook, place: DriverPlace) -> None:
+    """Add the jars that a bundled app needs to the submission, unless the user has specified packages."""
     if operator.packages is not None or operator.app is None:
         return
     packages, without = kafka_packages(), tuple[str, ...]()

@@ -25,7 +25,7 @@ NUMBERS = ("total_executor_cores", "executor_cores", "num_executors")
 class SparkArguments(SupervisedOperator):
     """An operator that submits to Spark.
 
-    Named one by one, though they are many: only so `default_args` and `partial` reach them. All are templated.
+    All arguments are templated, and each is in the signature, so that `default_args` and `partial` reach them.
 
     :param conf: Spark's settings; they go into a file, never onto the command line
     :param jars: paths of jars, separated by commas
@@ -83,20 +83,20 @@ class SparkArguments(SupervisedOperator):
             _refuse_unmasked(argument, value)
         set_arguments(self, SparkArguments, locals())
 
-    _of_the_hook = templated(__init__)
-    template_fields: Sequence[str] = (*_of_the_hook, *SupervisedOperator.template_fields)
+    _hook_arguments = templated(__init__)
+    template_fields: Sequence[str] = (*_hook_arguments, *SupervisedOperator.template_fields)
 
     def spark_options(self) -> dict[str, Any]:
-        """Return the given arguments, by the names of the hook's arguments. Raises InvalidArgument."""
-        given = {name: value for name in self._of_the_hook if (value := getattr(self, name)) is not None}
-        return given | {name: count(name, given[name], "processes") for name in NUMBERS if name in given}
+        """Return the arguments of `SparkHook` that have a value. Raises InvalidArgument."""
+        options = {name: value for name in self._hook_arguments if (value := getattr(self, name)) is not None}
+        return options | {name: count(name, options[name], "processes") for name in NUMBERS if name in options}
 
 
 def _refuse_unmasked(argument: str, value: Any) -> None:
-    """Refuse secrets under names unknown to Airflow's masking."""
-    for place in secrets_in(value, rendered="", assigned=True):
-        if not MASKED.search(place):
-            problem = f"{place or 'its text'} holds a secret, which would be shown."
+    """Raise InvalidArgument for a secret under a name that Airflow does not mask."""
+    for name in secrets_in(value, rendered="", assigned=True):
+        if not MASKED.search(name):
+            problem = f"{name or 'its text'} holds a secret, which would be shown."
             raise InvalidArgument(argument, problem, "Put it into a connection, or a file that properties_file names.")
 
 
@@ -132,7 +132,7 @@ class StreamArguments(SparkArguments):
         super().__init__(**kwargs)
         if (app is None) == (application is None):
             raise InvalidArgument("app", "exactly one of app and application has to be given.")
-        # As early as possible, before a DAG with a secret in it is stored anywhere.
+        # Here, before Airflow stores a DAG with a secret anywhere.
         refuse_secrets((app_config or {}).get("schema_registry") or "")
         refuse_shown("app_config", app_config)
         set_arguments(self, StreamArguments, {**locals(), "app_config": dict(app_config or {})}, _CHECKS)
@@ -148,5 +148,5 @@ class StreamArguments(SparkArguments):
         location = self.checkpoint_location
         if not is_given(location) or not is_object_store(str(location)):
             return None
-        of_lake: str | None = getattr(self, lake_of_app(self.app).connection)
-        return self.storage_conn_id if of_lake is None else of_lake
+        lake_conn_id: str | None = getattr(self, lake_of_app(self.app).connection)
+        return self.storage_conn_id if lake_conn_id is None else lake_conn_id

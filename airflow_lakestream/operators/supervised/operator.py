@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Seconds until a signal is noticed, at most.
-_SLICE = 0.2
-# Airflow needs a time-out; a stream has none.
+# Greatest number of seconds until a signal is noticed.
+_SIGNAL_CHECK_S = 0.2
+# Airflow's deferral needs a time-out, and a stream has no time-out.
 _FOREVER = timedelta(days=36_500)
-# Seconds between two looks. In the triggerer many streams are looked at: each look takes a millisecond.
-_POLL = 5.0
-_POLL_DEFERRED = 30.0
+# Seconds between two looks in the worker, and in the triggerer, which looks at many streams.
+_POLL_S = 5.0
+_DEFERRED_POLL_S = 30.0
 
 _DURATIONS = ("healthy_after", "stall_timeout", "start_timeout", "unknown_timeout", "stop_timeout", "poll_interval")
 _CHECKS: dict[str, Check] = {
@@ -58,15 +58,15 @@ _CHECKS: dict[str, Check] = {
 
 
 class StreamLeft(LakestreamError, Transient):
-    """The worker ends, while the stream goes on without this try."""
+    """Error of a try whose worker ends while the stream goes on."""
 
 
 class TaskEnded(LakestreamError, Transient):
-    """A person cleared or marked the task while it ran."""
+    """Error of a task that a person cleared or marked while the task ran."""
 
 
 class _Signalled(Exception):
-    """The process received SIGTERM."""
+    """Exception for ending the supervision after SIGTERM."""
 
 
 class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
@@ -92,17 +92,20 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     :param table_url: address of the link Table, with `{table}` in it (templated)
     """
 
-    # The engine's name in metrics, and links with their addresses, in which `{url}` is the lease's address.
+    # The engine's name in metrics.
     engine: ClassVar[str]
+    # Links with their addresses, in which `{url}` is the address in the lease.
     driver_pages: ClassVar[Sequence[tuple[BaseOperatorLink, str]]] = ()
-    # Values of `on_kill_action`; the value "leave" lets everything run. And the name of the location in a report.
+    # Values of `on_kill_action`; with "leave" the driver goes on.
     on_kill_actions: ClassVar[type[StrEnum]] = OnKill
+    # The key of the stream's location in a report.
     place: ClassVar[str] = "checkpoint_location"
 
     _supervisor: StreamSupervisor | None = None
     # See `links.links_until_run`.
     _has_run = False
-    _is_heeding = False
+    # Whether `on_kill` leaves the reaction to the supervision, and whether it has noted a signal.
+    _is_supervising = False
     _signalled = False
 
     def __init__(
@@ -152,12 +155,9 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         return None
 
     def limits(self) -> SupervisionLimits:
-        """Return the limits of the supervision.
+        """Return the limits of the supervision. Raises InvalidArgument."""
 
-        `stall_timeout` and `stop_timeout` may be None, for no limit. Raises InvalidArgument.
-        """
-
-        def bound(name: str) -> float | None:
+        def optional(name: str) -> float | None:
             value = getattr(self, name)
             return seconds(name, value) if is_given(value) else None
 
@@ -165,12 +165,12 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         return SupervisionLimits(
             max_restarts=count_from_zero("max_restarts", self.max_restarts),
             backoff=seconds("restart_backoff", self.restart_backoff),
-            stall_timeout=bound("stall_timeout"),
-            stop_timeout=bound("stop_timeout"),
+            stall_timeout=optional("stall_timeout"),
+            stop_timeout=optional("stop_timeout"),
             **{name: seconds(name, getattr(self, name)) for name in required},
         )
 
-    def seconds_between_looks(self, default: float = _POLL) -> float:
+    def seconds_between_looks(self, default: float = _POLL_S) -> float:
         """Return `poll_interval`, or `default` without it. Raises InvalidArgument."""
         return seconds("poll_interval", self.poll_interval) if is_given(self.poll_interval) else default
 
@@ -199,8 +199,8 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         During the supervision a SIGTERM is only noted: the next `_wait` ends the supervision, and `_answer_to_signal`
         reacts. After a time-out the supervision has already ended: the driver is stopped here, by `on_kill_action`.
         """
-        if self._is_heeding:
-            # In a signal's handler any other action may wait for a lock of the interrupted code.
+        if self._is_supervising:
+            # Only noted: any other action of a signal handler may wait for a lock of the interrupted code.
             self._signalled = True
         elif self._supervisor is not None:
             log.info("execution_timeout: %s", self._supervisor.stop(self._on_kill_action()))
@@ -208,16 +208,21 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     def _set_up(
         self, context: Context, begun: Mapping[str, Any] | None = None, restarts: int = 0
     ) -> tuple[StreamSupervisor, TaskReport]:
+        """Return supervisor and report of the task. Raises InvalidArgument.
+
+        :param begun: the sums before the run, from the trigger's event; None at the start of a try.
+        :param restarts: number of restarts in earlier processes of the task.
+        """
         with late_imports():
             from airflow_lakestream.operators.supervised.task_report import TaskReport
 
-            # Reading the argument here also checks it, before anything is started.
+            # Checks the argument, too, before anything is started.
             log.debug("A person's clear or mark is answered by %s.", self._on_kill_action())
             self._supervisor = self.new_supervisor(context, self._wait)
         self._has_run = True
         before = self._supervisor.before()
-        known = dict(begun) if begun is not None else before
-        task_report = TaskReport(context["ti"], known, self.stream_names(), self.engine, self.driver_pages)
+        sums = dict(begun) if begun is not None else before
+        task_report = TaskReport(context["ti"], sums, self.stream_names(), self.engine, self.driver_pages)
         task_report.restarts = restarts
         if begun is None and (stop := _how_to_stop(context)):
             log.info("%s", stop.strip())
@@ -231,15 +236,16 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         task_report: TaskReport,
         decision: SupervisionDecision | None = None,
     ) -> dict[str, Any]:
-        self._is_heeding = True
+        """Supervise, keep the lineage, and return the report; `decision` is the trigger's, or None without an event."""
+        self._is_supervising = True
         try:
-            # Outermost, so that the reaction to a signal is done first.
+            # The lineage is outermost, so that the reaction to a signal is done first.
             with keep_lineage(self, supervisor):
-                return self._heed(context, supervisor, task_report, decision)
+                return self._supervise_until_signal(context, supervisor, task_report, decision)
         finally:
-            self._is_heeding = False
+            self._is_supervising = False
 
-    def _heed(
+    def _supervise_until_signal(
         self,
         context: Context,
         supervisor: StreamSupervisor,
@@ -254,11 +260,12 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     def _supervise(
         self, supervisor: StreamSupervisor, task_report: TaskReport, decision: SupervisionDecision | None
     ) -> dict[str, Any]:
+        """Carry out decision after decision until the stream ends well; return the report. Raises `give_up_error`."""
         history: SupervisionHistory | None = None
         if decision is not None:
             supervisor.resume(decision.history)
             if decision.action is SupervisorAction.WAIT:
-                # The trigger fired for work that only a worker does.
+                # The trigger has fired for work that only a worker does, such as a publication.
                 decision = supervisor.follow(task_report, until_started=True)
         while True:
             # No driver is supervised yet, or the last driver has ended and is to be replaced.
@@ -281,10 +288,7 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
             history, decision = decision.history.restarted(time.time()), None
 
     def give_up_error(self, location: str, decision: SupervisionDecision) -> LakestreamError:
-        """Return the error for giving up a stream.
-
-        DriverFailed if only a change of input helps; otherwise GaveUp, which Airflow retries.
-        """
+        """Return DriverFailed if only a change of input helps; otherwise GaveUp, which Airflow retries."""
         if decision.terminal:
             return DriverFailed(location, decision.reason)
         return GaveUp(location, decision.reason, decision.history.restarts)
@@ -299,11 +303,11 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     def _log_landed(self, report: Mapping[str, Any], table: str) -> None:
         from airflow_lakestream.run.summary import ICEBERG_DEFAULT, figures, rejects_of
 
-        conn = getattr(self, "iceberg_conn_id", None) or ICEBERG_DEFAULT
-        shown = rejects_of(table, report["consumer_group"], conn) if report["rejected"] else ""
-        level = logging.WARNING if shown else logging.INFO
+        conn_id = getattr(self, "iceberg_conn_id", None) or ICEBERG_DEFAULT
+        rejects = rejects_of(table, report["consumer_group"], conn_id) if report["rejected"] else ""
+        level = logging.WARNING if rejects else logging.INFO
         batches = f"{report['batches']} batch{'' if report['batches'] == 1 else 'es'}"
-        log.log(level, "Landed %s in %s, in %s.%s", figures(report), table, batches, shown)
+        log.log(level, "Landed %s in %s, in %s.%s", figures(report), table, batches, rejects)
 
     def _defer(self, supervisor: StreamSupervisor, task_report: TaskReport, history: SupervisionHistory) -> None:
         trigger = self.new_trigger(
@@ -311,7 +315,7 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
             generation=supervisor.generation,
             limits=asdict(supervisor.spec.limits),
             history=history.to_dict(),
-            poll_interval=self.seconds_between_looks(_POLL_DEFERRED),
+            poll_interval=self.seconds_between_looks(_DEFERRED_POLL_S),
             on_kill_action=self.on_kill_action,
             seen=task_report.progress.batches,
             begun=task_report.begun,
@@ -322,12 +326,15 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         self.defer(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout or _FOREVER)
 
     def _wait(self, duration: float) -> None:
+        """Wait for some seconds. Raises _Signalled after a signal."""
         end = time.monotonic() + duration
         while not self._signalled:
-            left = end - time.monotonic()
-            if left <= 0:
+            seconds_left = end - time.monotonic()
+            if seconds_left <= 0:
                 return
-            time.sleep(min(_SLICE, left))  # not a lock or an event: the code that the signal interrupted could hold it
+            time.sleep(
+                min(_SIGNAL_CHECK_S, seconds_left)
+            )  # not a lock or an event: the code that the signal interrupted could hold it
         raise _Signalled
 
     def _answer_to_signal(
@@ -340,8 +347,8 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         """
         state = _state_at_server(context["ti"])
         if state in (None, "running"):
-            known = "" if state else " (Airflow's API server did not answer)"
-            return StreamLeft(f"The worker ends{known}. The stream goes on; a retry of this task finds it again.")
+            note = "" if state else " (Airflow's API server did not answer)"
+            return StreamLeft(f"The worker ends{note}. The stream goes on; a retry of this task finds it again.")
         action = self._on_kill_action()
         result = supervisor.stop(action)
         if action != OnKill.LEAVE:
@@ -350,7 +357,7 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
 
 
 def _how_to_stop(context: Context) -> str:
-    """Return the way to stop a stream for good, with a blank before it, if the DAG would start the next run."""
+    """Return a sentence (with a leading blank) on stopping a stream of a @continuous DAG; empty for other DAGs."""
     if type(getattr(context.get("dag"), "timetable", None)).__name__ != "ContinuousTimetable":
         return ""
     return " The DAG is @continuous: to stop its stream for good, first pause the DAG, then mark this task failed."
@@ -361,7 +368,7 @@ def _state_at_server(ti: Any) -> str | None:
     try:
         states = ti.get_task_states(ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index)
         name = ti.task_id if ti.map_index < 0 else f"{ti.task_id}_{ti.map_index}"
-        # A task that was cleared, and not scheduled again yet, has no state.
+        # A cleared task has no state until it is scheduled again.
         return str(states[ti.run_id][name] or "cleared")
     except Exception as e:  # noqa: BLE001  # after any error the stream is left alone, and the retry finds it
         log.warning("The state of this task could not be read: %s: %s", type(e).__name__, e)

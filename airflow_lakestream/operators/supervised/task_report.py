@@ -16,18 +16,18 @@ log = logging.getLogger(__name__)
 
 XCOM_KEY = "progress"
 _COUNTS = ("batches", "rows_in", "rows_out", "rejected", "skipped", "filtered", "bad")
-# Seconds between two log lines about the progress of a batch.
-DOING_EVERY_S = 60.0
+# Seconds between two log lines about the steps of a batch.
+STEP_LOG_INTERVAL_S = 60.0
 
 
 class TaskReport:
-    """Reports each event of a driver once: in the log, in metrics, as XCom and as links.
+    """Reports of a task about a driver, each event once: in the log, in metrics, as XCom and as links.
 
     :param ti: the task instance.
-    :param begun: the sums from before the run, in the form of `DriverProgress.sums`: they are subtracted.
+    :param begun: the sums before the run, in the form of `DriverProgress.sums`, which are subtracted.
     :param names: `topic`, `table` and `consumer_group`, if known, for the report.
     :param engine: the engine's name in metrics.
-    :param driver_pages: links with their addresses, in which `{url}` is the lease's address.
+    :param driver_pages: links with their addresses, in which `{url}` is the address in the lease.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class TaskReport:
         self._started_generation = 0
         self._driver = ""
         self._names = {name: names[name] for name in ("topic", "table", "consumer_group") if name in names}
-        self._doing, self._doing_logged_at = "", time.monotonic()
+        self._logged_step, self._step_logged_at = "", time.monotonic()
         self.begun = begun
         self.restarts = 0
         self.progress = DriverProgress()
 
     def __call__(self, look: DriverLook) -> None:
-        """Report the news of a look: the driver's start and state, the batches, and the progress."""
+        """Report the changes since the last look: the driver's start and state, the batches, and the progress."""
         if look.progress.batches >= self.progress.batches:
             self.progress = look.progress
         if look.lease is not None and look.sight.driver is not DriverState.STARTING:
@@ -61,15 +61,15 @@ class TaskReport:
         for batch in look.batches:
             log.info("%s", batch)
         measure_batches(look.batches, self._tags)
-        if self._log_doing() or look.batches:
+        if self._log_step() or look.batches:
             self._ti.xcom_push(key=XCOM_KEY, value=self.summary() | {"doing": self.progress.doing})
 
-    def _log_doing(self) -> bool:
-        """Log the progress of a batch, now and then. Return whether a line was logged."""
+    def _log_step(self) -> bool:
+        """Log the driver's step if it is new and the last line is old enough; return whether a line was logged."""
         doing, now = self.progress.doing, time.monotonic()
-        if doing == self._doing or now - self._doing_logged_at < DOING_EVERY_S:
+        if doing == self._logged_step or now - self._step_logged_at < STEP_LOG_INTERVAL_S:
             return False
-        self._doing, self._doing_logged_at = doing, now
+        self._logged_step, self._step_logged_at = doing, now
         log.info("%s", doing)
         return True
 
@@ -83,16 +83,17 @@ class TaskReport:
         topics: dict[str, list[list[int]]] = {}
         for topic, *landed in since["landed"]:
             topics.setdefault(topic, []).append(landed)
-        one = str(self._names.get("topic"))
-        # For a regex by topic, as in the extract operator.
-        of_one = {"ranges": topics.get(one, [])} if one in topics or not topics else None
+        single_topic = str(self._names.get("topic"))
+        ranges: dict[str, Any] = {"ranges": topics.get(single_topic, [])}
+        if topics and single_topic not in topics:
+            ranges = {"topics": {topic: {"ranges": topics[topic]} for topic in sorted(topics)}}
         return {
             **self._names,
             **self.summary(),
             "read": since["rows_in"],
             "rows": since["rows_out"],
             "tables": since["tables"],
-            **(of_one or {"topics": {topic: {"ranges": ranges} for topic, ranges in sorted(topics.items())}}),
+            **ranges,
         }
 
     def summary(self) -> dict[str, Any]:
@@ -131,7 +132,7 @@ class TaskReport:
         log.warning("Restart %s, since the driver %s", self.restarts, reason)
 
     def report_failure(self, reason: str, log_tail: list[str]) -> None:
-        """Log the reason against a driver, and the driver's last lines."""
+        """Log a driver's failure, and the last lines of the driver's log."""
         log.warning("The driver %s", reason)
         for line in log_tail:
             log.warning("driver: %s", line)
@@ -141,8 +142,9 @@ class TaskReport:
         self.progress = progress
 
     def _report_start(self, look: DriverLook) -> None:
+        """Log a driver that was not seen before, and push its links."""
         lease = look.lease
-        assert lease is not None, "see the caller"
+        assert lease is not None, "the driver works, so it has taken its lease"
         if lease.generation <= self._started_generation:
             return
         self._started_generation = lease.generation
