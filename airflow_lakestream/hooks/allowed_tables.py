@@ -13,7 +13,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 TABLES, STREAMS = "lakestream_tables", "lakestream_streams"
 # Default tables of the bundled DAGs.
-_USUAL = ("lake.*",)
+_DEFAULT_TABLES = ("lake.*",)
 # Special characters also in JavaScript's regular expressions, which Airflow's form uses.
 _SPECIAL = re.compile(r"[\\^$.+?()\[\]{}|]")
 
@@ -26,9 +26,10 @@ def allowed_tables() -> Sequence[str]:
     tables = Variable.get(TABLES, default=None, deserialize_json=True)
     if tables is None:
         streams = Variable.get(STREAMS, default=None, deserialize_json=True)
-        named = {one.get("table") for one in streams or () if isinstance(one, Mapping)}
-        tables = sorted(one for one in named if isinstance(one, str)) or _USUAL
-    if not isinstance(tables, list | tuple) or not tables or not all(isinstance(one, str) and one for one in tables):
+        names = {stream.get("table") for stream in streams or () if isinstance(stream, Mapping)}
+        tables = sorted(name for name in names if isinstance(name, str)) or _DEFAULT_TABLES
+    is_list = isinstance(tables, list | tuple) and bool(tables)
+    if not is_list or not all(isinstance(table, str) and table for table in tables):
         problem = "the Airflow variable is not a list of tables."
         raise InvalidArgument(TABLES, problem, 'Set it to JSON such as ["lake.orders", "lake.clicks*"].')
     return tuple(tables)
@@ -39,12 +40,12 @@ def table_param(default: str, description: str) -> Param:
 
     The field is a list of the allowed names, or a text with a pattern if one of the names has a `*`.
 
-    :param default: the field's first value; if it is not allowed, the list begins with its first name.
+    :param default: the field's first value; if this table is not allowed, the first allowed table is the value.
 
     Raises InvalidArgument for a variable without tables.
     """
     allowed = allowed_tables()
-    if any("*" in one for one in allowed):
+    if any("*" in table for table in allowed):
         return Param(default, type="string", pattern=_regex(allowed), title="Table", description=description)
     # A form begins with an allowed value.
     first = default if default in allowed else allowed[0]
@@ -67,5 +68,6 @@ def refuse_others(context: Any) -> None:
 
 
 def _regex(allowed: Sequence[str]) -> str:
-    parts = (_SPECIAL.sub(r"\\\g<0>", one).replace("*", ".*") for one in allowed)
+    """Return a regular expression, for Python and JavaScript, that matches the allowed tables only."""
+    parts = (_SPECIAL.sub(r"\\\g<0>", table).replace("*", ".*") for table in allowed)
     return f"^({'|'.join(parts)})$"

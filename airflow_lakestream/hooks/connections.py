@@ -1,6 +1,6 @@
-"""Search of connections of all kinds, and checks of the fields.
+"""Search of Airflow connections, and checks of their fields.
 
-Each function raises InvalidArgument with the argument and the connection, never with a value, which may be secret.
+Each InvalidArgument raised here has the argument and the connection's id, never a value, which may be secret.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _FIELDS = {"conn_type", "description", "host", "login", "password", "port", "sch
 
 
 def connection_of(argument: str, conn_id: str, remedy: str) -> Any:
-    """Return a connection with an object as extra.
+    """Return a connection whose extra is empty or an object in JSON.
 
-    :param argument: the argument with the connection's id, for the error.
-    :param remedy: advice for adding the connection.
+    :param argument: name of the user's argument with the connection's id, for the error.
+    :param remedy: advice for adding the connection, for the error.
 
     Raises InvalidArgument if the connection is missing, empty or unreadable, or if its extra is not an object.
     """
@@ -53,14 +53,14 @@ def find_connection(argument: str, conn_id: str) -> Any:
         except (ValueError, TypeError) as e:
             # Without the error's text, which has parts of the connection.
             problem = type(e).__name__
-    how = "Write it as JSON: text in each field, a number as port, an object as extra."
-    raise InvalidArgument(argument, f"connection {conn_id!r} can't be read ({problem}).", how) from None
+    remedy = "Write it as JSON: text in each field, a number as port, an object as extra."
+    raise InvalidArgument(argument, f"connection {conn_id!r} can't be read ({problem}).", remedy) from None
 
 
 def _unreadable(conn_id: str) -> str | None:
-    """Return the problem of the environment's text of a connection, without a part of the text.
+    """Return the problem of the environment variable AIRFLOW_CONN_..., without a part of the variable's text.
 
-    None if the text may be a connection, or does not exist.
+    None if the text can be read as a connection, or if the variable does not exist.
     """
     name = f"AIRFLOW_CONN_{conn_id.upper()}"
     text = os.environ.get(name, "")
@@ -68,44 +68,56 @@ def _unreadable(conn_id: str) -> str | None:
         if not text.startswith("{"):
             urlsplit(text).port  # noqa: B018  # raises ValueError for a bad port
             return None
-        given = json.loads(text)
-        int(given.get("port") or 0)
+        fields = json.loads(text)
+        int(fields.get("port") or 0)
     except json.JSONDecodeError as e:
         return f"{name} is not JSON: {e.msg}, line {e.lineno}, column {e.colno}"
     except (ValueError, TypeError):
         return f"{name} is not a URI, or its port is not a number"
-    unknown = sorted(set(given) - _FIELDS)
+    unknown = sorted(set(fields) - _FIELDS)
     return f"{name}: a connection has no field {unknown[0]!r}" if unknown else None
 
 
 def texts_of(argument: str, connection: Any, known: Collection[str] | None = None) -> dict[str, str]:
-    """Return a connection's extra as texts: numbers by digits, true and false; without null values.
+    """Return a connection's extra with all values as texts, booleans as "true" or "false"; without null values.
 
     :param known: all allowed names, or None if any name is allowed.
+
+    Raises InvalidArgument for another name, a list or a mapping.
     """
     extra: dict[str, Any] = connection.extra_dejson or {}
-    whose = f"connection {connection.conn_id!r}: its extra has"
+    extra_has = f"connection {connection.conn_id!r}: its extra has"
     for name, value in extra.items():
         if known is not None and name not in known:
             remedy = f"Known are {', '.join(known)}. Correct it, or leave it out."
-            raise InvalidArgument(argument, f"{whose} {name}, which is not read here.", remedy)
+            raise InvalidArgument(argument, f"{extra_has} {name}, which is not read here.", remedy)
         if isinstance(value, list | Mapping):
-            raise InvalidArgument(argument, f"{whose} {name}, which is a {_KINDS[type(value)]}.", "Write a text.")
-    given = {name: value for name, value in extra.items() if value is not None}
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+            raise InvalidArgument(
+                argument, f"{extra_has} {name}, which is a {_TYPE_NAMES[type(value)]}.", "Write a text."
+            )
+    values = {name: value for name, value in extra.items() if value is not None}
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
 
 
 def refuse_unread(argument: str, connection: Any, *fields: str, remedy: str) -> None:
-    """Refuse unused fields of a connection: the user expects an effect."""
+    """Raise InvalidArgument if a connection has one of the fields, which nothing reads: the user expects an effect."""
     if unread := [name for name in fields if getattr(connection, name)]:
         problem = f"connection {connection.conn_id!r} has {' and '.join(unread)}, which nothing reads."
         raise InvalidArgument(argument, problem, remedy)
 
 
-_KINDS: Mapping[type, str] = {list: "list", dict: "mapping", str: "text", int: "number", float: "number", bool: "bool"}
+_TYPE_NAMES: Mapping[type, str] = {
+    list: "list",
+    dict: "mapping",
+    str: "text",
+    int: "number",
+    float: "number",
+    bool: "bool",
+}
 
 
 def _check_extra(argument: str, connection: Any, remedy: str) -> None:
+    """Raise InvalidArgument unless a connection's extra is empty, null, or an object in JSON."""
     if not connection.extra:
         return
     try:
@@ -119,10 +131,11 @@ def _check_extra(argument: str, connection: Any, remedy: str) -> None:
         )
         raise InvalidArgument(argument, problem, "Write the object itself, without quotes around it.")
     if extra is not None and not isinstance(extra, dict):
-        problem = f"the extra of connection {connection.conn_id!r} is a {_KINDS[type(extra)]}, not an object."
+        problem = f"the extra of connection {connection.conn_id!r} is a {_TYPE_NAMES[type(extra)]}, not an object."
         raise InvalidArgument(argument, problem, remedy)
 
 
+# By field of a connection, the name of Flink CDC's option.
 _DATABASE_FIELDS = {
     "host": "hostname",
     "port": "port",
@@ -136,7 +149,7 @@ _DATABASE_REMEDY = (
 
 
 def connector_options(conn_id: str) -> dict[str, str]:
-    """Return the options of a Flink CDC connector for the database, secrets included.
+    """Return a database connection's address and login as options of a Flink CDC connector, secrets included.
 
     Airflow masks the password from here on. Raises InvalidArgument if the connection or one of its fields is missing.
     """

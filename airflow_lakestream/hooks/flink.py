@@ -11,7 +11,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.connections import connection_of, texts_of
 
 DEFAULT = "flink_default"
-_HOW = (
+_REMEDY = (
     'Add one of type http: host and port are the SQL Gateway\'s, the extra is {"jobmanager_url": '
     '"http://jobmanager:8081"}; login and password, or a "token" in the extra, if a proxy in front of them needs these.'
 )
@@ -25,11 +25,11 @@ class FlinkHook(BaseHook):
         self.flink_conn_id = flink_conn_id
 
     def addresses(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the fields of `flink.rest.FlinkAddress` for gateway and JobManager, secrets included.
+        """Return (SQL Gateway, JobManager), each as fields of `flink.rest.FlinkAddress` with secrets.
 
-        Raises InvalidArgument.
+        Raises InvalidArgument for a missing or unusable connection.
         """
-        connection = connection_of("flink_conn_id", self.flink_conn_id, _HOW)
+        connection = connection_of("flink_conn_id", self.flink_conn_id, _REMEDY)
         extra = texts_of("flink_conn_id", connection, ("jobmanager_url", "token"))
         host = url_of(connection.host, connection.schema, connection.port) if connection.host else ""
         login = {"login": connection.login or "", "password": connection.password or ""}
@@ -41,7 +41,12 @@ class FlinkHook(BaseHook):
         return {"url": gateway, **login}, {"url": self._checked("jobmanager_url", extra.get("jobmanager_url")), **login}
 
     def _checked(self, name: str, url: object) -> str:
-        """Return an address of the connection. Raises InvalidArgument for another text, and for a password in it."""
+        """Return a checked address of the connection, without a slash at the end.
+
+        :param name: the field or the name in the extra, for the error.
+
+        Raises InvalidArgument if `url` is no http address or has a password.
+        """
         try:
             parts = urlsplit(str(url or ""))
             is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -49,7 +54,7 @@ class FlinkHook(BaseHook):
             is_address = False
         if not is_address:
             problem = f"{name} of connection {self.flink_conn_id!r} is not an http address."
-            raise InvalidArgument("flink_conn_id", problem, _HOW)
+            raise InvalidArgument("flink_conn_id", problem, _REMEDY)
         if parts.password:
             remedy = "Put it into the field of the connection."
             raise InvalidArgument("flink_conn_id", f"{name} has a password in it, which would be shown.", remedy)

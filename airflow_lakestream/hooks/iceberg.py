@@ -20,7 +20,7 @@ UNFIT_CATALOGS = ("bigquery", "dynamodb")
 
 
 class CatalogUnavailable(LakestreamError, Transient):
-    """The catalog did not answer, or refused."""
+    """Error of a catalog that did not answer, or refused."""
 
     def __init__(self, conn_id: str, cause: Exception) -> None:
         remedy = "Check host, login, password and the extra (type, uri, warehouse) of the connection."
@@ -66,6 +66,7 @@ class IcebergHook(OfficialIcebergHook):
         return properties
 
     def _properties(self) -> dict[str, str]:
+        """Return the properties that the connection's fields and extra stand for, with all secrets masked in logs."""
         connection = connection_of(
             "iceberg_conn_id",
             self.conn_id,
@@ -74,7 +75,7 @@ class IcebergHook(OfficialIcebergHook):
         )
         properties = texts_of("iceberg_conn_id", connection)
         if connection.host:
-            # As in the official hook: the form's field wins.
+            # As in the official hook, the field wins over a uri in the extra.
             properties["uri"] = connection.host.rstrip("/")
         if properties.get("type", "rest").lower() != "rest":
             remedy = "They are for a REST catalog. For another catalog, write everything into the extra."
@@ -88,6 +89,7 @@ class IcebergHook(OfficialIcebergHook):
         return properties
 
     def _check(self, properties: dict[str, str]) -> None:
+        """Raise InvalidArgument if no landing can use a catalog with these properties."""
         kind = properties.get("type", "rest").lower()
         if kind in UNFIT_CATALOGS:
             raise InvalidArgument(
@@ -95,7 +97,7 @@ class IcebergHook(OfficialIcebergHook):
                 f"connection {self.conn_id!r} is a {kind} catalog, which can't compare and set a commit in PyIceberg.",
                 "Use a REST, Glue, SQL or Hive catalog.",
             )
-        known = sorted({str(one.value) for one in CatalogType} - {*UNFIT_CATALOGS})
+        known = sorted({str(member.value) for member in CatalogType} - {*UNFIT_CATALOGS})
         if kind not in known:
             raise UnknownValue(f"iceberg_conn_id: connection {self.conn_id!r}: type", kind, known)
         uri = properties.get("uri", "")
@@ -106,7 +108,8 @@ class IcebergHook(OfficialIcebergHook):
             self._check_shared_disk()
 
     def _check_shared_disk(self) -> None:
-        # An entry is a class, or alias:module.Class.
+        """Raise InvalidArgument if tasks may run on several machines: each would have an SQLite catalog of its own."""
+        # Each executor is written as Class, module.Class or alias:module.Class.
         executors = [name.split(":")[-1].split(".")[-1].strip() for name in conf.get("core", "executor").split(",")]
         if remote := [name for name in executors if name not in ("LocalExecutor", "SequentialExecutor")]:
             raise InvalidArgument(

@@ -27,21 +27,18 @@ class KafkaHook(KafkaBaseHook):
 
         Raises InvalidArgument for a missing, empty or unusable connection.
         """
-        config = {key: value for key, value in self._everything().items() if not is_client_setting(key)}
+        config = {key: value for key, value in self._whole_configuration().items() if not is_client_setting(key)}
         # Airflow masks passwords and secrets by name, but not the setting of a private key.
         if key := config.get("ssl.key.pem"):
             mask_secret(key)
         return config
 
     def registry(self) -> RegistryConfig | None:
-        """Return the schema registry in the connection's extra, or None.
+        """Return the schema registry in the connection's extra, or None without one. Raises InvalidArgument."""
+        return RegistryConfig.from_client_settings(self._whole_configuration())
 
-        Raises InvalidArgument.
-        """
-        return RegistryConfig.from_client_settings(self._everything())
-
-    def _everything(self) -> dict[str, Any]:
-        """Return the whole configuration of the connection. Raises InvalidArgument."""
+    def _whole_configuration(self) -> dict[str, Any]:
+        """Return the connection's settings of librdkafka and of the schema registry. Raises InvalidArgument."""
         remedy = 'Add one of type kafka with an extra such as {"bootstrap.servers": "broker:9092"}.'
         connection = connection_of("kafka_conn_id", self.kafka_config_id, remedy)
         has_login = bool(connection.login or connection.password)
@@ -61,5 +58,5 @@ class KafkaHook(KafkaBaseHook):
         return f"Kafka connection {self.kafka_config_id!r}"
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
-        # All versions of the provider call it with the configuration; the methods that build the configuration differ.
+        # The provider's `get_conn` returns the result of this method, in all versions; no client is wanted here.
         return config

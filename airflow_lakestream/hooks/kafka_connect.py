@@ -27,12 +27,12 @@ class KafkaConnectHook(BaseHook):
 
     def open_client(self) -> ConnectClient:
         """Return the client. Raises InvalidArgument for a missing or unusable connection."""
-        how = "Add one of type http, with the workers' host and port."
-        connection = connection_of("connect_conn_id", self.connect_conn_id, how)
+        remedy = "Add one of type http, with the workers' host and port."
+        connection = connection_of("connect_conn_id", self.connect_conn_id, remedy)
         extra = texts_of("connect_conn_id", connection, ("ca_file", "timeout"))
         if not connection.login:
             refuse_unread("connect_conn_id", connection, "password", remedy="Give the login, too.")
-        hosts = [host for one in (connection.host or "").split(",") if (host := one.strip())]
+        hosts = [host.strip() for host in (connection.host or "").split(",") if host.strip()]
         timeout = positive_seconds("connect_conn_id: timeout in its extra", extra.get("timeout", 30.0))
         return ConnectClient(
             ConnectWorkers(

@@ -1,4 +1,4 @@
-"""Kubernetes' API server, asked in the way of `spark-submit`: at the connection's address, by Airflow's credentials."""
+"""Requests to Kubernetes' API server, at the `spark` connection's address and with Airflow's credentials."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from airflow.providers.common.compat.sdk import conf
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 
 # Time-outs for connecting and for the answer, in seconds.
-_PATIENCE = (5, 30)
+_TIMEOUTS_S = (5, 30)
+# Section of Airflow's configuration.
 _SECTION = "kubernetes_executor"
+# A retry does not help after these answers.
 _REFUSALS = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
 class ClusterAway(LakestreamError, Transient):
-    """The API server does not answer, or has no room."""
+    """Error of an API server that does not answer, or has no room for another pod."""
 
     def __init__(self, address: str, request: str, reason: str) -> None:
         super().__init__(
@@ -29,7 +31,7 @@ class ClusterAway(LakestreamError, Transient):
 
 
 class ClusterRefuses(LakestreamError, Terminal):
-    """The API server refuses a necessary request of this worker."""
+    """Error of an API server that refuses a request of this worker."""
 
     def __init__(self, address: str, request: str, reason: str) -> None:
         super().__init__(
@@ -43,15 +45,15 @@ def settings_of_airflow() -> dict[str, str]:
 
     `in_cluster` is "true" or "false". Names without a value are left out.
     """
-    known = {"in_cluster": str(conf.getboolean(_SECTION, "in_cluster", fallback=True)).lower()}
+    settings = {"in_cluster": str(conf.getboolean(_SECTION, "in_cluster", fallback=True)).lower()}
     for name in ("config_file", "cluster_context"):
         if text := conf.get(_SECTION, name, fallback=""):
-            known[name] = text
-    return known
+            settings[name] = text
+    return settings
 
 
 class KubernetesNamespace:
-    """A namespace, through the API server.
+    """A namespace of a cluster, with its pods and secrets.
 
     :param master: the connection's host, `k8s://...`.
 
@@ -71,7 +73,7 @@ class KubernetesNamespace:
         self._core, self._rights = client.CoreV1Api(api), client.AuthorizationV1Api(api)
 
     def check_rights(self, needed: Mapping[str, Sequence[str]]) -> None:
-        """Refuse a worker without all rights in the namespace.
+        """Raise ClusterRefuses if this worker has not all the needed rights in the namespace.
 
         :param needed: verbs by resource; a part of a resource is written as `pods/log`.
 
@@ -96,9 +98,9 @@ class KubernetesNamespace:
         return [pod.metadata.name for pod in pods.items] if pods else []
 
     def delete_pod(self, name: str, grace: int) -> None:
-        """Ask for a pod's end, without a wait. A missing pod is accepted.
+        """Ask Kubernetes to delete a pod, if it exists; do not wait for the end.
 
-        :param grace: seconds until the pod is killed.
+        :param grace: seconds that the pod has for ending by itself, before it is killed.
 
         Raises ClusterAway, ClusterRefuses.
         """
@@ -106,7 +108,7 @@ class KubernetesNamespace:
         self._ask(f"delete pod {name}", call, name, self.namespace, grace_period_seconds=grace)
 
     def log(self, name: str, lines: int) -> list[str]:
-        """Return the last lines of a pod's log, empty without a log. Raises ClusterAway, ClusterRefuses."""
+        """Return the last lines of a pod's log, or an empty list without a log. Raises ClusterAway, ClusterRefuses."""
         call = self._core.read_namespaced_pod_log
         text = self._ask(f"get log of {name}", call, name, self.namespace, tail_lines=lines)
         return str(text or "").splitlines()
@@ -116,7 +118,7 @@ class KubernetesNamespace:
 
         :param content: the secret's texts by key.
 
-        Raises ClusterAway, ClusterRefuses; the latter also without the namespace.
+        Raises ClusterAway, and ClusterRefuses also if the namespace does not exist.
         """
         data = {key: base64.b64encode(value.encode()).decode() for key, value in content.items()}
         body = {"metadata": {"name": name, "labels": dict(labels)}, "type": "Opaque", "data": data}
@@ -142,24 +144,30 @@ class KubernetesNamespace:
         self._ask(f"delete secret {name}", self._core.delete_namespaced_secret, name, self.namespace)
 
     def _may(self, verb: str, resource: str) -> bool:
+        """Return whether this worker has a right, such as `get` for `pods/log`, in the namespace."""
         resource, _, part = resource.partition("/")
-        asked = {"namespace": self.namespace, "verb": verb, "resource": resource, "subresource": part or None}
-        body = {"spec": {"resourceAttributes": asked}}
+        right = {"namespace": self.namespace, "verb": verb, "resource": resource, "subresource": part or None}
+        body = {"spec": {"resourceAttributes": right}}
         review = self._ask(f"may it {verb} {resource}", self._rights.create_self_subject_access_review, body)
         return bool(review.status.allowed)
 
-    def _ask(self, request: str, call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+    def _ask(self, request: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a method of the client and return the answer, or None if the object does not exist.
+
+        :param request: the request in words, for the error.
+
+        Raises ClusterAway, ClusterRefuses.
+        """
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
         try:
-            return call(*arguments, _request_timeout=_PATIENCE, **more)
+            return call(*arguments, _request_timeout=_TIMEOUTS_S, **options)
         except ApiException as e:
             if e.status == HTTPStatus.NOT_FOUND:
-                # For the callers a missing object is an answer: the pod or secret does not exist.
                 return None
             problem = _error_text(e)
-            # A full quota is answered as FORBIDDEN, too, but another try may find room.
+            # A full quota is FORBIDDEN, too, but a retry may find room.
             refused = e.status in _REFUSALS and "exceeded quota" not in problem
             raise (ClusterRefuses if refused else ClusterAway)(self.address, request, problem) from e
         except (HTTPError, OSError) as e:
@@ -167,16 +175,17 @@ class KubernetesNamespace:
 
 
 def _credentials(address: str) -> Any:
+    """Return the client's configuration: Airflow's credentials for the cluster, with another address of the server."""
     from kubernetes import client, config
 
-    known, configuration = settings_of_airflow(), client.Configuration()
-    where = f"[{_SECTION}] in_cluster = {known['in_cluster']}"
+    settings, configuration = settings_of_airflow(), client.Configuration()
+    where = f"[{_SECTION}] in_cluster = {settings['in_cluster']}"
     try:
-        if known["in_cluster"] == "true":
+        if settings["in_cluster"] == "true":
             config.load_incluster_config(client_configuration=configuration)
         else:
             config.load_kube_config(
-                known.get("config_file"), known.get("cluster_context"), client_configuration=configuration
+                settings.get("config_file"), settings.get("cluster_context"), client_configuration=configuration
             )
     except (config.ConfigException, OSError) as e:
         raise InvalidArgument(
@@ -184,19 +193,20 @@ def _credentials(address: str) -> Any:
             f"Airflow has no credentials for Kubernetes: {e} ({where}).",
             f"Outside of the cluster set [{_SECTION}] in_cluster = False, and config_file or KUBECONFIG.",
         ) from e
-    # Each renewal of a token sets the file's address and hook again.
-    renew = configuration.refresh_api_key_hook
+    renew_token = configuration.refresh_api_key_hook
 
-    def renewed(of: Any) -> None:
-        if renew is not None:
-            renew(of)
-        of.host, of.refresh_api_key_hook = address, renewed
+    def renew_and_keep_address(renewed: Any) -> None:
+        # Each renewal of a token sets the address and the hook of Airflow's file again.
+        if renew_token is not None:
+            renew_token(renewed)
+        renewed.host, renewed.refresh_api_key_hook = address, renew_and_keep_address
 
-    renewed(configuration)
+    renew_and_keep_address(configuration)
     return configuration
 
 
 def _error_text(error: Any) -> str:
+    """Return the status and message of an ApiException."""
     try:
         message = str(json.loads(error.body)["message"])
     except (KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Connections of a landing's tables and for `watching`: catalogs, stores and Kafka, opened by Airflow's connections."""
+"""Catalogs, object stores and Kafka clusters, opened by Airflow connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AirflowPlaces:
-    """`watching.asking.LookConnections` by Airflow's connections."""
+    """`watching.asking.LookConnections` for Airflow: opens connections by their ids."""
 
     def kafka(self, conn_id: str) -> tuple[Mapping[str, Any], str]:
         """Return (librdkafka configuration, name of the connection for errors). Raises InvalidArgument."""
@@ -35,7 +35,7 @@ class AirflowPlaces:
         return store_properties(conn_id)
 
     def delta(self, conn_id: str | None) -> DeltaStorage:
-        """Open the store of Delta tables, with None by the worker's environment.
+        """Open the store of Delta tables; without `conn_id` the worker's environment has the credentials.
 
         Raises InvalidArgument, MissingExtra.
         """

@@ -19,9 +19,7 @@ _EXTRA = "url, token, ca_file, cert_file, key_file, key_password, timeout, retri
 
 
 def registry_of(value: Any, kafka: KafkaHook, *formats: object) -> RegistryConfig | None:
-    """Return the schema registry for a task's formats, secrets included, or None without a registry.
-
-    Airflow masks the secrets from here on.
+    """Return a task's schema registry with secrets, which Airflow masks from here on, or None without a registry.
 
     :param value: `schema_registry` as the user gave it: a URL, a mapping without secrets, the id of a connection, or
         None for the Kafka connection's registry, which is used only if one of the formats needs a registry.
@@ -42,18 +40,19 @@ def registry_of(value: Any, kafka: KafkaHook, *formats: object) -> RegistryConfi
 
 
 def _of_connection(conn_id: str) -> RegistryConfig:
+    """Return the registry that a connection describes. Raises InvalidArgument."""
     remedy = f"Add one with {_FIELDS}, whose extra may have {_EXTRA}; or write a URL."
     connection = connection_of("schema_registry", conn_id, remedy)
-    given: dict[str, Any] = texts_of("schema_registry", connection)
+    settings: dict[str, Any] = texts_of("schema_registry", connection)
     if connection.host:
-        given.setdefault("url", url_of(connection.host, connection.schema, connection.port))
+        settings.setdefault("url", url_of(connection.host, connection.schema, connection.port))
     if connection.login:
-        given |= {"username": connection.login, "password": connection.password or ""}
+        settings |= {"username": connection.login, "password": connection.password or ""}
     elif connection.password:
-        # As with services whose only secret is a token.
-        given.setdefault("token", connection.password)
+        # A password without a login is a token, as in connections of services that know tokens only.
+        settings.setdefault("token", connection.password)
     try:
-        return RegistryConfig.parse(given)
+        return RegistryConfig.parse(settings)
     except InvalidArgument as e:
         problem = f"connection {conn_id!r} can't be used ({e})."
         raise InvalidArgument("schema_registry", problem, f"Set {_FIELDS}.") from e

@@ -36,7 +36,7 @@ class DriverSubmission:
     :param variables: the driver's environment; they may be secret.
     :param py_files: Python code, for driver and executors.
     :param files: for the working folder of driver and executors.
-    :param seen_at: the path by which the driver sees its configuration.
+    :param seen_at: the configuration file's path on the driver's machine; empty until the file is written.
     """
 
     application: str
@@ -51,7 +51,7 @@ class DriverSubmission:
 
     @property
     def arguments(self) -> list[str]:
-        """The program's arguments."""
+        """The arguments of the program on the command line."""
         return ["--config", self.seen_at]
 
     def with_config_file(self) -> DriverSubmission:
@@ -63,9 +63,9 @@ class DriverSubmission:
         return replace(self, settings={**settings, **self.settings})
 
     def with_environment(self, prefix: str) -> DriverSubmission:
-        """Return the submission with the variables as settings: names begin with `prefix`."""
-        named = {prefix + name: value for name, value in self.variables.items()}
-        return replace(self, settings={**self.settings, **named}, variables={})
+        """Return the submission with each variable turned into a setting, named `prefix` and the variable's name."""
+        added = {prefix + name: value for name, value in self.variables.items()}
+        return replace(self, settings={**self.settings, **added}, variables={})
 
     def write_properties(self, given: str = "") -> Path:
         """Write the settings into a file of the folder, readable only by the owner. Return the path.
@@ -80,16 +80,17 @@ class DriverSubmission:
 
 
 class SecretPlace(Protocol):
-    """A place for secrets of a driver."""
+    """A place where a driver finds its secrets, outside of the submission."""
 
     def put(self, submission: DriverSubmission) -> DriverSubmission:
-        """Leave a submission's secrets in the place. Return the submission without secrets, but with the path."""
+        """Store a submission's secrets; return the submission without secrets, with their path as `seen_at`."""
 
     def forget(self, name: str) -> None:
-        """Delete the secrets left for a driver, if any."""
+        """Delete the secrets of the driver with this name, if there are any."""
 
 
 def _escaped(value: str) -> str:
+    """Return a value as written in a properties file of Java, which trims a value's first spaces."""
     text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     return "\\" + text if text[:1].isspace() else text
 
@@ -99,10 +100,7 @@ SECRET_FILES = (CONFIG_FILE, PROPERTIES_FILE)
 
 
 class BackendKind(StrEnum):
-    """Kind of backend. DETACHED: a process on Airflow's worker, for local masters and all client modes.
-
-    Drivers of the other kinds run in the cluster.
-    """
+    """Place of a connection's drivers: DETACHED on Airflow's worker (client mode), the others in the cluster."""
 
     DETACHED = detached.KIND
     YARN = "yarn"
@@ -110,7 +108,7 @@ class BackendKind(StrEnum):
 
 
 # The settings that the provider reads from `conf`; all other settings go into a file, since they may be secret.
-_LOOKED_AT = (
+_PROVIDER_SETTINGS = (
     "spark.kubernetes.namespace",
     "spark.kubernetes.submission.waitAppCompletion",
     "spark.yarn.submit.waitAppCompletion",
@@ -119,7 +117,8 @@ _LOOKED_AT = (
 _EXTRA = ("queue", "deploy-mode", "spark-binary", "namespace", "principal", "keytab", "rest-scheme", "rest-port")
 # The operator restarts a driver and counts restarts; the cluster must not restart the driver, too.
 _FORCED = {BackendKind.YARN: {"spark.yarn.maxAppAttempts": "1"}}
-_TRACKED_BY: dict[BackendKind, dict[str, Any]] = {
+# Options by which the official hook follows a driver through the cluster's API instead of `spark-submit`.
+_TRACKING_OPTIONS: dict[BackendKind, dict[str, Any]] = {
     BackendKind.DETACHED: {},
     BackendKind.YARN: {"yarn_track_via_rm_api": True},
     BackendKind.KUBERNETES: {"track_driver_via_k8s_api": True},
@@ -127,7 +126,7 @@ _TRACKED_BY: dict[BackendKind, dict[str, Any]] = {
 
 
 class _SubmitHook(SparkSubmitHook):
-    """The official hook; reads the installation's defaults in addition to a properties file."""
+    """The official hook. Spark reads spark-defaults.conf even if a properties file is given."""
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
         command: list[str] = super()._build_spark_submit_command(application)
@@ -157,17 +156,18 @@ class SparkHook:
         deploy_mode: str | None = None,
         **options: Any,
     ) -> None:
-        self.kind = _kind(spark_conn_id, deploy_mode)
+        self.kind = _backend_kind(spark_conn_id, deploy_mode)
         check_settings(conf or {})
         check_variables("env_vars", env_vars or {})
         settings = {key: str(value) for key, value in (conf or {}).items()} | _FORCED.get(self.kind, {})
-        looked_at = {key: settings.pop(key) for key in _LOOKED_AT if key in settings}
+        provider_settings = {key: settings.pop(key) for key in _PROVIDER_SETTINGS if key in settings}
         self.settings = settings
         self.variables = {name: str(value) for name, value in (env_vars or {}).items()}
         self._given_properties = properties_file
         self._conn_id = spark_conn_id
-        self._options = {**options, "conf": looked_at, "deploy_mode": deploy_mode, **_TRACKED_BY[self.kind]}
-        self.official = self._made()
+        tracking = _TRACKING_OPTIONS[self.kind]
+        self._options = {**options, "conf": provider_settings, "deploy_mode": deploy_mode, **tracking}
+        self.official = self._new_hook()
         self._connection = self.official._connection
 
     @property
@@ -192,31 +192,35 @@ class SparkHook:
 
     @property
     def has_defaults(self) -> bool:
-        """Whether this installation of Spark has own settings, read only by `spark-submit`."""
+        """Whether this installation of Spark has a file spark-defaults.conf, whose settings nothing here knows."""
         folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME", "/nowhere"), "conf")
         return Path(folder, "spark-defaults.conf").is_file()
 
     @property
     def given_properties(self) -> str:
-        """The text of the given properties file."""
+        """The text of the user's properties file; empty without such a file."""
         return Path(self._given_properties).read_text() if self._given_properties else ""
 
     def add_jars(self, paths: Sequence[str]) -> None:
-        """Add jars to the given jars."""
+        """Add jars to the jars of the constructor's options."""
         self._options["jars"] = _joined(self._options.get("jars"), *paths)
 
     def add_packages(self, coordinates: Sequence[str], without: Sequence[str] = ()) -> None:
-        """Configure packages for Spark to fetch, without the excluded dependencies (group:artifact)."""
-        given = self._options
-        given["packages"] = _joined(given.get("packages"), *coordinates)
-        given["exclude_packages"] = _joined(given.get("exclude_packages"), *without) or None
+        """Add packages that Spark downloads at the start of a driver.
+
+        :param coordinates: each package as group:artifact:version.
+        :param without: dependencies that are not downloaded, as group:artifact.
+        """
+        options = self._options
+        options["packages"] = _joined(options.get("packages"), *coordinates)
+        options["exclude_packages"] = _joined(options.get("exclude_packages"), *without) or None
 
     def submitter(self, submission: DriverSubmission) -> SparkSubmitHook:
         """Return the official hook for a submission.
 
         The settings, which may be secret, are written into a file of the submission's folder. Raises InvalidArgument.
         """
-        return self._made(
+        return self._new_hook(
             properties_file=str(submission.write_properties(self.given_properties)),
             files=_joined(self._options.get("files"), *submission.files) or None,
             py_files=_joined(self._options.get("py_files"), *submission.py_files) or None,
@@ -240,9 +244,10 @@ class SparkHook:
         """Return the page of a YARN application, with links to logs."""
         return f"{self.official._get_yarn_rm_base_url()}/cluster/app/{job_id}"
 
-    def _made(self, **more: Any) -> SparkSubmitHook:
+    def _new_hook(self, **options: Any) -> SparkSubmitHook:
+        """Return an official hook with the constructor's options and `options`. Raises InvalidArgument."""
         try:
-            return _SubmitHook(conn_id=self._conn_id, **{**self._options, **more})
+            return _SubmitHook(conn_id=self._conn_id, **{**self._options, **options})
         except (TypeError, NameError) as e:
             raise InvalidArgument(
                 "spark_conn_id",
@@ -253,15 +258,18 @@ class SparkHook:
             raise InvalidArgument("spark_conn_id", f"connection {self._conn_id!r} can't be used: {e}") from e
 
 
-def _kind(conn_id: str, deploy_mode: str | None) -> BackendKind:
-    # For a missing connection the official hook would use YARN.
+def _backend_kind(conn_id: str, deploy_mode: str | None) -> BackendKind:
+    """Check a connection, and return the kind of backend for its master and mode. Raises InvalidArgument."""
+    # The official hook would take a missing connection for YARN.
     remedy = "Add one of type spark, with the master as host: local[*], spark://..., yarn, or k8s://..."
     connection = connection_of("spark_conn_id", conn_id, remedy)
     extra = texts_of("spark_conn_id", connection)
     for name in extra:
-        # A newer provider may know more names.
-        if (meant := name.lower().replace("_", "-")) in _EXTRA and meant != name:
-            raise InvalidArgument("spark_conn_id", f"connection {conn_id!r}: its extra has {name}.", f"Write {meant}.")
+        # Unknown names are accepted, since a newer provider may know more; a misspelled known name is not.
+        right_name = name.lower().replace("_", "-")
+        if right_name in _EXTRA and right_name != name:
+            problem = f"connection {conn_id!r}: its extra has {name}."
+            raise InvalidArgument("spark_conn_id", problem, f"Write {right_name}.")
     refuse_unread("spark_conn_id", connection, "login", "password", remedy="Give Spark's settings by conf.")
     check_connection(str(connection.conn_type), connection.host or "")
     master = f"{connection.conn_type}://{connection.host or ''}"
@@ -282,4 +290,5 @@ def _kind(conn_id: str, deploy_mode: str | None) -> BackendKind:
 
 
 def _joined(*parts: str | None) -> str:
+    """Join lists that are written with commas; None and empty lists are left out."""
     return ",".join(part for part in parts if part)

@@ -30,6 +30,7 @@ from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, DriverSubm
 
 log = logging.getLogger(__name__)
 
+# Settings of Spark.
 _POD_NAME = "spark.kubernetes.driver.pod.name"
 _UPLOADS = "spark.kubernetes.file.upload.path"
 _CONTEXT = "spark.kubernetes.context"
@@ -43,30 +44,38 @@ _VARIABLES = {
     "spark.kubernetes.driverEnv.": "spark.kubernetes.driver.secretKeyRef.",
     "spark.executorEnv.": "spark.kubernetes.executor.secretKeyRef.",
 }
-_OF_JVM = "JDK_JAVA_OPTIONS"
+# Variable from which a JVM reads arguments, also `@` and the path of a file with arguments.
+_JVM_VARIABLE = "JDK_JAVA_OPTIONS"
+# Settings whose values are arguments of the driver's JVM.
 _JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
-_SHOWN = ("spark.executor.extraJavaOptions", "spark.executor.defaultJavaOptions")
-_NEEDED = {
+# Settings that Spark writes readably into the pods of the executors.
+_SHOWN_OPTIONS = ("spark.executor.extraJavaOptions", "spark.executor.defaultJavaOptions")
+# Verbs by resource that the worker needs in the namespace.
+_NEEDED_RIGHTS = {
     "pods": ("create", "get", "list", "delete"),
     "services": ("create", "patch"),
     "configmaps": ("create", "patch"),
     "secrets": ("create", "list", "patch", "delete"),
 }
-_OF_PHASES = {
+# By phase of a pod.
+_STATES_OF_PHASES = {
     "Pending": BackendState.RUNNING,
     "Running": BackendState.RUNNING,
     "Succeeded": BackendState.FINISHED,
     "Failed": BackendState.FAILED,
 }
+# A deleted pod has this long for ending by itself, before it is killed.
 _GRACE_S = 1
-_GONE_WITHIN_S = 60.0
+# The longest wait for the end of a deleted pod.
+_REMOVAL_TIMEOUT_S = 60.0
+# Lines of a driver's log that are shown after a failure.
 _TAIL_LINES = 30
 
 
 class KubernetesBackend:
-    """Driver pods. A missing pod is a failure here, though a success for the official operator.
+    """Backend of drivers in pods. A missing pod is a failure here, though a success for the official operator.
 
-    Raises InvalidArgument if the cluster can't be asked from here.
+    Raises InvalidArgument if `conf` sets the pod's name, or if Airflow has no credentials for the cluster.
     """
 
     def __init__(self, hook: SparkHook) -> None:
@@ -74,27 +83,29 @@ class KubernetesBackend:
             raise InvalidArgument("conf", f"{_POD_NAME} is set.", "Leave it out: each launch has a name of its own.")
         self._hook = hook
         self._cluster = KubernetesNamespace(hook.master, hook.namespace)
-        self._drop: SecretPlace = _PodSecret(self._cluster)
-        self._owning: set[str] = set()
+        self._secret_place: SecretPlace = _PodSecret(self._cluster)
+        # Names of pods that own their secret already.
+        self._owners: set[str] = set()
 
     def planned(self, job: DriverSubmission) -> DriverHandle:
         """Return the handle of the pod to be created by `launch`."""
-        return DriverHandle(BackendKind.KUBERNETES, f"{self._cluster.namespace}:{self._name(job)}", is_planned=True)
+        return DriverHandle(BackendKind.KUBERNETES, f"{self._cluster.namespace}:{self._pod_name(job)}", is_planned=True)
 
     def launch(self, job: DriverSubmission) -> DriverHandle:
-        """Submit; return when the pod is created. Raises SubmitFailed, ClusterAway, ClusterRefuses, InvalidArgument.
+        """Submit a driver; return its handle when the pod is created.
 
-        Leftovers of the stream's earlier drivers are deleted first: at a launch no earlier driver works any more.
+        Pods and secrets of the stream's earlier drivers are deleted first: at a launch no earlier driver works any
+        more. Raises SubmitFailed, ClusterAway, ClusterRefuses, InvalidArgument.
         """
         handle = replace(self.planned(job), is_planned=False)
         self._check_uploads(job)
-        self._cluster.check_rights(_NEEDED)
-        for leftover in self._of_stream(job.stream):
+        self._cluster.check_rights(_NEEDED_RIGHTS)
+        for leftover in self._leftovers(job.stream):
             log.info("Deleting leftovers of an earlier driver: %s", leftover)
             self._remove(leftover)
-        name = self._name(job)
+        name = self._pod_name(job)
         try:
-            submit(self._hook, self._drop.put(self._named(job, name)), self._kubeconfig())
+            submit(self._hook, self._secret_place.put(self._with_pod_name(job, name)), self._kubeconfig())
         # Also if the task is killed: without a pod no owner would delete the secret.
         except BaseException:
             with suppress(LakestreamError):
@@ -104,32 +115,31 @@ class KubernetesBackend:
         return handle
 
     def state(self, handle: DriverHandle) -> BackendState:
-        """Ask for the pod.
+        """Return the state by the pod's phase.
 
-        Returns UNKNOWN if the API does not answer, or if a submit may still create the pod; VANISHED if the pod is
-        gone.
+        UNKNOWN if the API does not answer, or if a submit may still create the pod; VANISHED if the pod is gone.
         """
-        name = _pod(handle)
+        name = _pod_of(handle)
         try:
             pod = self._cluster.pod(name)
         except LakestreamError as e:
             log.warning("%s", e)
             return BackendState.UNKNOWN
         if pod is None:
-            may_come = handle.is_planned and name not in self._owning
+            may_come = handle.is_planned and name not in self._owners
             return BackendState.UNKNOWN if may_come else BackendState.VANISHED
-        return _OF_PHASES.get(pod.status.phase or "Pending", BackendState.UNKNOWN)
+        return _STATES_OF_PHASES.get(pod.status.phase or "Pending", BackendState.UNKNOWN)
 
     def kill(self, handle: DriverHandle) -> None:
         """Delete the pod with all owned objects, and wait for the end. Raises ClusterAway, ClusterRefuses."""
-        self._remove(_pod(handle))
+        self._remove(_pod_of(handle))
 
     def log_tail(self, handle: DriverHandle) -> list[str]:
         """Return the pod's problems as Kubernetes reports them, and the last lines of the driver's log.
 
         If there are neither, or if Kubernetes does not answer, return the kubectl command that shows the log.
         """
-        name, lines = _pod(handle), list[str]()
+        name, lines = _pod_of(handle), list[str]()
         with suppress(LakestreamError):
             pod = self._cluster.pod(name)
             lines += problems_of(pod) if pod is not None else [f"There is no pod {name} any more."]
@@ -142,38 +152,40 @@ class KubernetesBackend:
         A launch calls this. The supervision calls this again, since the worker of the launch may have died before. An
         error is only logged: the next call tries again.
         """
-        name = _pod(handle)
-        if name in self._owning:
+        name = _pod_of(handle)
+        if name in self._owners:
             return
         try:
             if (pod := self._cluster.pod(name)) is not None:
                 self._cluster.give_secret(name, pod)
-                self._owning.add(name)
+                self._owners.add(name)
         except LakestreamError as e:
             log.warning("The secret of %s is not its pod's yet: %s", name, e)
 
     def ended(self, handle: DriverHandle) -> None:
         """Delete the completed pod, with all owned objects; an error is only logged."""
         try:
-            self._remove(_pod(handle))
+            self._remove(_pod_of(handle))
         except LakestreamError as e:
             log.warning("The pod stays until the stream's next start: %s", e)
 
-    def _name(self, job: DriverSubmission) -> str:
-        # Each launch has a folder of its own, and so a new name.
+    def _pod_name(self, job: DriverSubmission) -> str:
+        """Return the name of a launch's pod. Each launch has a folder of its own, and so a new name."""
         app = re.sub(r"[^a-z0-9]+", "-", Path(job.application).stem.lower()).strip("-")[:24] or "app"
         return f"lakestream-{app}-{fingerprint_of({'launch': str(job.folder)})[:10]}-driver"
 
-    def _named(self, job: DriverSubmission, name: str) -> DriverSubmission:
-        made = {_POD_NAME: name, f"spark.kubernetes.driver.label.{_LABEL}": _stream(job.stream)}
+    def _with_pod_name(self, job: DriverSubmission, name: str) -> DriverSubmission:
+        """Return the submission with the settings of its pod: name, label, upload folder and Kubernetes context."""
+        settings = {_POD_NAME: name, f"spark.kubernetes.driver.label.{_LABEL}": _stream_label(job.stream)}
         if uploads := job.settings.get(_UPLOADS):
             # A folder for each launch, deleted with the launch's pod.
-            made[_UPLOADS] = f"{uploads.rstrip('/')}/{name}"
+            settings[_UPLOADS] = f"{uploads.rstrip('/')}/{name}"
         if context := settings_of_airflow().get("cluster_context"):
-            made[_CONTEXT] = job.settings.get(_CONTEXT, context)
-        return replace(job, settings={**job.settings, **made})
+            settings[_CONTEXT] = job.settings.get(_CONTEXT, context)
+        return replace(job, settings={**job.settings, **settings})
 
     def _check_uploads(self, job: DriverSubmission) -> None:
+        """Raise InvalidArgument if local files have to be uploaded, but no folder for uploads can be configured."""
         local = [path for path in (job.application, *job.py_files) if not re.match(r"\w+:", path)]
         if not local or _UPLOADS in job.settings or _UPLOADS in self._hook.given_properties or self._hook.has_defaults:
             return
@@ -188,24 +200,25 @@ class KubernetesBackend:
         file = settings_of_airflow().get("config_file")
         return {"KUBECONFIG": file} if file else {}
 
-    def _of_stream(self, stream: str) -> Iterator[str]:
-        label = f"{_LABEL}={_stream(stream)}"
+    def _leftovers(self, stream: str) -> Iterator[str]:
+        """Yield the names of all launches of a stream that have a pod or a secret."""
+        label = f"{_LABEL}={_stream_label(stream)}"
         yield from sorted({*self._cluster.pods(label), *self._cluster.secrets(label)})
 
     def _remove(self, name: str) -> None:
-        """Delete a pod with the owned service, maps and secret, and the uploads in a local folder; await the end.
+        """Delete a pod with its secret and its uploads in a local folder; wait for the pod's end.
 
-        After _GONE_WITHIN_S the wait is given up, with a warning.
+        Kubernetes deletes the pod's service and maps. After _REMOVAL_TIMEOUT_S the wait ends with a warning.
         """
         self._cluster.delete_pod(name, _GRACE_S)
-        self._drop.forget(name)
-        place = urlsplit(self._hook.settings.get(_UPLOADS, ""))
-        if place.path and place.scheme in ("", "file"):
-            shutil.rmtree(Path(unquote(place.path), name), ignore_errors=True)
-        deadline = time.monotonic() + _GONE_WITHIN_S
+        self._secret_place.forget(name)
+        uploads = urlsplit(self._hook.settings.get(_UPLOADS, ""))
+        if uploads.path and uploads.scheme in ("", "file"):
+            shutil.rmtree(Path(unquote(uploads.path), name), ignore_errors=True)
+        deadline = time.monotonic() + _REMOVAL_TIMEOUT_S
         while (pod := self._cluster.pod(name)) is not None:
             if time.monotonic() > deadline or _is_overdue(pod):
-                log.warning("Pod %s was to be gone within %g s: its node may be away.", name, _GONE_WITHIN_S)
+                log.warning("Pod %s was to be gone within %g s: its node may be away.", name, _REMOVAL_TIMEOUT_S)
                 return
             time.sleep(0.2)  # between two questions to the API server, within the deadline above
 
@@ -223,11 +236,11 @@ class _PodSecret:
         pod's JVM reads from a file. Raises InvalidArgument for a secret setting that Spark would show, ClusterAway,
         ClusterRefuses.
         """
-        named = submission.with_environment("spark.kubernetes.driverEnv.")
-        name, content = named.settings[_POD_NAME], {CONFIG_FILE: json.dumps(named.config.content)}
+        submission = submission.with_environment("spark.kubernetes.driverEnv.")
+        name, content = submission.settings[_POD_NAME], {CONFIG_FILE: json.dumps(submission.config.content)}
         settings = {f"spark.kubernetes.driver.secrets.{name}": _MOUNTED}
-        hidden = {}
-        for key, value in named.settings.items():
+        secret_settings = {}
+        for key, value in submission.settings.items():
             prefix = next((prefix for prefix in _VARIABLES if key.startswith(prefix)), None)
             if prefix is not None:
                 variable = key.removeprefix(prefix)
@@ -236,16 +249,16 @@ class _PodSecret:
                 settings[_VARIABLES[prefix] + variable] = f"{name}:{part}"
             elif _is_secret(key, value):
                 _refuse_shown(key)
-                hidden[key] = value
+                secret_settings[key] = value
             else:
                 settings[key] = value
-        if hidden:
-            content[_SETTINGS_FILE] = "\n".join(_jvm_argument(key, value) for key, value in hidden.items())
-            part = f"driver.{_OF_JVM}"
+        if secret_settings:
+            content[_SETTINGS_FILE] = "\n".join(_jvm_argument(key, value) for key, value in secret_settings.items())
+            part = f"driver.{_JVM_VARIABLE}"
             content[part] = f"{content.get(part, '')} @{_MOUNTED}/{_SETTINGS_FILE}".strip()
-            settings[f"spark.kubernetes.driver.secretKeyRef.{_OF_JVM}"] = f"{name}:{part}"
-        self._cluster.create_secret(name, content, {_LABEL: _stream(submission.stream)})
-        return replace(named, settings=settings, seen_at=f"{_MOUNTED}/{CONFIG_FILE}")
+            settings[f"spark.kubernetes.driver.secretKeyRef.{_JVM_VARIABLE}"] = f"{name}:{part}"
+        self._cluster.create_secret(name, content, {_LABEL: _stream_label(submission.stream)})
+        return replace(submission, settings=settings, seen_at=f"{_MOUNTED}/{CONFIG_FILE}")
 
     def forget(self, name: str) -> None:
         """Delete the secret of a launch."""
@@ -253,21 +266,22 @@ class _PodSecret:
 
 
 def _is_secret(key: str, value: str) -> bool:
-    """Return whether only the driver may see a setting: by name, by form, or since Airflow masks the value."""
+    """Return whether a setting holds a secret, judged by its name, its value's form, or since Airflow masks it."""
     if key.startswith("spark.kubernetes."):
-        # These are for the submission, and some contain only names of secrets.
+        # Spark needs these at the submission, and some have the name of a secret, which is none itself.
         return False
     return bool(MASKED.search(key)) or any(secrets_in({key: value}, assigned=True)) or redact(value) != value
 
 
 def _refuse_shown(key: str) -> None:
-    if key in _SHOWN:
+    """Raise InvalidArgument for a secret setting that Spark would show in the executors' pods."""
+    if key in _SHOWN_OPTIONS:
         problem = f"{key} holds a secret, and Spark would write it into the pods of its executors."
         raise InvalidArgument("conf", problem, "Hand it over in a variable: spark.executorEnv.NAME.")
 
 
 def _jvm_argument(key: str, value: str) -> str:
-    """Return a setting as a line in a file of the JVM's arguments."""
+    """Return a setting as a line in a file of the JVM's arguments; Spark reads properties of the JVM as settings."""
     if key in _JAVA_OPTIONS:
         return value
     text = f"-D{key}={value}".replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
@@ -275,26 +289,28 @@ def _jvm_argument(key: str, value: str) -> str:
 
 
 def _is_overdue(pod: Any) -> bool:
-    """Return whether a pod's deletion is long overdue, since an earlier caller has waited already."""
-    to_end = pod.metadata.deletion_timestamp
-    return to_end is not None and time.time() - to_end.timestamp() > _GONE_WITHIN_S
+    """Return whether a pod had to end more than _REMOVAL_TIMEOUT_S ago: an earlier call has waited for this already."""
+    due = pod.metadata.deletion_timestamp
+    return due is not None and time.time() - due.timestamp() > _REMOVAL_TIMEOUT_S
 
 
-def _pod(handle: DriverHandle) -> str:
+def _pod_of(handle: DriverHandle) -> str:
+    """Return the name of a driver's pod."""
     return handle.job_id.partition(":")[2]
 
 
-def _stream(location: str) -> str:
-    """Return a label's value for a stream: a URI is too long for a label."""
+def _stream_label(location: str) -> str:
+    """Return the label's value for a stream: a fingerprint, since a URI is too long for a label."""
     return fingerprint_of({"location": location})
 
 
 _INSTALL = f"Install it on the worker ({install_command('spark')}), or put Spark's bin folder on its PATH."
-_OF_YARN = {"SUCCEEDED": BackendState.FINISHED, "FAILED": BackendState.FAILED}
+# By final status of an application; any other status belongs to a running application.
+_STATES_OF_YARN = {"SUCCEEDED": BackendState.FINISHED, "FAILED": BackendState.FAILED}
 
 
 class DetachedSpark(DetachedBackend):
-    """Processes of this machine: `spark-submit` in client mode."""
+    """Backend of drivers that are processes of this machine: `spark-submit` in client mode."""
 
     def __init__(self, hook: SparkHook) -> None:
         super().__init__(SECRET_FILES, _INSTALL)
@@ -320,7 +336,7 @@ class DetachedSpark(DetachedBackend):
 
 
 class YarnBackend:
-    """Applications in YARN's cluster mode, through the ResourceManager's REST API."""
+    """Backend of drivers in YARN's cluster mode, through the ResourceManager's REST API."""
 
     def __init__(self, hook: SparkHook) -> None:
         self._hook = hook
@@ -330,27 +346,21 @@ class YarnBackend:
         return None
 
     def launch(self, job: DriverSubmission) -> DriverHandle:
-        """Submit; return the handle when the ResourceManager has accepted the application.
-
-        Raises SubmitFailed.
-        """
+        """Submit a driver; return its handle when the ResourceManager has accepted it. Raises SubmitFailed."""
         # YARN copies the configuration into the driver's working folder.
-        written = job.with_config_file()
-        sent = replace(written, files=(*job.files, written.seen_at), seen_at=Path(written.seen_at).name)
-        submitter = submit(self._hook, sent.with_environment("spark.yarn.appMasterEnv."))
+        job = job.with_config_file()
+        job = replace(job, files=(*job.files, job.seen_at), seen_at=Path(job.seen_at).name)
+        submitter = submit(self._hook, job.with_environment("spark.yarn.appMasterEnv."))
         return DriverHandle(BackendKind.YARN, str(submitter._yarn_application_id))
 
     def state(self, handle: DriverHandle) -> BackendState:
-        """Ask the ResourceManager.
-
-        Returns UNKNOWN without an answer, and VANISHED if YARN does not know the application.
-        """
+        """Return the state known to YARN: UNKNOWN without an answer, VANISHED if YARN has no such application."""
         try:
             status = self._hook.official.query_yarn_application_status(handle.job_id)
         except RuntimeError as e:
             # The provider raises the same error for every answer; its text has the status code.
             return BackendState.VANISHED if "HTTP 404" in str(e) else BackendState.UNKNOWN
-        return _OF_YARN.get(status, BackendState.RUNNING)
+        return _STATES_OF_YARN.get(status, BackendState.RUNNING)
 
     def kill(self, handle: DriverHandle) -> None:
         """Kill the application."""
@@ -369,7 +379,7 @@ class YarnBackend:
 
 
 def backend_of(hook: SparkHook) -> DriverBackend:
-    """Return the backend of this connection's drivers. Raises InvalidArgument if the worker can't ask the cluster."""
+    """Return the backend of a connection's drivers. Raises InvalidArgument as `KubernetesBackend` does."""
     if hook.kind is BackendKind.YARN:
         return YarnBackend(hook)
     if hook.kind is BackendKind.KUBERNETES:
@@ -380,11 +390,11 @@ def backend_of(hook: SparkHook) -> DriverBackend:
 def submit(
     hook: SparkHook, submission: DriverSubmission, variables: Mapping[str, str] | None = None
 ) -> SparkSubmitHook:
-    """Submit to a cluster; return the official hook, with the cluster's answer.
+    """Submit a driver to a cluster; return the official hook, which has the driver's id.
 
-    In any case the files with secrets in the submission's folder are deleted afterwards.
+    Afterwards the files with secrets in the submission's folder are deleted, also after an error.
 
-    :param variables: variables of `spark-submit`, in addition to the worker's.
+    :param variables: environment variables of `spark-submit`, in addition to the worker's.
 
     Raises SubmitFailed.
     """

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
 
 _ARGUMENT = "storage_conn_id"
+# By name in the extra of a connection of type aws, the storage option of delta-rs.
 _AWS_EXTRA = {
     "region_name": "aws_region",
     "endpoint_url": "aws_endpoint_url",
     "aws_session_token": "aws_session_token",
 }
-_SECRET = ("key", "secret", "token", "password", "sas", "credential")
+# The value of a storage option with one of these words in its name is masked in logs.
+_SECRET_WORDS = ("key", "secret", "token", "password", "sas", "credential")
 
 
 class DeltaStorageHook(BaseHook):
@@ -34,7 +36,7 @@ class DeltaStorageHook(BaseHook):
         self.storage_conn_id = storage_conn_id
 
     def open_storage(self) -> DeltaStorage:
-        """Return the storage. Raises InvalidArgument for an unusable connection, and MissingExtra."""
+        """Return the storage. Raises InvalidArgument for an unusable connection, MissingExtra without delta-rs."""
         try:
             from airflow_lakestream.delta.storage import DeltaStorage
         except ModuleNotFoundError as e:
@@ -42,12 +44,13 @@ class DeltaStorageHook(BaseHook):
         return DeltaStorage(self._options())
 
     def _options(self) -> dict[str, str]:
+        """Return the storage options of delta-rs, secrets included and masked in logs. Raises InvalidArgument."""
         if not self.storage_conn_id:
             return {}
-        how = 'Add one of type aws, or of type generic with an extra such as {"aws_region": "eu-central-1"}.'
-        connection = connection_of(_ARGUMENT, self.storage_conn_id, how)
+        remedy = 'Add one of type aws, or of type generic with an extra such as {"aws_region": "eu-central-1"}.'
+        connection = connection_of(_ARGUMENT, self.storage_conn_id, remedy)
         if connection.conn_type == "aws":
-            options = self._of_aws(connection)
+            options = self._aws_options(connection)
         elif connection.conn_type == "generic":
             options = texts_of(_ARGUMENT, connection)
             remedy = "Write the storage options of delta-rs into its extra."
@@ -59,11 +62,12 @@ class DeltaStorageHook(BaseHook):
                 "Take one of type aws, or of type generic with the storage options of delta-rs in its extra.",
             )
         for key, value in options.items():
-            if value and any(word in key.lower() for word in _SECRET):
+            if value and any(word in key.lower() for word in _SECRET_WORDS):
                 mask_secret(value)
         return options
 
-    def _of_aws(self, connection: Any) -> dict[str, str]:
+    def _aws_options(self, connection: Any) -> dict[str, str]:
+        """Return the storage options for a connection of type aws. Raises InvalidArgument."""
         extra = texts_of(_ARGUMENT, connection)
         refuse_unread(_ARGUMENT, connection, "host", remedy="Write it as endpoint_url into the extra.")
         if not (connection.login and connection.password):
@@ -84,7 +88,8 @@ class DeltaStorageHook(BaseHook):
         return options
 
 
-_OF_DELTA = ("aws", "generic")
+# Types of connections that `DeltaStorageHook` reads.
+_DELTA_TYPES = ("aws", "generic")
 
 
 def store_properties(conn_id: str | None) -> dict[str, str] | None:
@@ -100,7 +105,7 @@ def store_properties(conn_id: str | None) -> dict[str, str] | None:
     if not conn_id:
         return None
     remedy = "Add it: it opens the checkpoint's object store."
-    if connection_of("storage_conn_id", conn_id, remedy).conn_type in _OF_DELTA:
+    if connection_of("storage_conn_id", conn_id, remedy).conn_type in _DELTA_TYPES:
         return dict(DeltaStorageHook(conn_id).open_storage().options)
     return IcebergHook(conn_id).properties()
 
@@ -113,7 +118,7 @@ def fields_of(conn_id: str) -> dict[str, Any] | None:
     connection = find_connection("connection", conn_id)
     if connection is None:
         return None
-    named = ("conn_type", "host", "port", "login", "password", "schema")
-    fields = {name: getattr(connection, name) for name in named if getattr(connection, name)}
+    names = ("conn_type", "host", "port", "login", "password", "schema")
+    fields = {name: getattr(connection, name) for name in names if getattr(connection, name)}
     extra = connection.extra_dejson
     return {**fields, "extra": dict(extra) if isinstance(extra, Mapping) else {}}
