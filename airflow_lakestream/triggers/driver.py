@@ -28,6 +28,7 @@ from airflow_lakestream.triggers.logs import log_in_thread
 
 log = logging.getLogger(__name__)
 
+# Arguments of each trigger that Airflow's database stores.
 _ARGUMENTS = (
     *("checkpoint_location", "generation", "limits", "history", "poll_interval"),
     *("on_kill_action", "seen", "begun", "restarts", "storage_conn_id"),
@@ -47,7 +48,7 @@ class DriverTrigger(BaseTrigger):
     :param history: fields of `SupervisionHistory`.
     :param poll_interval: seconds between two looks.
     :param on_kill_action: action on the driver when somebody clears the task or marks it failed.
-    :param seen: number of batches of the checkpoint that were reported already; None: report only later batches.
+    :param seen: number of the checkpoint's batches that were reported already; None: report only batches from now on.
     :param begun: the sums of the stream's progress from before the task began. Not used here: the event hands the sums
         on to the worker.
     :param restarts: restarts of the driver up to now, handed on in the same way.
@@ -95,9 +96,9 @@ class DriverTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until a worker is needed, and fire once.
+        """Look until a worker is needed, and fire once; log and measure the batches of each look.
 
-        The batches of each look are logged and measured. A restart is fired only after its pause.
+        A restart is fired only after the pause that the supervision prescribes.
         """
         if self._ignored:
             await log_in_thread(
@@ -126,11 +127,11 @@ class DriverTrigger(BaseTrigger):
         await asyncio.to_thread(self._relink)
 
     def wants_worker(self, look: DriverLook) -> bool:
-        """Return whether there is work for a worker only, although the driver needs no action."""
+        """Return whether a worker has to do something although the driver goes on."""
         return False
 
     def job(self) -> BackendState:
-        """Ask the backend for the driver's job; UNKNOWN if the triggerer can't ask."""
+        """Return the state of the driver's job in its backend; UNKNOWN where the triggerer can't ask the backend."""
         return BackendState.UNKNOWN
 
     def open_watch(self) -> DriverWatch:
@@ -147,19 +148,19 @@ class DriverTrigger(BaseTrigger):
         )
 
     def _limits(self) -> SupervisionLimits:
-        return SupervisionLimits(
-            **{name: value for name, value in self.limits.items() if name in asdict(SupervisionLimits())}
-        )
+        """Return the limits, without those that only a newer version knows."""
+        names = asdict(SupervisionLimits())
+        return SupervisionLimits(**{name: value for name, value in self.limits.items() if name in names})
 
     def stop(self) -> str:
         """Stop the driver; return the result in words."""
         properties = store_properties(self.storage_conn_id)
-        within = self._limits().stop_timeout
+        timeout = self._limits().stop_timeout
         action = OnKill(self.on_kill_action)
-        return stop_driver(self.checkpoint_location, action, "a person", within=within, properties=properties)
+        return stop_driver(self.checkpoint_location, action, "a person", within=timeout, properties=properties)
 
     def _relink(self) -> None:
-        """Replace the task's links to the driver's own pages, which are gone after a kill."""
+        """Set the task's links to `links_afterwards`: the driver's own pages are gone after a kill."""
         # Airflow sets the trigger's task.
         ti = self.task_instance
         if ti is None or self.on_kill_action == OnKill.LEAVE:
@@ -169,8 +170,8 @@ class DriverTrigger(BaseTrigger):
 
     def tags(self, look: DriverLook) -> dict[str, str]:
         """Return the tags of the measurements of a look."""
-        known = dict(look.lease.inputs) if look.lease is not None else {}
-        stream = {**known, "consumer_group": known.get("group")}
+        inputs = dict(look.lease.inputs) if look.lease is not None else {}
+        stream = {**inputs, "consumer_group": inputs.get("group")}
         # Airflow sets the trigger's task.
         return tags_of(getattr(self, "task_instance", None), stream, engine=self.engine)
 

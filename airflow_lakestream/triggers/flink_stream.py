@@ -1,4 +1,4 @@
-"""Trigger for the driver of a landing by Flink. Airflow's database stores this path for waiting tasks."""
+"""Trigger that watches a Flink driver. The class must keep its path, which Airflow's database has for waiting tasks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class FlinkStreamTrigger(DriverTrigger):
 
     engine = "flink"
 
-    def __init__(self, flink_conn_id: str = DEFAULT, **watched: Any) -> None:
-        super().__init__(**watched)
+    def __init__(self, flink_conn_id: str = DEFAULT, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.flink_conn_id = flink_conn_id
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -32,7 +32,7 @@ class FlinkStreamTrigger(DriverTrigger):
         result = super().stop()
         if self.on_kill_action != OnKill.KILL:
             return result
-        # Modules that import PyIceberg are not imported at the top: the triggerer loads all triggers.
+        # These import PyIceberg, which takes long: not while the triggerer loads this module.
         from airflow_lakestream.flink.job import cancel_noted
         from airflow_lakestream.flink.rest import FlinkAddress
 

@@ -1,4 +1,4 @@
-"""Trigger for a connector. Airflow's database stores this path for waiting tasks."""
+"""Trigger that watches a connector. The class must keep its path, which Airflow's database has for waiting tasks."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class KafkaConnectTrigger(DriverTrigger):
 
     engine = "connect"
 
-    def __init__(self, *, connect: Mapping[str, Any], handed_on: Mapping[str, Any], **watched: Any) -> None:
-        super().__init__(**watched)
+    def __init__(self, *, connect: Mapping[str, Any], handed_on: Mapping[str, Any], **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.connect = dict(connect)
         self.handed_on = dict(handed_on)
-        self._watched: ConnectorWatch | None = None
+        self._watch: ConnectorWatch | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
@@ -45,8 +45,8 @@ class KafkaConnectTrigger(DriverTrigger):
 
     def wants_worker(self, look: DriverLook) -> bool:
         """Return whether a publication is due; only a worker publishes."""
-        assert self._watched is not None, "it has looked"
-        return self._watched.is_due(float(self.connect["publish_interval"]))
+        assert self._watch is not None, "`run` has opened the watch"
+        return self._watch.is_due(float(self.connect["publish_interval"]))
 
     def open_watch(self) -> Any:
         """Return the watch of the connector."""
@@ -68,10 +68,10 @@ class KafkaConnectTrigger(DriverTrigger):
         groups = None if kafka is None else KafkaGroups(kafka.configuration(), kafka.where)
         observer = ConnectorObserver(spec, KafkaConnectHook(connect["connect_conn_id"]).open_client(), groups, head)
         memory = ConnectorMemory.parse(self.handed_on["memory"])
-        self._watched = ConnectorWatch(
+        self._watch = ConnectorWatch(
             observer.look, limits, SupervisionHistory.parse(self.history), memory, session_of(spec.config)
         )
-        return self._watched
+        return self._watch
 
     def stop(self) -> str:
         """Stop the connector; return the result in words."""
@@ -86,6 +86,6 @@ class KafkaConnectTrigger(DriverTrigger):
 
     def event(self, look: DriverLook) -> dict[str, Any]:
         """Return the values of the event to fire after a look, with the newest memory."""
-        assert self._watched is not None, "it has looked"
-        memory = self._watched.memory.to_dict()
+        assert self._watch is not None, "`run` has opened the watch"
+        memory = self._watch.memory.to_dict()
         return {**super().event(look), "handed_on": {**self.handed_on, "memory": memory}}

@@ -14,7 +14,7 @@ from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.policies import is_given, is_template
 from airflow_lakestream.exceptions import InvalidArgument
 
-_OF_SOURCE = (
+_SOURCE_ARGUMENTS = (
     *("topic", "checkpoint_location", "table", "consumer_group", "group_id"),
     *("table_format", "kafka_conn_id", "iceberg_conn_id", "storage_conn_id"),
 )
@@ -23,8 +23,8 @@ _OF_SOURCE = (
 class KafkaLagEventTrigger(BaseEventTrigger):
     """Fires when records wait for a consumer: for an `AssetWatcher`.
 
-    It keeps no cursor: a restarted triggerer may fire again for the same records, and the run then finds no new record.
-    It fires again once all records of the last event are read, or after `again_after`.
+    The trigger fires again once all records of the last event are read, or after `again_after`. It keeps no state: a
+    restarted triggerer may fire again for the same records, and the DAG run then finds no new record.
 
     .. seealso:: docs/events.md
 
@@ -32,10 +32,10 @@ class KafkaLagEventTrigger(BaseEventTrigger):
     :param consumer_group: name of the table's ledger
     :param checkpoint_location: instead of a table: checkpoint of a Spark query
     :param group_id: instead of a table: a consumer group, by its committed offsets
-    :param topic: a topic or a list; default: all topics that the consumer has read. With it, all records wait before
-        the consumer's first run
+    :param topic: a topic or a list; default: all topics that the consumer has read. With a topic, all its records wait
+        before the consumer's first run
     :param min_records: number of records that have to wait; without `min_wait` the default is 1
-    :param min_wait: or the age of a waiting record, such as `"5m"`
+    :param min_wait: fire also once a record has waited this long, such as `"5m"`
     :param again_after: time after which to fire again although records of the last event still wait
     :param poll_interval: seconds between two looks
     :param table_format: `"iceberg"` or `"delta"`
@@ -75,12 +75,12 @@ class KafkaLagEventTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
-        names = (*_OF_SOURCE, "min_records", "min_wait", "again_after", "poll_interval")
-        given = {name: getattr(self, name) for name in names}
-        return "airflow_lakestream.triggers.kafka_lag_event.KafkaLagEventTrigger", given
+        names = (*_SOURCE_ARGUMENTS, "min_records", "min_wait", "again_after", "poll_interval")
+        kwargs = {name: getattr(self, name) for name in names}
+        return "airflow_lakestream.triggers.kafka_lag_event.KafkaLagEventTrigger", kwargs
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look for ever, and fire each time `LevelAlarm` fires. After an error the next look comes."""
+        """Look every `poll_interval` seconds for ever, also after an error, and fire each time `LevelAlarm` fires."""
         watch, alarm, connections, looks = await asyncio.to_thread(self._open)
         while True:
             waiting = await looks.look(watch.look(connections))
@@ -89,17 +89,19 @@ class KafkaLagEventTrigger(BaseEventTrigger):
             await asyncio.sleep(looks.pause(watch.subject))
 
     def _open(self) -> tuple[Any, Any, Any, Any]:
+        """Return (LevelWatch, LevelAlarm, connections for the looks, WatcherLooks)."""
         # These import PyIceberg and librdkafka, which take long: not while a DAG is parsed, nor in the event loop.
         from airflow_lakestream.hooks.places import AirflowPlaces
         from airflow_lakestream.triggers.shared_looks import WatcherLooks
         from airflow_lakestream.watching.lag.check import LevelAlarm, LevelWatch
 
-        source = {name: getattr(self, name) for name in _OF_SOURCE}
+        source = {name: getattr(self, name) for name in _SOURCE_ARGUMENTS}
         watch = LevelWatch(**source, min_records=self.min_records, min_wait=self.min_wait)
         looks = WatcherLooks(f"The records that wait for {watch.subject} can't be counted", self.poll_interval)
         return watch, LevelAlarm(self.again_after), AirflowPlaces(), looks
 
     def _event(self, waiting: Any) -> dict[str, Any]:
+        """Return the event's values: the consumer, and the number, age and partitions of the waiting records."""
         consumer = {
             name: getattr(self, name) for name in ("table", "consumer_group", "checkpoint_location", "group_id")
         }
@@ -115,7 +117,7 @@ class KafkaLagEventTrigger(BaseEventTrigger):
 
         Airflow renders no argument of a watcher. Raises InvalidArgument.
         """
-        given = {name: getattr(self, name) for name in _OF_SOURCE if is_given(getattr(self, name))}
+        given = {name: getattr(self, name) for name in _SOURCE_ARGUMENTS if is_given(getattr(self, name))}
         for name, value in given.items():
             texts = [value] if isinstance(value, str) else list(value)
             if any(is_template(str(text)) for text in texts):

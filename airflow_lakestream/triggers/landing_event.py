@@ -19,6 +19,7 @@ if AIRFLOW_V_3_3_PLUS:
     from airflow_lakestream.triggers.landing_stream import LandingProducer
 
 
+# Arguments of each trigger that Airflow's database stores.
 _ARGUMENTS = (
     *("table", "consumer_group", "since"),
     *("iceberg_conn_id", "storage_conn_id", "kafka_conn_id", "poll_interval"),
@@ -43,7 +44,7 @@ class LandingEventTrigger(BaseEventTrigger):
     :param poll_interval: seconds between two looks at the table
     """
 
-    # The subscription that a stream's producer serves, by the stream's key. All run in the same event loop.
+    # By key of a stream, the state shared with the stream's producer, which runs in the same event loop.
     subscriptions: ClassVar[dict[tuple[Any, ...], StreamSubscription]] = {}
 
     def __init__(
@@ -71,30 +72,27 @@ class LandingEventTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
-        given = {name: getattr(self, name) for name in _ARGUMENTS}
-        return "airflow_lakestream.triggers.landing_event.LandingEventTrigger", given
+        kwargs = {name: getattr(self, name) for name in _ARGUMENTS}
+        return "airflow_lakestream.triggers.landing_event.LandingEventTrigger", kwargs
 
     def shared_stream_key(self) -> tuple[Any, ...] | None:
         """Return a key for this trigger alone, with a cursor of its own, or None without an asset."""
         if self.asset_state_store is None:
             return None
-        path, given = self.serialize()
-        return (path, *given.values())
+        path, kwargs = self.serialize()
+        return (path, *kwargs.values())
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> LandingProducer:
-        """Return the producer: it reads the table, and moves the cursor over stored events."""
+        """Return the producer, which reads the table and moves the cursor over stored events."""
         trigger = cls(**kwargs)
-        path, given = trigger.serialize()
-        return LandingProducer(given, cls.subscriptions[(path, *given.values())])
+        path, arguments = trigger.serialize()
+        return LandingProducer(arguments, cls.subscriptions[(path, *arguments.values())])
 
     def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
-        """Return the events, and register the subscription for the producer.
-
-        Airflow creates the producer after this call.
-        """
+        """Register the subscription for the producer, which Airflow creates after this call; return the events."""
         key = self.shared_stream_key()
-        assert key is not None, "Airflow asked for it"
+        assert key is not None, "Airflow calls this method only for a trigger with a key"
         subscription = self.subscriptions[key] = StreamSubscription(
             AssetCursors(self.asset_state_store, self.cursor_key)
         )
@@ -103,15 +101,15 @@ class LandingEventTrigger(BaseEventTrigger):
     async def _events(
         self, stream: AsyncIterator[Any], key: Any, subscription: StreamSubscription
     ) -> AsyncIterator[TriggerEvent]:
-        """Yield the events, and note each event taken by Airflow.
+        """Yield the events, and write the number of each taken event into the subscription.
 
-        At the end the subscription is removed, unless a newer one has taken its place.
+        At the end the subscription is removed, unless a newer subscription has replaced it.
         """
         try:
             async for number, event in stream:
                 yield TriggerEvent(dict(event))  # type: ignore[no-untyped-call]  # Airflow has no types here
-                # Before Airflow asks for the next event it has bound this event to its answer.
-                subscription.taken = number
+                # Reached when Airflow asks for the next event, and so has taken this event.
+                subscription.last_taken = number
         finally:
             if self.subscriptions.get(key) is subscription:
                 del self.subscriptions[key]
@@ -119,9 +117,9 @@ class LandingEventTrigger(BaseEventTrigger):
     @property
     def cursor_key(self) -> str:
         """Name of the cursor in the asset's state."""
-        named = (self.storage_conn_id or self.iceberg_conn_id, self.table, self.consumer_group or "")
-        # The stored name, which cursors of earlier versions have.
-        return state_key("/".join(("lakestream.told", *named)))
+        parts = (self.storage_conn_id or self.iceberg_conn_id, self.table, self.consumer_group or "")
+        # The text must stay as it is: stored cursors have this name.
+        return state_key("/".join(("lakestream.told", *parts)))
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Raise LakestreamError: Airflow runs this method only for a trigger without an asset."""
@@ -129,7 +127,7 @@ class LandingEventTrigger(BaseEventTrigger):
             f"LandingEventTrigger of {self.table} has no asset to keep its cursor: give it to an "
             "AssetWatcher. In a task, wait with IcebergSnapshotFreshnessSensor."
         )
-        yield  # an iterator
+        yield  # makes this method a generator, as Airflow expects
 
     def _check(self) -> None:
         """Refuse impossible arguments when the DAG is parsed. Raises InvalidArgument."""

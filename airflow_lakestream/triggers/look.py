@@ -30,22 +30,22 @@ from airflow_lakestream.watching.asking import (
 
 log = logging.getLogger(__name__)
 
-# Airflow's time-out of a deferred task comes this much later than the trigger's: it is for a triggerer that is down.
+# Seconds after the trigger's time-out at which Airflow ends the task itself, since the triggerer may be down.
 GRACE = 60.0
-# A sensor that keeps waiting for the same reason logs it again after this many looks.
+# A sensor that keeps waiting for the same reason logs this reason again after this many looks.
 _LOG_AGAIN = 10
 
 
 class LookTrigger(BaseTrigger):
-    """Looks again and again, and fires once, with a `watching.asking.Verdict` as the event.
+    """Looks until the sensor is done, has failed or has timed out, and fires once, with a `watching.asking.Verdict`.
 
     A restarted triggerer loses nothing: the trigger depends only on its arguments.
 
-    :param check: a name of `watching.asking`.
+    :param check: name of a check of `watching.asking`.
     :param poll_interval: seconds between two looks.
     :param timeout: seconds that the sensor may wait.
     :param began: time when the task began, in seconds since the epoch; None: derived from Airflow's time-out.
-    :param forgiving: go on waiting after a failed look, unless the failure is terminal; see `look_safely`.
+    :param forgiving: whether to go on waiting after a failed look, unless a retry can't help; see `look_safely`.
     :param arguments: the check's arguments. If the task was started in the triggerer, they are templates until Airflow
         has rendered them.
     """
@@ -67,15 +67,15 @@ class LookTrigger(BaseTrigger):
         self.forgiving = forgiving
         self._names = tuple(arguments)
         for name, value in arguments.items():
-            # As attributes: Airflow renders templates there.
+            # Airflow renders the templates in a trigger's attributes.
             setattr(self, name, value)
         self._logged_causes = ""
         self._looks_since = 0
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of the class, and the arguments to rebuild this trigger, without secrets."""
-        own = ("check", "poll_interval", "timeout", "began", "forgiving")
-        kwargs = {name: getattr(self, name) for name in (*own, *self._names)}
+        names = ("check", "poll_interval", "timeout", "began", "forgiving", *self._names)
+        kwargs = {name: getattr(self, name) for name in names}
         return "airflow_lakestream.triggers.look.LookTrigger", kwargs
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -84,6 +84,7 @@ class LookTrigger(BaseTrigger):
         yield TriggerEvent(verdict.to_dict())  # type: ignore[no-untyped-call]  # Airflow has no types here
 
     async def _verdict(self) -> Verdict:
+        """Look until the sensor need not wait any more, and return the last verdict."""
         looks = shared_looks()
         began = self._begin_time()
         try:
@@ -96,16 +97,17 @@ class LookTrigger(BaseTrigger):
             verdict = await looks.look(looking, self.poll_interval)
             # In a thread: Airflow's metrics may resolve their server's name and read files.
             await looks.in_thread(partial(measure_look, self.check, verdict.value, self._tags()))
-            left = began + self.timeout - time.time()
+            seconds_left = began + self.timeout - time.time()
             if verdict.outcome is not LookOutcome.WAITING:
                 return verdict
-            if left <= 0:
+            if seconds_left <= 0:
                 return replace(verdict, outcome=LookOutcome.TIMED_OUT)
             await self._log_waiting(verdict)
             pause = next_look(time.time(), self.poll_interval, check.subject) - time.time()
-            await asyncio.sleep(max(0.0, min(pause, left)))
+            await asyncio.sleep(max(0.0, min(pause, seconds_left)))
 
     def _check(self) -> tuple[LookCheck, LookConnections]:
+        """Return the check with its arguments, and the connections for its looks."""
         from airflow_lakestream.hooks.places import AirflowPlaces
 
         return make_check(self.check, {name: getattr(self, name) for name in self._names}), AirflowPlaces()
@@ -123,10 +125,12 @@ class LookTrigger(BaseTrigger):
         return began
 
     def _tags(self) -> dict[str, str]:
+        """Return the tags of the measurements of a look."""
         # Airflow sets the trigger's task.
         return tags_of(getattr(self, "task_instance", None), vars(self))
 
     async def _log_waiting(self, verdict: Verdict) -> None:
+        """Log why the sensor waits: new reasons at once, the same reasons once in _LOG_AGAIN looks."""
         causes = " ".join(reason.cause for reason in verdict.reasons)
         self._looks_since += 1
         if causes != self._logged_causes or self._looks_since >= _LOG_AGAIN:

@@ -1,4 +1,4 @@
-"""Shared answers: equal questions of a process's triggers get the same answer, from a bounded pool of threads."""
+"""Looks of all triggers of a process, in a bounded pool of threads: equal questions share an answer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from airflow_lakestream.watching.asking import Looking, LookQuestion, Verdict
 log = logging.getLogger(__name__)
 
 
-# Looks mostly wait for brokers and catalogs. More threads would only open more connections at once.
+# Threads of all looks. These mostly wait for brokers and catalogs: more threads would only open more connections.
 THREADS = 8
-# Seconds for which an answer is shared, from the beginning of the request; with short polls, half a poll.
+# Seconds for which an answer is shared, counted from the beginning of its request.
 SHARED_FOR = 5.0
 
 T = TypeVar("T")
@@ -30,12 +30,17 @@ T = TypeVar("T")
 
 @dataclass
 class _SharedAnswer:
+    """An answer for several triggers, maybe still in progress.
+
+    :param begun: time of the event loop, in seconds, at which the request began.
+    """
+
     begun: float
     future: asyncio.Future[Any]
 
 
 class SharedLooks:
-    """The looks of an event loop, with a pool of threads and the shared answers."""
+    """The looks of all triggers of an event loop, with their pool of threads and their shared answers."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -47,90 +52,103 @@ class SharedLooks:
         return await self._loop.run_in_executor(self._pool, work)
 
     async def look(self, looking: Looking, interval: float) -> Verdict:
-        """Run a look of a sensor, and return the verdict.
+        """Answer all questions of a sensor's look, and return the verdict.
 
+        :param looking: the look, a generator: it yields questions, gets answers or errors, and returns a verdict.
         :param interval: seconds between two looks of the sensor: an answer is shared for at most half of them, unless
             the question has `share_seconds`.
         """
-        asked: list[LookQuestion] = []
-        usual_seconds = min(SHARED_FOR, interval / 2)
+        questions: list[LookQuestion] = []
+        default_seconds = min(SHARED_FOR, interval / 2)
         try:
-            asked.append(next(looking))
+            questions.append(next(looking))
             while True:
                 try:
-                    answer = await self._answer(asked[-1], usual_seconds)
+                    answer = await self._answer(questions[-1], default_seconds)
                 except Exception as e:  # noqa: BLE001  # the look decides about the error
-                    self._forget(asked)
-                    # All waiters get the same error object, and each would add its frames.
-                    asked.append(looking.throw(e.with_traceback(None)))
+                    self._forget(questions)
+                    # All triggers that wait get the same error object, and each would add its frames.
+                    questions.append(looking.throw(e.with_traceback(None)))
                 else:
-                    asked.append(looking.send(answer))
+                    questions.append(looking.send(answer))
         except StopIteration as end:
             verdict: Verdict = end.value
             return verdict
 
-    async def _answer(self, ask: LookQuestion, usual_seconds: float) -> Any:
-        known = self._answers.get(ask.key)
-        share_seconds = usual_seconds if ask.share_seconds is None else ask.share_seconds
-        # An answer in progress is awaited, however old: a hanging broker takes one thread per question, not more.
-        if known is None or (known.future.done() and self._loop.time() - known.begun > share_seconds):
-            known = self._ask(ask, share_seconds)
-        # A cancelled trigger does not cancel the answer for the other triggers.
-        return await asyncio.shield(known.future)
+    async def _answer(self, question: LookQuestion, default_seconds: float) -> Any:
+        """Return the shared answer to a question, or a new answer. Raises the question's error.
 
-    def _ask(self, ask: LookQuestion, share_seconds: float) -> _SharedAnswer:
-        begun = _SharedAnswer(self._loop.time(), self._loop.run_in_executor(self._pool, ask.answer))
-        self._answers[ask.key] = begun
+        :param default_seconds: seconds for which an answer is shared if the question has no `share_seconds`.
+        """
+        shared = self._answers.get(question.key)
+        share_seconds = default_seconds if question.share_seconds is None else question.share_seconds
+        # An answer in progress is awaited, however old: a hanging broker takes one thread per question, not more.
+        if shared is None or (shared.future.done() and self._loop.time() - shared.begun > share_seconds):
+            shared = self._ask(question, share_seconds)
+        # A cancelled trigger must not cancel the answer for the other triggers.
+        return await asyncio.shield(shared.future)
+
+    def _ask(self, question: LookQuestion, share_seconds: float) -> _SharedAnswer:
+        """Begin to answer a question in a thread. The answer is dropped `share_seconds` after its end."""
+        shared = _SharedAnswer(self._loop.time(), self._loop.run_in_executor(self._pool, question.answer))
+        self._answers[question.key] = shared
 
         def retrieve_error(future: asyncio.Future[Any]) -> None:
             if not future.cancelled():
                 # Otherwise asyncio reports an error that nobody awaits any more.
                 future.exception()
-            self._loop.call_later(share_seconds, self._drop, ask.key, begun)
+            self._loop.call_later(share_seconds, self._drop, question.key, shared)
 
-        begun.future.add_done_callback(retrieve_error)
-        return begun
+        shared.future.add_done_callback(retrieve_error)
+        return shared
 
     def _drop(self, key: tuple[Any, ...], answer: _SharedAnswer) -> None:
+        """Forget an answer, unless a newer answer has replaced it."""
         if self._answers.get(key) is answer:
             del self._answers[key]
 
-    def _forget(self, asked: list[LookQuestion]) -> None:
-        """Forget opened connections after an error: the next look opens new connections."""
-        for ask in asked:
-            known = self._answers.get(ask.key)
-            if ask.share_seconds is not None and known is not None and known.future.done():
-                del self._answers[ask.key]
+    def _forget(self, questions: list[LookQuestion]) -> None:
+        """Forget a failed look's answers with own `share_seconds`, such as connections: the next look asks again."""
+        for question in questions:
+            shared = self._answers.get(question.key)
+            if question.share_seconds is not None and shared is not None and shared.future.done():
+                del self._answers[question.key]
 
 
-_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, SharedLooks] = WeakKeyDictionary()
+_looks_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, SharedLooks] = WeakKeyDictionary()
 
 
 def shared_looks() -> SharedLooks:
     """Return the looks of the running event loop."""
     loop = asyncio.get_running_loop()
-    if (looks := _of_loops.get(loop)) is None:
-        looks = _of_loops[loop] = SharedLooks()
+    if (looks := _looks_by_loop.get(loop)) is None:
+        looks = _looks_by_loop[loop] = SharedLooks()
     return looks
 
 
 def next_look(now: float, interval: float, subject: str) -> float:
     """Return the time of a sensor's next look, in seconds since the epoch.
 
-    Sensors of the same subject and interval look at the same moment and share the answer; others look at other moments.
+    Sensors of the same subject and interval look at the same moment and share the answer. Other sensors look at other
+    moments.
+
+    :param now: seconds since the epoch.
+    :param interval: seconds between two looks.
+    :param subject: text that is equal for sensors that look at the same table, topic or checkpoint.
     """
+    # Between 0 and `interval`, and the same in each process.
     offset = zlib.crc32(subject.encode()) / 2**32 * interval
     return (math.floor((now - offset) / interval) + 1) * interval + offset
 
 
-# An error of the same text is logged again after this many looks.
+# An error with the same text is logged again after this many failed looks.
 _LOG_AGAIN = 30
 
 
 class WatcherLooks:
-    """Looks that go on after an error: a watcher has no task to fail.
+    """Looks of an AssetWatcher's trigger, which has no task to fail: errors are logged, and the next look comes.
 
-    :param problem: meaning of an error, for the log.
+    :param problem: the effect of an error in words, for the log.
     :param interval: seconds between two looks.
     """
 
@@ -158,6 +176,7 @@ class WatcherLooks:
         return max(0.0, next_look(now, self._interval, subject) - now)
 
     async def _log_error(self, text: str) -> None:
+        """Log a new error at once, the same error once in _LOG_AGAIN failed looks."""
         self._looks_since += 1
         if text != self._logged_error or self._looks_since >= _LOG_AGAIN:
             self._logged_error, self._looks_since = text, 0

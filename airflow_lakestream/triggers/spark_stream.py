@@ -1,4 +1,4 @@
-"""Trigger for a Spark driver. Airflow's database stores this path for waiting tasks."""
+"""Trigger that watches a Spark driver. The class must keep its path, which Airflow's database has for waiting tasks."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_a_stream_ends_when_it_is_cancelled_as_an_event_is_stored(state: State, 
     table.land()
     trigger = LandingEventTrigger(table=TABLE, since="earliest", poll_interval=600)
     subscription = StreamSubscription(
-        AssetCursors(AssetStateStoreAccessors(inlets=[Asset("a")]), trigger.cursor_key), taken=1
+        AssetCursors(AssetStateStoreAccessors(inlets=[Asset("a")]), trigger.cursor_key), last_taken=1
     )
     producer = LandingProducer(trigger.serialize()[1], subscription)
     told: list[Any] = []
@@ -177,7 +177,7 @@ def test_a_stream_ends_when_it_is_cancelled_as_an_event_is_stored(state: State, 
 
     async def store_and_cancel() -> bool:
         telling = asyncio.create_task(tell())
-        while not told or subscription.quiet.is_set():
+        while not told or subscription.events_stored.is_set():
             await asyncio.sleep(0.01)
         await producer.advance([AdvanceItem(told[0][1], AdvanceOutcome(acked=1, failed=0))])
         telling.cancel()
