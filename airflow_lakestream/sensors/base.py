@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TRIGGER = "airflow_lakestream.triggers.look.LookTrigger"
-# The same value as in triggers.look, which a DAG file must not import.
+# `triggers.look.GRACE`, without an import of that module: imports would slow down the parsing of DAGs.
 _GRACE = timedelta(seconds=60)
 
 
 class CheckFailed(LakestreamError, Transient):
-    """A look with a bad result, or without a result. A retry looks again."""
+    """Error of a sensor whose look failed, or showed a bad state of the stream. A retry looks again."""
 
 
 class LookSensor(TextRendering, BaseSensorOperator):
@@ -76,6 +76,7 @@ class LookSensor(TextRendering, BaseSensorOperator):
         check_written_flags(deferrable=deferrable, start_from_trigger=start_from_trigger)
         self.deferrable = deferrable or start_from_trigger
         self.missing, self.start_from_trigger = missing, start_from_trigger
+        # Monotonic time of the first look, in seconds.
         self._began: float | None = None
         self._last: Verdict | None = None
         if self.deferrable and (self.exponential_backoff or self.max_wait):
@@ -84,10 +85,10 @@ class LookSensor(TextRendering, BaseSensorOperator):
             )
 
     def ready(self) -> None:
-        """Check the literal arguments, and let the task begin in the triggerer if asked for.
+        """Check the literal arguments, and with `start_from_trigger` let the task begin in the triggerer.
 
-        Call this once all fields are set. If the task can't begin in the triggerer, a warning is written, and it begins
-        in a worker. Raises InvalidArgument.
+        A subclass calls this once all fields are set. If the task can't begin in the triggerer, a warning is written,
+        and the task begins in a worker. Raises InvalidArgument.
         """
         check_literals(self._arguments())
         if not self.start_from_trigger:
@@ -106,9 +107,9 @@ class LookSensor(TextRendering, BaseSensorOperator):
         )
 
     def execute(self, context: Context) -> Any:
-        """Wait until the check is done, and return the figures of the last look; see the class.
+        """Wait until the check is done, and return the last look's figures, which the sensor's class describes.
 
-        After a failure or a time-out the figures are in XCom all the same.
+        After a failure or a time-out the figures are in XCom, too.
         """
         if self.deferrable:
             return self._defer_unless_done(context)
@@ -118,11 +119,11 @@ class LookSensor(TextRendering, BaseSensorOperator):
             # Airflow's own text has the time waited, but not the reason.
             self._keep(context, self._last)
             text = f"{e} {self._last.text if self._last else ''}"
-            # As Airflow does with deferred sensors.
+            # Airflow skips a deferred sensor with `never_fail` here, too.
             raise (AirflowSkipException if self.never_fail else AirflowSensorTimeout)(text) from None
 
     def poke(self, context: Context) -> PokeReturnValue:
-        """Look once. Returns whether the check is done, with the figures. Raises the error of `_failure`."""
+        """Look once; return whether the check is done, with the figures. Raises the error of `_failure`."""
         verdict = self._last = self._look(context, self._waited(context))
         if verdict.outcome == "failed":
             raise self._failure(context, verdict)
@@ -148,6 +149,7 @@ class LookSensor(TextRendering, BaseSensorOperator):
         raise self._failure(context, verdict)
 
     def _defer_unless_done(self, context: Context) -> Any:
+        """Look once in the worker, and return the figures if the check is done; else wait in the triggerer."""
         from airflow_lakestream.triggers.look import LookTrigger
         from airflow_lakestream.watching.asking import LookOutcome
 
@@ -163,6 +165,10 @@ class LookSensor(TextRendering, BaseSensorOperator):
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
     def _look(self, context: Context, waited: float) -> Verdict:
+        """Look once, and measure the look.
+
+        :param waited: seconds since the task's first look.
+        """
         with late_imports():
             from airflow_lakestream.hooks.places import AirflowPlaces
             from airflow_lakestream.watching.asking import look_now, look_safely, make_check
@@ -174,9 +180,14 @@ class LookSensor(TextRendering, BaseSensorOperator):
         return verdict
 
     def _arguments(self) -> dict[str, Any]:
+        """Return the check's arguments."""
         return {name: getattr(self, name) for name in self.template_fields}
 
     def _trigger_kwargs(self, began: float | None) -> dict[str, Any]:
+        """Return the arguments of the trigger.
+
+        :param began: time when the task began, in seconds since the epoch; None if it begins in the triggerer.
+        """
         return {
             "check": self.check_name,
             "poll_interval": self.poke_interval,
@@ -187,6 +198,7 @@ class LookSensor(TextRendering, BaseSensorOperator):
         }
 
     def _waited(self, context: Context) -> float:
+        """Return the seconds since the task's first look."""
         # A rescheduled sensor is a new process for each look: only Airflow knows the time of the first look.
         if self.reschedule:
             first = context["ti"].get_first_reschedule_date(context)
@@ -197,6 +209,7 @@ class LookSensor(TextRendering, BaseSensorOperator):
         return now - self._began
 
     def _done(self, verdict: Verdict) -> Any:
+        """Log the verdict of a done check, and return its figures."""
         log.info("Done. %s", verdict.text)
         return _value(verdict)
 
@@ -207,7 +220,7 @@ class LookSensor(TextRendering, BaseSensorOperator):
         """
         from airflow_lakestream.watching.causes import UNSEEN
 
-        # Without figures the value has the reason: the page of streams shows it.
+        # Without figures the XCom has the reason, which the page of streams shows.
         text = "; ".join(reason.text for reason in verdict.reasons)
         self._keep(context, verdict if verdict.value is not None else replace(verdict, value={UNSEEN: text}))
         if self.soft_fail or self.never_fail:
@@ -252,7 +265,7 @@ class ConsumerSensor(LookSensor):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not any(is_given(one) for one in (checkpoint_location, table, group_id)):
+        if not any(is_given(source) for source in (checkpoint_location, table, group_id)):
             raise InvalidArgument(
                 "checkpoint_location", "one of checkpoint_location, table and group_id has to be given."
             )
@@ -262,4 +275,5 @@ class ConsumerSensor(LookSensor):
 
 
 def _value(verdict: Verdict) -> dict[str, Any] | None:
+    """Return a verdict's figures as a new dictionary, which XCom can store; None without figures."""
     return None if verdict.value is None else dict(verdict.value)
