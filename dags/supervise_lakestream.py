@@ -26,7 +26,7 @@ from airflow_lakestream.sensors.retention_risk import RetentionRiskSensor
 log = logging.getLogger(__name__)
 
 # Defaults for settings that a stream of the list leaves out.
-USUAL = {"max_age": "30m", "max_lag_seconds": "30m", "min_time_left": "6h", "samples": 3}
+DEFAULT_SETTINGS = {"max_age": "30m", "max_lag_seconds": "30m", "min_time_left": "6h", "samples": 3}
 
 with DAG(
     dag_id="supervise_lakestream",
@@ -59,18 +59,19 @@ with DAG(
     @task
     def streams(params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """Return the streams of the form or of the variable, with default limits for missing settings."""
-        given = (params or {})["streams"] or Variable.get("lakestream_streams", default=[], deserialize_json=True)
-        if not given:
+        listed = (params or {})["streams"] or Variable.get("lakestream_streams", default=[], deserialize_json=True)
+        if not listed:
             form = [{"table": "lake.orders", "consumer_group": "orders_to_lake"}]
             log.warning("no streams: set the Airflow variable lakestream_streams to %s", json.dumps(form))
         # A stream with a wrong setting fails its own tasks, and no other stream's.
-        return [{**USUAL, **(one if isinstance(one, dict) else {"table": str(one)})} for one in given]
+        settings = [stream if isinstance(stream, dict) else {"table": str(stream)} for stream in listed]
+        return [{**DEFAULT_SETTINGS, **stream} for stream in settings]
 
     def limited_by(limit: str) -> Any:
         """Return, for each stream, the arguments of a mapped task: table, consumer group, and the named limit."""
-        return listed.map(lambda one: {name: one.get(name) for name in ("table", "consumer_group", limit)})
+        return all_streams.map(lambda stream: {name: stream.get(name) for name in ("table", "consumer_group", limit)})
 
-    listed = streams()
+    all_streams = streams()
 
     IcebergSnapshotFreshnessSensor.partial(
         task_id="is_fresh",
