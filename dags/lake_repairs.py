@@ -69,14 +69,14 @@ with DAG(
         from airflow_lakestream.hooks.places import AirflowPlaces
         from airflow_lakestream.watching.proposals import Proposing
 
-        given = params or {}
-        refuse_others({"params": given})
-        named = {name: given[name] for name in ("change", "topic", "table", "consumer_group")}
-        asked = Proposing(**named, start=given["interval_start"], end=given["interval_end"])
-        found = asked.propose(AirflowPlaces())
-        if not found.ranges:
+        form = params or {}
+        refuse_others({"params": form})
+        arguments = {name: form[name] for name in ("change", "topic", "table", "consumer_group")}
+        proposing = Proposing(**arguments, start=form["interval_start"], end=form["interval_end"])
+        proposal = proposing.propose(AirflowPlaces())
+        if not proposal.ranges:
             raise AirflowSkipException("There is nothing to write: the ledger and Kafka are at one.")
-        return found.to_dict()
+        return proposal.to_dict()
 
     approve = ApprovalOperator(
         task_id="approve",

@@ -246,6 +246,7 @@ class ConnectClient:
         raise last_error
 
     def _request_worker(self, method: str, url: str, path: str, body: Any) -> Any:
+        """Send a request to the worker at a URL; return its answer from JSON. Raises the errors of `_error_of`."""
         where = f"Kafka Connect at {url}"
         try:
             answer = self._http.send(method, url + path, body, timeout=self._workers.timeout)

@@ -254,6 +254,10 @@ def _refuse_settings(config: Mapping[str, str]) -> None:
 
 
 def _check_transform(name: str, value: str) -> None:
+    """Raise ConfigRefused for the class of a transform with which a ledger would be wrong.
+
+    :param name: the setting that has the class, for the error.
+    """
     if value.endswith("KafkaMetadataTransform"):
         remedy = "Leave it out: the columns of positions are added by InsertField."
         raise ConfigRefused(f"{name}: KafkaMetadataTransform mixes up the columns of two connectors.", remedy)

@@ -362,6 +362,10 @@ class BranchPublisher:
             raise SinkLacksRecords(e.ranges, self._sink.table, self._group) from e
 
     def _publication(self, is_stopped: bool) -> PublicationJob:
+        """Return the job of a publication.
+
+        :param is_stopped: whether the connector is stopped, so that its group's committed offsets stand still.
+        """
         sink, group = self._sink, self._group
         design = TableDesign(metadata_schema(("topic", "partition", "offset")))
         return PublicationJob(

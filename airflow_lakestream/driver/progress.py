@@ -74,15 +74,15 @@ class BatchProgress:
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> BatchProgress:
         """Read a batch of a progress file; unknown keys are ignored. Raises TypeError or ValueError."""
-        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-        known["ranges"] = _ranges(known.get("ranges", ()))
-        known["snapshot_ids"] = tuple(map(str, known.get("snapshot_ids", ())))
-        return cls(**known)
+        fields = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
+        fields["ranges"] = _ranges(fields.get("ranges", ()))
+        fields["snapshot_ids"] = tuple(map(str, fields.get("snapshot_ids", ())))
+        return cls(**fields)
 
     def emptied(self) -> BatchProgress:
         """Return the batch without landed rows and ranges."""
-        kept = {"duration", "lag", "watermark", "snapshot_ids", "at", "what"}
-        return BatchProgress(self.batch_id, 0, 0, **{name: getattr(self, name) for name in kept})
+        names = {"duration", "lag", "watermark", "snapshot_ids", "at", "what"}
+        return BatchProgress(self.batch_id, 0, 0, **{name: getattr(self, name) for name in names})
 
     def __str__(self) -> str:
         if self.what:

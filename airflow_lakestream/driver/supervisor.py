@@ -213,6 +213,7 @@ def decide(
 def _updated_history(
     history: SupervisionHistory, limits: SupervisionLimits, sight: DriverSight, now: float
 ) -> SupervisionHistory:
+    """Return the history with the times and counts that follow from a look at `now`, in seconds since 1970."""
     if sight.driver is not DriverState.UNKNOWN:
         history = replace(history, unknown_since=0.0)
     elif not history.unknown_since:

@@ -296,6 +296,7 @@ class JobSeries:
             log.warning("Job %s could not be canceled: %s", job, e)
 
     def _settings(self) -> dict[str, str]:
+        """Return Flink's settings of a job."""
         config = self._config
         settings = {
             "pipeline.name": config.job_name,

@@ -180,6 +180,7 @@ class LandingJobSeries(JobSeries):
             self.write(replace(note, line=str(line)))
 
     def _reading(self) -> FormatReading:
+        """Return how Flink reads the records' format. Raises InvalidArgument for a column that Flink can't read."""
         config = self._landing
         if config.reads_texts:
             return text_reading()

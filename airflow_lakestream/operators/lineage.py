@@ -136,6 +136,7 @@ def facts_of(
 def _facts_of(
     operator: DriverLineage, supervisor: StreamSupervisor, before: Mapping[str, Any], is_over: bool
 ) -> LineageFacts | None:
+    """Return the result of `facts_of`; raise an error instead of None after an error."""
     kafka_conn_id = getattr(operator, "kafka_conn_id", None)
     if not is_given(kafka_conn_id):
         return None

@@ -46,13 +46,13 @@ class TextRendering:
         self, parent: Any, template_fields: Iterable[str], context: Any, jinja_env: Any, seen_oids: set[int]
     ) -> None:
         render: Any = super()._do_render_template_fields  # type: ignore[misc]  # BaseOperator's
-        own = self._annotations() if parent is self else {}
+        annotations = self._annotations() if parent is self else {}
         with airflow_errors():
             for name in template_fields:
-                with self._rendering(name if name in own else None):
+                with self._rendering(name if name in annotations else None):
                     render(parent, (name,), context, jinja_env, seen_oids)
-                if name in own:
-                    setattr(parent, name, as_text(name, own[name], getattr(parent, name)))
+                if name in annotations:
+                    setattr(parent, name, as_text(name, annotations[name], getattr(parent, name)))
 
     def render_template(
         self, content: Any, context: Any, jinja_env: Any = None, seen_oids: set[int] | None = None

@@ -164,6 +164,12 @@ class MirrorAudit:
     def _rules(
         self, note: Mapping[str, Any], own: TopicEntry, landed: RangeSet, fold: TopicFold, is_by_kafka_key: bool
     ) -> KeyedRules:
+        """Return the rules by which a mirror's rows are compared with its topic.
+
+        :param note: the mirror's note in its table.
+        :param own: the topic's entry in the mirror's ledger.
+        :param landed: the offsets that the ledger counts as landed.
+        """
         return KeyedRules(
             landed=landed,
             seen=fold.record_tallies,

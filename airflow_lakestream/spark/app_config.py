@@ -71,6 +71,7 @@ class AppConfig(AppSettings):
             self._check_landing()
 
     def _check_landing(self) -> None:
+        """Raise InvalidArgument for settings that do not fit: those of a query, or of a single landing."""
         extract = self.extract
         if self.is_query:
             if not is_given(self.checkpoint_location):

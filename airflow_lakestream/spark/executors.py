@@ -45,6 +45,7 @@ def keep_directories() -> None:
 
 
 def _invalidate_if_changed(importer: zipimport.zipimporter) -> None:
+    """Let Python read an archive's index again if the archive's file was replaced or deleted."""
     try:
         status = Path(importer.archive).stat()
     except OSError:

@@ -170,6 +170,10 @@ def _type_of(uri: str) -> str:
 
 
 def _translated(properties: Mapping[str, Any], engine: str, remedy: str) -> dict[str, str]:
+    """Return PyIceberg's properties as options of Iceberg's Java catalog.
+
+    Raises InvalidArgument, with `engine` and `remedy` in its text, for a property without an equivalent.
+    """
     options: dict[str, str] = {}
     for key, value in properties.items():
         if key in _SAME_NAMES or key.startswith(_HEADER):

@@ -93,6 +93,7 @@ class ScriptStream(JobStream):
         return ScriptAtDamage(job, damage) if damage is not None and damage.topic else super().error_of(job, state)
 
     def _check_script(self) -> None:
+        """Raise InvalidArgument if the checkpoint has the state of another program."""
         note = self.jobs.note()
         # Only the text before the first slash: the settings after it may change without loss of the state.
         if note is None or note.program.split("/")[0] == self._script.state_of:

@@ -76,6 +76,7 @@ def configure_bundled(
 def _landing(
     app: str, landing: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds
 ) -> DriverConfig:
+    """Return the configuration of a bundled app that lands records. Raises InvalidArgument."""
     if connections.kafka is None:
         raise InvalidArgument("kafka_conn_id", f"is None, but the app {app!r} needs a connection.")
     kafka = KafkaHook(connections.kafka)
@@ -225,9 +226,9 @@ def _is_query(operator: StreamArguments, location: str) -> bool:
 
 def _delete_old_folders(root: Path) -> None:
     """Delete the folders of old runs."""
-    for old in root.glob("*.lakestream"):
-        if old.stat().st_mtime < time.time() - _KEPT_SECONDS:
-            shutil.rmtree(old, ignore_errors=True)
+    for folder in root.glob("*.lakestream"):
+        if folder.stat().st_mtime < time.time() - _KEPT_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def import_function(function: str, dag_folder: Path | None, argument: str = TRANSFORM) -> FrameFunction:
@@ -327,8 +328,8 @@ class _SparkLaunch:
             check_submitter(self.hook.binary, environment)
         folder = new_folder(folder_of(self.operator), self.place.stream, SECRET_FILES)
         code = []
-        if (named := _function(self.operator)) is not None:
-            _, function = named
+        if (argument_and_function := _function(self.operator)) is not None:
+            _, function = argument_and_function
             code.append(write_zip(function, _dag_folder(self.operator), folder))
         if not self.hook.is_local and not is_given(self.operator.py_files):
             code.append(package_zip(folder))
@@ -357,8 +358,8 @@ def _configured(operator: StreamArguments, context: Any, place: DriverPlace) -> 
     if operator.app == MAINTAIN_ICEBERG:
         return configure_bundled(operator.app, operator.app_config, query, ids)
     landing = {"consumer_group": operator.dag_id, **operator.app_config}
-    if (named := _function(operator)) is not None:
-        argument, function = named
+    if (argument_and_function := _function(operator)) is not None:
+        argument, function = argument_and_function
         # Part of the fingerprint, so that a running driver with the old code of the function is not adopted.
         query["code"] = import_function(function, _dag_folder(operator), argument).fingerprint
     if landing.get("mode") == ModeName.INTERVAL:
@@ -367,10 +368,10 @@ def _configured(operator: StreamArguments, context: Any, place: DriverPlace) -> 
 
 
 def _function(operator: StreamArguments) -> tuple[str, str] | None:
-    """Return argument and name of the function in an app's landing, or None without a function."""
+    """Return (argument, function's name) of an app's landing, or None for a landing without a function."""
     landing = operator.app_config if operator.app in LANDING_APPS else {}
-    named = ((argument, str(landing[argument])) for argument in FUNCTIONS if is_given(landing.get(argument)))
-    return next(named, None)
+    functions = ((argument, str(landing[argument])) for argument in FUNCTIONS if is_given(landing.get(argument)))
+    return next(functions, None)
 
 
 def _dag_folder(operator: StreamArguments) -> Path | None:

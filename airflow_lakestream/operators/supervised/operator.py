@@ -310,6 +310,7 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         log.log(level, "Landed %s in %s, in %s.%s", figures(report), table, batches, rejects)
 
     def _defer(self, supervisor: StreamSupervisor, task_report: TaskReport, history: SupervisionHistory) -> None:
+        """Hand the supervision over to the triggerer; the task goes on in `execute_complete`."""
         trigger = self.new_trigger(
             checkpoint_location=supervisor.spec.location,
             generation=supervisor.generation,

@@ -119,6 +119,10 @@ def rule_of(table: Table) -> CompactionRule:
 
 
 def _compact(catalog: Catalog, name: str, table: Table, is_over: Callable[[], bool]) -> None:
+    """Compact a table's small files, and merge its manifests.
+
+    :param is_over: returns whether the run has no time left.
+    """
     head = table.current_snapshot()
     manifests = [] if head is None else head.manifests(table.io)
     if (size := sum(manifest.manifest_length for manifest in manifests)) > MOST_MANIFEST_BYTES:

@@ -41,6 +41,7 @@ class DeltaUpkeep(WorkerUpkeep):
         return check_maintainable(self._head(name))
 
     def _look(self, name: str) -> TableUpkeep:
+        """Return the report of what an upkeep of the table would do, without a change."""
         delta, orphan_age = self._open(name), self.section.remove_orphans
         orphans = [] if orphan_age is None else vacuum(delta, orphan_age, dry_run=True)
         head, config, files = self._head(name), self.section.compact, 0
@@ -53,6 +54,7 @@ class DeltaUpkeep(WorkerUpkeep):
         return self._with_removal(report, head.properties, partial(old_rows.find_old_rows, head))
 
     def _maintain(self, name: str) -> TableUpkeep:
+        """Do the table's upkeep; after the time is over, leave out its remaining steps. Return the report."""
         head, section = self._head(name), self.section
         report = TableUpkeep(table=name, before=TableSize(*sizes(check_maintainable(head))), after=None)
         remove = partial(old_rows.remove_old_rows, self.lake, head, is_over=self.is_over)

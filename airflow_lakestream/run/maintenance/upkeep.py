@@ -213,6 +213,7 @@ class IcebergUpkeep(WorkerUpkeep):
         return select(self.lake, self.section.tables)
 
     def _look(self, name: str) -> TableUpkeep:
+        """Return the report of what an upkeep of the table would do, without a change."""
         table, section = fitness.load_table(self.lake, name), self.section
         plan = manifests = None
         if section.compact is not None and not is_memory(table):
@@ -236,6 +237,7 @@ class IcebergUpkeep(WorkerUpkeep):
         return self._with_removal(report, table.metadata.properties, partial(find_old_rows, table))
 
     def _maintain(self, name: str) -> TableUpkeep:
+        """Do the table's upkeep; after the time is over, leave out its remaining steps. Return the report."""
         table, section = fitness.load_table(self.lake, name), self.section
         report = TableUpkeep(table=name, before=TableSize.of(table), after=None, mended=self._mend_bounds(table))
         remove = partial(remove_old_rows, self.lake, name, is_over=self.is_over)

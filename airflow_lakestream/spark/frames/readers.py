@@ -327,14 +327,14 @@ class FrameReaders(SparkReaders):
                 raise Stopped from e
             raise TransformFailed(self.function.name, job.table, ranges, cause_of(e)) from e
         answers: list[WriteTaskResult | ChildFailure] = [pickle.loads(row.result) for row in rows]  # noqa: S301  # our own tasks' answers
-        written = [answer for answer in answers if isinstance(answer, WriteTaskResult)]
-        for task_result in written:
+        task_results = [answer for answer in answers if isinstance(answer, WriteTaskResult)]
+        for task_result in task_results:
             # The sink deletes the files with its own if the landing is not committed.
             job.shared.take_over(task_result.files)
         for answer in answers:
             if isinstance(answer, ChildFailure):
                 raise self._refusal(job, ranges, answer.error)
-        return written
+        return task_results
 
     def _refusal(self, job: LandingJob, ranges: RangeSet, error: BaseException) -> BaseException:
         """Return the error for a failed batch: TransformRefused, with the offsets, for rows unfit for the table."""

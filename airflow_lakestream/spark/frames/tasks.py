@@ -202,6 +202,7 @@ class WriteTask:
         yield pa.record_batch([pa.array([pickle.dumps(result)], pa.binary())], ["result"])
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> WriteTaskResult:
+        """Write rows into data files; return the files for the driver's commit. Raises RowsNotWritable."""
         sink = self.lake.part("sink")(
             self.target, self.table, self.consumer_group, self.design, allow_group_overlap=True
         )

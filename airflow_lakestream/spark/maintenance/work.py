@@ -285,6 +285,10 @@ def maintain(config: MaintenanceConfig, spark: SparkSession) -> list[TableReport
 
 
 def _maintain(config: MaintenanceConfig, spark: SparkSession, supervision: AppSupervision) -> list[TableReport]:
+    """Maintain the tables one after the other; return their reports.
+
+    A table's error is raised after the last table. Raises LeaseLost at once.
+    """
     work = config.work
     catalog = load_catalog(config.catalog_name, **config.catalog_properties)
     session = own_session(config, spark)
