@@ -304,7 +304,7 @@ class FrameReaders(SparkReaders):
         config = self.config.of_topic(plan.state.identity.topic)
         design = replace(config.table_design, metadata=metadata, evolution=SchemaEvolution.NONE)
         folder = folder_of(job.run_id)
-        self._used.add(folder)
+        self._used_folders.add(folder)
         writing = WriteTask(
             target=job.shared.outline(),
             lake=config.lake,
